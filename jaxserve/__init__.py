@@ -1,6 +1,9 @@
 """jaxserve: a JAX/XLA inference runtime for large language models on TPUs and GPUs.
 
 from jaxserve import LLM, SamplingParams
+
+with LLM("folder/of/a/checkpoint") as llm:
+    (completion,) = llm.generate(["Once upon a time"], SamplingParams(max_tokens=32))
 """
 
 from importlib import import_module
@@ -23,7 +26,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use (PEP 562): the host half must not import jax."""
+    """Import a public name on first use (PEP 562).
+
+    Parts of jaxserve that run without jax, such as the client, import this package, too.
+    """
     if name not in _HOMES:
         raise AttributeError(f"module 'jaxserve' has no attribute {name!r}")
     return getattr(import_module(f"jaxserve.{_HOMES[name]}"), name)

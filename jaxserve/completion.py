@@ -1,4 +1,4 @@
-"""From token events to text: what a caller gets back, while it grows and when it is done."""
+"""Completions: the text that token events become, while it grows and once it is finished."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,12 +11,21 @@ from jaxserve.tokenizer import StreamDecoder, Tokenizer
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds. queue: until admitted; ttft: until the first token; tpot: per token after it; total:
-    until the end.
+    """Durations and counts of one choice.
 
-    The end is known when the launch is done in which it came: with --decode-steps, up to so many
-    steps later. verifications: steps that verified drafts. drafted_tokens, accepted_tokens: theirs,
-    and those that were right.
+    The end of a choice is observed when its launch has returned. With --decode-steps N that is up
+    to N - 1 steps after the step that made the last token.
+
+    Attributes:
+        queue: Seconds from submission to admission; 0.0 where it was never admitted.
+        ttft: Seconds from submission to the first token; 0.0 where there was none.
+        tpot: Seconds per token after the first.
+        total: Seconds from submission to the end.
+        cached_tokens: Number of prompt tokens whose pages were in the prefix cache.
+        preemptions: Number of times that the choice gave its pages to another one.
+        verifications: Number of steps that verified drafted tokens.
+        drafted_tokens: Number of tokens that those steps verified.
+        accepted_tokens: Number of drafted tokens that were accepted.
     """
 
     queue: float
@@ -31,6 +40,9 @@ class Timings:
 
     @staticmethod
     def of(times: Times, tokens: int) -> "Timings":
+        """Return the durations between the moments of a choice that has `tokens` tokens."""
+
+        # A moment is 0 until it comes: a request may end in the queue, or before its first token.
         def since(moment: float) -> float:
             return moment - times.submitted if moment else 0.0
 
@@ -50,11 +62,23 @@ class Timings:
 
 @dataclass(frozen=True)
 class Completion:
-    """One finished choice. text leaves out what ended it unless include_stop; token_ids has an end
-    token if one came.
+    """One finished choice of one prompt.
 
-    stopped_by: the stop string or token id that ended it. error: set when finish_reason is "error".
-    embedding: of the prompt, D numbers that are float32; None where text is generated.
+    Attributes:
+        prompt: Text of the prompt; for a conversation, as the chat template renders it.
+        prompt_token_ids: Ids of the prompt.
+        index: Number of the choice among the prompt's `n`, from 0.
+        text: Generated text, without the stop string or end token unless `include_stop`.
+        token_ids: Ids of the generated tokens, with the end token if one came.
+        logprobs: One entry per generated token; None where they were not asked for.
+        prompt_logprobs: One entry per prompt token but the first, with choice 0 only; None where
+            they were not asked for.
+        finish_reason: "stop", "length", "abort" or "error".
+        stopped_by: Stop string or token id that ended the text; None where it ended otherwise.
+        seed: Seed that the tokens were drawn with.
+        timings: Durations in seconds, and counts.
+        error: Error that ended the choice, with finish_reason "error"; None otherwise.
+        embedding: D float32 numbers, the embedding of the prompt; None where text is generated.
     """
 
     prompt: str
@@ -72,12 +96,20 @@ class Completion:
     embedding: Sequence[float] | None = None
 
     def to_json(self, tokenizer: Tokenizer) -> dict[str, Any]:
-        """As plain JSON values; log-probabilities carry their tokens' text."""
+        """Return the completion as plain JSON values.
+
+        Args:
+            tokenizer: The model's, for the text of each token that has a log-probability.
+
+        Returns:
+            An object with the attributes, without `embedding`, and with `error` only where it is
+            set, as a string.
+        """
 
         def scores(entries: tuple[Logprob, ...] | None) -> list[dict[str, Any]] | None:
-            return (
-                None if entries is None else [_logprob_json(entry, tokenizer) for entry in entries]
-            )
+            if entries is None:
+                return None
+            return [_logprob_json(entry, tokenizer) for entry in entries]
 
         return {
             "prompt": self.prompt,
@@ -105,9 +137,12 @@ def _logprob_json(entry: Logprob, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """What became final of one choice with an event. logprobs: one for each token; None where
-    nobody asked.
+class TextDelta:
+    """Text and tokens of one choice that became final with an event.
+
+    `logprobs` has one entry per token id; each is None where log-probabilities were not asked for.
+    Text may lag behind the tokens: half of a character, or the beginning of a stop string, is held
+    back.
     """
 
     text: str
@@ -118,7 +153,15 @@ class Piece:
 
 @dataclass(frozen=True)
 class Delta:
-    """News of one choice of one prompt; `completion` comes with the last."""
+    """Growth of one choice of one prompt, as `LLM.stream` and `LLM.run` yield it.
+
+    Attributes:
+        prompt_index: Position of the prompt in the list that runs, from 0.
+        index: Number of the choice among the prompt's `n`, from 0.
+        text: Text that became final; it may be empty.
+        token_ids: Ids of the tokens that became final.
+        completion: The whole choice, with the last delta; None before.
+    """
 
     prompt_index: int
     index: int
@@ -129,8 +172,10 @@ class Delta:
 
 @dataclass
 class Assembler:
-    """Builds one choice's text and log-probabilities from its events. spelled: special tokens that
-    are text here.
+    """Builder of one choice's text and log-probabilities from its token events.
+
+    `spelled` maps the ids of special tokens that belong to the text, such as the marks of tool
+    calls, to their spelling; other special tokens are left out of the text.
     """
 
     request: Request
@@ -152,61 +197,66 @@ class Assembler:
 
     @property
     def stopped(self) -> bool:
-        """A stop string is complete: the engine has to be told."""
+        """Return whether a stop string is complete.
+
+        The engine sees tokens and no text, so the caller has to stop the choice there.
+        """
         return self._decoder.stopped is not None
 
-    def push(self, event: TokenEvent) -> Piece:
-        """Take in an event; returns what became final with it: nothing after a stop string."""
-        known, params = self.token_count, self.request.params
+    def push(self, event: TokenEvent) -> TextDelta:
+        """Add an event and return what became final with it: nothing after a stop string."""
+        known = self.token_count
+        params = self.request.params
         text = "" if self.pieces or not params.echo else self.prompt
         text += self._decoder.push(self._spelled(event))
         if event.finish is not None and not self.stopped:
             text += self._decoder.finish()
+        # Events of one launch may go on behind a stop string: token_count cuts their tokens off.
         self.pieces.append(text)
         self.tokens += event.tokens
         self.logprobs += event.logprobs or ()
         self.prompt_logprobs += event.prompt_logprobs or ()
         fresh = slice(known, self.token_count)
-        return Piece(
-            text,
-            self.tokens[fresh],
-            None if params.logprobs is None else self._trim(self.logprobs[fresh], params.logprobs),
-            self._trim(event.prompt_logprobs, params.prompt_logprobs)
-            if event.prompt_logprobs
-            else None,
-        )
+        logprobs = None
+        if params.logprobs is not None:
+            logprobs = self._trim(self.logprobs[fresh], params.logprobs)
+        prompt_logprobs = None
+        if event.prompt_logprobs:
+            prompt_logprobs = self._trim(event.prompt_logprobs, params.prompt_logprobs)
+        return TextDelta(text, self.tokens[fresh], logprobs, prompt_logprobs)
 
     @property
     def token_count(self) -> int:
-        """Tokens of the choice: all so far, or those up to the one that completed a stop string."""
+        """Number of tokens so far, or up to the one that completed a stop string."""
         return self._decoder.stop_token_count or len(self.tokens)
 
     def _spelled(self, event: TokenEvent) -> Sequence[int]:
-        """The event's tokens that belong to the text."""
+        """Return the event's tokens that belong to the text, without a hidden end token."""
         ended_by = event.finish.stopped_by if event.finish else None
         hidden = ended_by is not None and not self.request.params.include_stop
         return event.tokens[:-1] if hidden else event.tokens
 
     def completion(self, event: TokenEvent) -> Completion:
-        """The finished choice; `event` carries finish and times."""
+        """Return the finished choice; `event` is its last one and carries finish and times."""
         assert event.finish is not None and event.times is not None
         params = self.request.params
         count = self.token_count
+        # A stop string wins over what the engine says: the choice may have run on behind it.
         stopped_by = self._decoder.stopped if self.stopped else event.finish.stopped_by
+        logprobs = None
+        if params.logprobs is not None:
+            logprobs = tuple(self._trim(self.logprobs[:count], params.logprobs))
+        prompt_logprobs = None
+        if params.prompt_logprobs is not None and self.index == 0:
+            prompt_logprobs = tuple(self._trim(self.prompt_logprobs, params.prompt_logprobs))
         return Completion(
             prompt=self.prompt,
             prompt_token_ids=self.request.prompt,
             index=self.index,
             text="".join(self.pieces),
             token_ids=tuple(self.tokens[:count]),
-            logprobs=tuple(self._trim(self.logprobs[:count], params.logprobs))
-            if params.logprobs is not None
-            else None,
-            prompt_logprobs=(
-                tuple(self._trim(self.prompt_logprobs, params.prompt_logprobs))
-                if params.prompt_logprobs is not None and self.index == 0
-                else None
-            ),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
             finish_reason=str(FinishReason.STOP if self.stopped else event.finish.reason),
             stopped_by=stopped_by,
             seed=self.seed,
@@ -216,8 +266,9 @@ class Assembler:
         )
 
     def _trim(self, entries: Sequence[Logprob], alternatives: int | None) -> list[Logprob]:
-        """As many alternatives as were asked for; the device always returns the most that can be
-        asked.
+        """Return the entries with `alternatives` alternatives each.
+
+        The device always returns MAX_LOGPROBS of them; negative ids are padding.
         """
         return [
             Logprob(e.token, e.logprob, tuple(t for t in e.top[:alternatives] if t[0] >= 0))

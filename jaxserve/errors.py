@@ -1,24 +1,24 @@
 """The errors of jaxserve, each with its gRPC code, HTTP status and reason.
 
 JaxserveError
-├── RequestError            INVALID_ARGUMENT     400  `field` is its path in the request
+├── RequestError            INVALID_ARGUMENT     400  `field` of the request is wrong
 │   ├── ContextLengthError                            prompt and max_tokens exceed the context
 │   ├── CapacityError                                 can never fit the page pool
 │   ├── ChatError                                     the chat template cannot render the messages
-│   └── GrammarError                                  cannot be used, or lets no token follow
+│   └── GrammarError                                  the grammar is wrong, or lets no token follow
 ├── RequestIdInUseError     ALREADY_EXISTS       409  a request with this id has not ended yet
 ├── ModelNotFoundError      NOT_FOUND            404  another model is served here
-├── NotBuiltInError         UNIMPLEMENTED        501  the model cannot do this at all
+├── NotBuiltInError         UNIMPLEMENTED        501  the model or installation lacks this
 ├── CredentialError         UNAUTHENTICATED      401  no token, or a wrong one
 ├── AdminOnlyError          PERMISSION_DENIED    403  a client's token where an admin's is needed
 ├── QueueFullError          RESOURCE_EXHAUSTED   429  the queue is full; `retry_after` says when
-├── SlowConsumerError       RESOURCE_EXHAUSTED   429  the client does not read what was made for it
+├── SlowConsumerError       RESOURCE_EXHAUSTED   429  the client reads too slowly
 ├── RoleError               FAILED_PRECONDITION  421  the server computes prompts for servers only
-├── AbortedError            CANCELLED            499  ended by Abort before its answer began
-├── DeadlineError           DEADLINE_EXCEEDED    504  passed, or sure to pass
+├── AbortedError            CANCELLED            499  Abort came before the answer began
+├── DeadlineError           DEADLINE_EXCEEDED    504  the deadline passed, or is sure to
 ├── UnavailableError        UNAVAILABLE          503  not ready; try again after `retry_after`
-│   ├── LoadingError                                  loading or compiling
-│   ├── DrainingError                                 about to end
+│   ├── LoadingError                                  the checkpoint is being loaded or compiled
+│   ├── DrainingError                                 the server is shutting down
 │   └── RestartingError                               the device died or a step hangs
 ├── ConfigError             FAILED_PRECONDITION  400  a flag, a mesh or a size is wrong
 │   ├── ModelError                                    the checkpoint is not understood
@@ -27,41 +27,79 @@ JaxserveError
     └── NonFiniteLogitsError                          a row's logits are NaN or infinite
 """
 
+# Words with which a RequestError's problem continues its field, as in "temperature" and "is -1.0".
+VERBS = frozenset("is are has have ask asks cannot come holds must names needs takes".split())
+
 
 class JaxserveError(Exception):
-    """Base of all. The text is one line with what was asked, the limit, and the knob."""
+    """Base of all errors that jaxserve raises on purpose.
+
+    The text is one line that names what was asked, the limit, and the flag or field to change.
+
+    Attributes:
+        code: Name of the gRPC status code.
+        http_status: HTTP status code.
+        reason: Stable upper-case identifier for programs, the `reason` of google.rpc.ErrorInfo.
+        retry_after: Seconds after which a client may try again; None where a retry is pointless.
+    """
 
     code = "INTERNAL"
     http_status = 500
     reason = "INTERNAL"
-    retry_after: float | None = (
-        None  # seconds after which a client may try again; None: it need not
-    )
+    retry_after: float | None = None
 
 
 class RequestError(JaxserveError, ValueError):
-    code, http_status, reason = "INVALID_ARGUMENT", 400, "INVALID_FIELD"
+    """A field of a request is missing, malformed or out of its bounds.
+
+    The text is a clause: `temperature is -1.0; it must be between 0.0 and 2.0` where the problem
+    begins with a verb, `prompt: entry 3 is 99; ...` otherwise.
+
+    Args:
+        field: Path of the field in the request, such as `messages[2].role`.
+        problem: Text that says what is wrong with the field, without its name.
+    """
+
+    code = "INVALID_ARGUMENT"
+    http_status = 400
+    reason = "INVALID_FIELD"
 
     def __init__(self, field: str, problem: str):
-        super().__init__(f"{field}: {problem}")
-        self.field, self.problem = field, problem
+        self.field = field
+        self.problem = problem
+        super().__init__(_clause(field, problem))
+
+    def rename(self, field: str) -> "RequestError":
+        """Set the path of the field, as the request at hand calls it, and return the error."""
+        self.field = field
+        self.args = (_clause(field, self.problem),)
+        return self
 
     def under(self, path: str) -> "RequestError":
-        """The error itself, whose `field` turns out to lie inside the message at `path`."""
-        self.field = f"{path}.{self.field}"
-        self.args = (f"{self.field}: {self.problem}",)
-        return self
+        """Put `path` before the field, which lies inside that message, and return the error."""
+        return self.rename(f"{path}.{self.field}")
 
 
 class ContextLengthError(RequestError):
+    """The prompt, alone or with max_tokens, exceeds the context."""
+
     reason = "CONTEXT_LENGTH_EXCEEDED"
 
 
 class CapacityError(RequestError):
+    """The prompt and max_tokens can never fit the page pool, not even alone."""
+
     reason = "EXCEEDS_KV_CAPACITY"
 
 
 class ChatError(RequestError):
+    """The chat template is missing, or cannot render the messages.
+
+    Args:
+        problem: Text that says what is wrong.
+        field: Path of the field that the template cannot use.
+    """
+
     reason = "CHAT_TEMPLATE"
 
     def __init__(self, problem: str, field: str = "messages"):
@@ -69,31 +107,62 @@ class ChatError(RequestError):
 
 
 class GrammarError(RequestError):
+    """The grammar of a structured output does not compile, or lets no token follow."""
+
     reason = "GRAMMAR"
 
 
 class RequestIdInUseError(JaxserveError):
-    code, http_status, reason = "ALREADY_EXISTS", 409, "REQUEST_ID_IN_USE"
+    """A request with this id has not ended yet."""
+
+    code = "ALREADY_EXISTS"
+    http_status = 409
+    reason = "REQUEST_ID_IN_USE"
 
 
 class ModelNotFoundError(JaxserveError):
-    code, http_status, reason = "NOT_FOUND", 404, "MODEL_NOT_FOUND"
+    """The server serves another model than the one asked for."""
+
+    code = "NOT_FOUND"
+    http_status = 404
+    reason = "MODEL_NOT_FOUND"
 
 
 class NotBuiltInError(JaxserveError):
-    code, http_status, reason = "UNIMPLEMENTED", 501, "NOT_IMPLEMENTED"
+    """The model or this installation lacks the feature that was asked for."""
+
+    code = "UNIMPLEMENTED"
+    http_status = 501
+    reason = "NOT_IMPLEMENTED"
 
 
 class CredentialError(JaxserveError):
-    code, http_status, reason = "UNAUTHENTICATED", 401, "NO_VALID_TOKEN"
+    """The call has no token, or a wrong one."""
+
+    code = "UNAUTHENTICATED"
+    http_status = 401
+    reason = "NO_VALID_TOKEN"
 
 
 class AdminOnlyError(JaxserveError):
-    code, http_status, reason = "PERMISSION_DENIED", 403, "ADMIN_ONLY"
+    """The call has a client's token where an admin's is needed."""
+
+    code = "PERMISSION_DENIED"
+    http_status = 403
+    reason = "ADMIN_ONLY"
 
 
 class QueueFullError(JaxserveError):
-    code, http_status, reason = "RESOURCE_EXHAUSTED", 429, "QUEUE_FULL"
+    """The queue of waiting requests is full.
+
+    Args:
+        problem: Text that names the queue's limit.
+        retry_after: Seconds after which a place in the queue is likely to be free.
+    """
+
+    code = "RESOURCE_EXHAUSTED"
+    http_status = 429
+    reason = "QUEUE_FULL"
 
     def __init__(self, problem: str, retry_after: float):
         super().__init__(problem)
@@ -101,48 +170,85 @@ class QueueFullError(JaxserveError):
 
 
 class SlowConsumerError(JaxserveError):
-    code, http_status, reason = "RESOURCE_EXHAUSTED", 429, "SLOW_CONSUMER"
+    """The client reads its answer more slowly than the server may buffer it."""
+
+    code = "RESOURCE_EXHAUSTED"
+    http_status = 429
+    reason = "SLOW_CONSUMER"
 
 
 class RoleError(JaxserveError):
-    code, http_status, reason = "FAILED_PRECONDITION", 421, "ROLE"
+    """The server computes prompts for other servers only, and answers no clients."""
+
+    code = "FAILED_PRECONDITION"
+    http_status = 421
+    reason = "ROLE"
 
 
 class AbortedError(JaxserveError):
-    code, http_status, reason = "CANCELLED", 499, "ABORTED"
+    """An Abort call ended the request before its answer began."""
+
+    code = "CANCELLED"
+    http_status = 499
+    reason = "ABORTED"
 
 
 class DeadlineError(JaxserveError):
-    code, http_status, reason = "DEADLINE_EXCEEDED", 504, "DEADLINE"
+    """The request's deadline has passed, or is sure to pass before the answer begins."""
+
+    code = "DEADLINE_EXCEEDED"
+    http_status = 504
+    reason = "DEADLINE"
 
 
 class UnavailableError(JaxserveError):
-    code, http_status, reason = "UNAVAILABLE", 503, "LOADING"
+    """The server is not ready; the request may be sent again after `retry_after`."""
+
+    code = "UNAVAILABLE"
+    http_status = 503
+    reason = "LOADING"
     retry_after = 5.0
 
 
 class LoadingError(UnavailableError):
+    """The server still loads the checkpoint or compiles."""
+
     reason = "LOADING"
 
 
 class DrainingError(UnavailableError):
+    """The server is shutting down and takes no new requests."""
+
     reason = "DRAINING"
 
 
 class RestartingError(UnavailableError):
+    """The device failed or a step hangs, and the engine restarts."""
+
     reason = "ENGINE_RESTARTING"
 
 
 class ConfigError(JaxserveError, ValueError):
-    code, http_status, reason = "FAILED_PRECONDITION", 400, "CONFIG"
+    """A flag, a mesh or a size of the deployment is wrong."""
+
+    code = "FAILED_PRECONDITION"
+    http_status = 400
+    reason = "CONFIG"
 
 
 class ModelError(ConfigError):
+    """The checkpoint is damaged, or its model is not supported."""
+
     reason = "MODEL"
 
 
 class MemoryLimitError(ConfigError):
-    """missing: how many bytes more one device would need, at the least; 0 where nobody says."""
+    """A device has too little memory for the deployment.
+
+    Args:
+        problem: Text that names what is needed, and what the device has.
+        missing: Bytes that each device lacks, at the least; 0 where the number is unknown.
+    """
 
     reason = "MEMORY"
 
@@ -152,8 +258,16 @@ class MemoryLimitError(ConfigError):
 
 
 class EngineError(JaxserveError, RuntimeError):
-    pass
+    """The engine failed or is closed; the request itself is not at fault."""
 
 
 class NonFiniteLogitsError(EngineError):
+    """The logits of a row are NaN or infinite."""
+
     reason = "NON_FINITE_LOGITS"
+
+
+def _clause(field: str, problem: str) -> str:
+    """Return one clause about a field, with the field as its subject where that reads well."""
+    verb = problem.partition(" ")[0]
+    return f"{field} {problem}" if verb in VERBS else f"{field}: {problem}"

@@ -1,6 +1,4 @@
-"""python -m jaxserve.generate: text or a conversation from a checkpoint, on whatever machine this
-is.
-"""
+"""Program `python -m jaxserve.generate`: text or a conversation from a checkpoint."""
 
 import argparse
 import sys
@@ -45,11 +43,11 @@ EXPECTED = (JaxserveError, CheckpointError, TokenizerError, ShardingError, Kerne
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code: 0, or 2 when something asked for cannot be done (each such thing is one line on
-    standard error).
+    """Run the program and return its exit code.
 
-    130 after Ctrl-C, 141 when whoever reads standard output went away: what a shell reports for
-    those signals.
+    The code is 0, or 2 where a request cannot be fulfilled; each failure is one line on standard
+    error. As a shell reports signals, it is 130 after Ctrl-C, and 141 when the reader of standard
+    output has closed it.
     """
     args = parser().parse_args(arguments)
     console = Console(stderr=True, highlight=False)
@@ -59,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @interrupts_raise()
 def generate(args: argparse.Namespace, console: Console) -> int:
+    """Load the checkpoint, generate for the prompts or turns, and return the exit code."""
     params = sampling_params(args)
     check_chat_flags(args, params)
     with join(Hosts.of(args)) as pod:
@@ -77,7 +76,7 @@ def generate(args: argparse.Namespace, console: Console) -> int:
                     style="dim",
                     soft_wrap=True,
                 )
-            if pod.leads is False:
+            if pod.leads is False:  # the other hosts of a pod run the leader's steps
                 return pod.follow(llm.runner)
             if args.chat:
                 return talk(llm, turns, params, args, console)
@@ -85,11 +84,12 @@ def generate(args: argparse.Namespace, console: Console) -> int:
 
 
 def open_llm(args: argparse.Namespace, console: Console, pod: Pod) -> LLM:
-    loading, compiling = Bar(console, "loading"), Bar(console, "compiling")
-    options, mesh = (
-        engine_options(args),
-        MeshSpec(data=args.data, expert=args.expert, tensor=args.tensor),
-    )
+    """Load the checkpoint as the flags say, after all hosts of the pod agreed on them."""
+    loading = Bar(console, "loading")
+    compiling = Bar(console, "compiling")
+    options = engine_options(args)
+    mesh = MeshSpec(data=args.data, expert=args.expert, tensor=args.tensor)
+    # Hosts that differ would wait for each other in a collective without end.
     pod.agree("start", partial(facts_of_start, mesh, args.dtype, args.weights, options))
     with loading:
         llm = LLM(
@@ -115,32 +115,27 @@ def open_llm(args: argparse.Namespace, console: Console, pod: Pod) -> LLM:
 def run(
     llm: LLM, prompts: list[str], params: SamplingParams, as_json: bool, console: Console
 ) -> int:
-    """Generate for every prompt that can run; the others get their error line and leave the rest
-    undisturbed.
-    """
+    """Generate for every prompt that can run, and print one error line for each other prompt."""
     prepared: list[Prepared] = []
-    numbers: list[int] = []  # of the prompts that run, among all
+    numbers: list[int] = []  # position of each prepared prompt among all prompts
     code = 0
     for number, prompt in enumerate(prompts):
+        name = f"prompt {number + 1}" if len(prompts) > 1 else "prompt"
         try:
-            prepared.append(
-                llm.prepare(
-                    prompt, params, f"prompt {number + 1}" if len(prompts) > 1 else "prompt"
-                )
-            )
+            prepared.append(llm.prepare(prompt, params, name))
             numbers.append(number)
         except RequestError as error:
             code = complain(error)
-    printer = (
-        JsonPrinter(llm.model.tokenizer)
-        if as_json
-        else TextPrinter(alone=len(prompts) * params.n == 1)
-    )
+    printer: JsonPrinter | TextPrinter
+    if as_json:
+        printer = JsonPrinter(llm.model.tokenizer)
+    else:
+        printer = TextPrinter(alone=len(prompts) * params.n == 1)
     llm.warm_up(prepared)
-    started, done = time.monotonic(), list[Completion]()
-    for delta in _in_order(
-        llm.run(prepared), [(i, k) for i in range(len(prepared)) for k in range(params.n)]
-    ):
+    started = time.monotonic()  # after warm_up: the summary's rates leave out compilation
+    done: list[Completion] = []
+    order = [(i, k) for i in range(len(prepared)) for k in range(params.n)]
+    for delta in _in_order(llm.run(prepared), order):
         printer.show(numbers[delta.prompt_index], delta)
         if delta.completion:
             done.append(delta.completion)
@@ -162,10 +157,12 @@ def talk(
     args: argparse.Namespace,
     console: Console,
 ) -> int:
-    """Answer the turns of a conversation, each before the next is read; one that cannot be answered
-    is forgotten.
+    """Answer the turns of a conversation, each before the next is read.
+
+    A turn that cannot be answered is reported and forgotten.
     """
-    llm.chat_template  # noqa: B018 (before anybody types: ChatError when there is none)
+    # Without a template this raises ChatError, before a person types the first turn.
+    llm.chat_template  # noqa: B018
     printer = JsonPrinter(llm.model.tokenizer) if args.json else TextPrinter(alone=True)
     stream = partial(llm.stream, params=params)
     conversation = Conversation(stream, printer, complain, args.system, interactive=is_typed(args))
@@ -179,8 +176,9 @@ def talk(
 
 
 def _in_order(deltas: Iterator[Delta], order: list[tuple[int, int]]) -> Iterator[Delta]:
-    """One choice after the other: the first unfinished one live; what comes early for later ones
-    waits for its turn.
+    """Reorder deltas so that each choice is complete before the next one in `order` begins.
+
+    The first unfinished choice is passed on as it grows; deltas of later ones wait.
     """
     early: dict[tuple[int, int], list[Delta]] = {key: [] for key in order}
     turns = iter(order)

@@ -1,4 +1,4 @@
-"""LLM: the offline door. A model, an engine, prompts and conversations in, completions out."""
+"""LLM, the Python API: prompts and conversations in, completions or embeddings out."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,40 +34,56 @@ from sharding.mesh import MeshSpec
 
 @dataclass(frozen=True)
 class _Live:
-    """A request that runs: events go to the inbox of whoever waits for them."""
+    """A running request and the inbox, of one `run` iterator, that its events go to."""
 
     prompt: Prepared
     inbox: deque[TokenEvent]
 
 
 def _silent(done: int, total: int, what: str) -> None:
-    pass
+    """Report no progress."""
 
 
 def _names(prompts: Sequence[Prompt]) -> list[str]:
-    """Of the prompts, for errors."""
+    """Return the prompts' names for errors: prompts[0], prompts[1] and so on."""
     if isinstance(prompts, str):
         raise RequestError("prompts", "is a string; give a list of prompts")
     return [f"prompts[{i}]" for i in range(len(prompts))]
 
 
 class LLM:
-    """A checkpoint ready to generate, or to embed. Close it, or use it in a `with`, to free its
-    device memory.
+    """A checkpoint on this machine's devices, ready to generate text or to embed.
 
-    model: a folder as Hugging Face publishes it, or of checkpoints.convert. dtype: auto, float32,
-    bfloat16. weights: auto (as stored), or quantized as models/quant.py has it: int8, fp8, int4,
-    int4-g32 and so on. options: the engine's knobs. mesh: how many devices to spread over. devices:
-    of which it takes the first; None: all that there are. chat_template: a file to use instead of
-    the folder's chat template. tool_parser, reasoning_parser: how a server reads the answers to
-    conversations (see choose_forms); text stays whole here. draft_model: a folder of a smaller
-    model with the same tokens, for options that speculate with it. grammar_bounds: of structured
-    output. on_load, on_compile: called with (done, total, what) as it gets ready. new_runner: makes
-    what drives the devices. Errors: CheckpointError, TokenizerError, ShardingError, ConfigError,
-    KernelError; later RequestError for what a client can mend, EngineError once the LLM is closed
-    or a step has failed. One line each. Steps are compiled when the first prompts that need them
-    come, before any of them runs. Not thread-safe; installs no signal handlers; sets no environment
-    variable and no jax.config.
+    Close it, or use it as a context manager, to free its device memory. Steps are compiled when the
+    first prompts that need them come, before any of these prompts runs. An LLM is not thread-safe;
+    it installs no signal handlers and sets no environment variable and no jax.config option.
+
+    Args:
+        model: Folder of a checkpoint as Hugging Face publishes it, or as checkpoints.convert
+            writes it.
+        dtype: Type to compute in: "auto" (as the checkpoint says), "float32" or "bfloat16".
+        weights: Type to hold the weights in: "auto" (as stored), or a quantization such as "int8",
+            "fp8", "int4" or "int4-g32".
+        options: Sizes and features of the engine; None takes the defaults.
+        mesh: Number of devices along each axis to spread over; None is a single device.
+        devices: Devices of which the mesh takes the first ones; None is all that JAX sees.
+        chat_template: File to use instead of the folder's chat template.
+        tool_parser: Format of tool calls in answers, "auto" or one of TOOL_PARSERS. A server takes
+            answers apart by it; completions of this class keep their text whole.
+        reasoning_parser: Format of reasoning in answers, one of REASONING_PARSERS; as above.
+        draft_model: Folder of a smaller model with the same vocabulary, for options that let it
+            draft tokens.
+        grammar_bounds: Limits on the size, compile time and cache of structured output.
+        on_load: Function called with (done, total, what) while the checkpoint is loaded.
+        on_compile: Function called with (done, total, what) while steps are compiled.
+        new_runner: Factory of the object that drives the devices.
+
+    Raises:
+        CheckpointError: The files of the checkpoint are damaged or incomplete.
+        TokenizerError: The tokenizer's files cannot be read.
+        ShardingError: The model cannot be spread over this mesh.
+        ConfigError: An option is out of its bounds, or the model does not fit the devices.
+        KernelError: The devices cannot run a kernel that was asked for.
     """
 
     def __init__(
@@ -111,7 +127,8 @@ class LLM:
             tool_parser=tool_parser,
             reasoning_parser=reasoning_parser,
         )
-        vocab_size, eos_ids = self.model.spec.vocab_size, self.model.eos_ids
+        vocab_size = self.model.spec.vocab_size
+        eos_ids = self.model.eos_ids
         self._grammars = Grammars(self.model.tokenizer, eos_ids, vocab_size, grammar_bounds)
         self.prompts = Prompts(
             self.model.tokenizer,
@@ -135,10 +152,22 @@ class LLM:
         prompts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[Completion]:
-        """All completions: in the order of the prompts, a prompt's n choices one after the other.
+        """Generate for all prompts together and return when the last one is finished.
 
-        params: one for all, or one per prompt. Log-probabilities of the prompt come with choice 0.
-        RequestError names the first prompt that cannot run; nothing runs then.
+        Args:
+            prompts: Texts, lists of token ids, or conversations.
+            params: Sampling parameters for all prompts, or one per prompt; None is the default.
+
+        Returns:
+            The completions in the order of the prompts, the n choices of a prompt in a row.
+            Log-probabilities of the prompt come with choice 0. A choice that failed on the way has
+            its `error` set.
+
+        Raises:
+            RequestError: A prompt or its parameters can never run. The error names the first such
+                prompt as its field, and nothing runs.
+            NotBuiltInError: The model makes embeddings and generates no text.
+            EngineError: The LLM is closed, or a step has failed.
         """
         self._check(embed=False)
         names = _names(prompts)
@@ -149,37 +178,56 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[Completion]:
-        """generate() for a conversation, or for a list of conversations.
+        """Answer a conversation, or each of a list of conversations.
 
-        A conversation is a list of {"role": ..., "content": ...}; the checkpoint's chat template
-        makes a prompt of it, which is the completion's `prompt`. Names of special tokens in the
-        messages are text. RequestError names what is wrong by its path, such as messages[2].role;
-        ChatError is what the template has to say. To stream an answer, give stream() a
-        conversation.
+        The checkpoint's chat template makes a prompt of each, which is the completion's `prompt`.
+        Names of special tokens inside of messages are plain text. To stream an answer, give
+        `stream` a conversation.
+
+        Args:
+            messages: Conversation, a list of {"role": ..., "content": ...}, or a list of those.
+            params: Sampling parameters for all conversations, or one per conversation.
+
+        Returns:
+            The completions, in the order that `generate` returns them in.
+
+        Raises:
+            RequestError: A message is malformed, or a prompt can never run. The error's field is
+                a path such as messages[2].role.
+            ChatError: The chat template is missing, or refuses the messages.
+            NotBuiltInError: The model makes embeddings and generates no text.
+            EngineError: The LLM is closed, or a step has failed.
         """
         self._check(embed=False)
-        many = (
+        are_conversations = (
             isinstance(messages, Sequence)
             and messages
             and all(isinstance(m, list | tuple) for m in messages)
         )
-        named = (
-            {f"messages[{i}]": m for i, m in enumerate(messages)}
-            if many
-            else {"messages": messages}
-        )
-        return self._complete(
-            [self._chat.render(m, name) for name, m in named.items()], params, list(named)
-        )
+        if are_conversations:
+            named = {f"messages[{i}]": m for i, m in enumerate(messages)}
+        else:
+            named = {"messages": messages}
+        prompts = [self._chat.render(m, name) for name, m in named.items()]
+        return self._complete(prompts, params, list(named))
 
     def embed(self, prompts: Sequence[str | Sequence[int]]) -> list[np.ndarray]:
-        """The embedding of every prompt, float32 [D] of length 1, from a model that embeds.
+        """Return the embedding of every prompt, from a model that embeds.
 
-        A text gets the tokens that the tokenizer's files put around it; token ids are taken as they
-        are. Instructions, such as the prompts of config_sentence_transformers.json, are for the
-        caller to write before the text. RequestError names the first prompt that cannot run;
-        NotBuiltInError where the model generates, and where it embeds, from the calls that
-        generate.
+        A text gets the special tokens that the tokenizer's files put around it; token ids are taken
+        as they are. Instructions, such as the prompts of config_sentence_transformers.json, are for
+        the caller to write before the text.
+
+        Args:
+            prompts: Texts or lists of token ids.
+
+        Returns:
+            One float32 array of shape [D] and Euclidean length 1 per prompt, in their order.
+
+        Raises:
+            RequestError: A prompt is a conversation, has no tokens or is too long.
+            NotBuiltInError: The model generates text and makes no embeddings.
+            EngineError: The LLM is closed, or a step has failed.
         """
         self._check(embed=True)
         names = _names(prompts)
@@ -193,6 +241,7 @@ class LLM:
         return [np.array(completion.embedding, np.float32) for completion in done]
 
     def _check(self, embed: bool) -> None:
+        """Raise an error when the engine is closed, or the model does not do what is asked."""
         self.engine.check_usable()
         self.prompts.check_purpose(embed)
 
@@ -202,53 +251,91 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None,
         names: list[str],
     ) -> list[Completion]:
-        each = (
-            [params] * len(prompts)
-            if params is None or isinstance(params, SamplingParams)
-            else params
-        )
+        """Check all prompts, run them together and return the completions in their order."""
+        each: Sequence[SamplingParams | None]
+        if params is None or isinstance(params, SamplingParams):
+            each = [params] * len(prompts)
+        else:
+            each = params
         if len(each) != len(prompts):
             raise RequestError(
                 "params",
-                f"{len(each)} for {len(prompts)} prompts; give one for all, or one per prompt",
+                f"has {len(each)} entries for {len(prompts)} prompts; "
+                "give one for all, or one per prompt",
             )
         prepared = list(map(self._checked, prompts, each, names))
         done = {(d.prompt_index, d.index): d.completion for d in self.run(prepared) if d.completion}
         return [done[key] for key in sorted(done)]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
-        """The same for one prompt, piece by piece. Leaving the iterator early aborts the
-        request."""
+        """Generate for one prompt and yield the text as it grows.
+
+        Leaving the iterator early aborts the request.
+
+        Args:
+            prompt: Text, token ids or conversation.
+            params: Sampling parameters; None is the default.
+
+        Returns:
+            Iterator of deltas. The last delta of each of the n choices carries its completion.
+
+        Raises:
+            RequestError: The prompt or its parameters can never run.
+            NotBuiltInError: The model makes embeddings and generates no text.
+            EngineError: The LLM is closed, or a step has failed.
+        """
         return self.run([self.prepare(prompt, params)])
 
     def prepare(
         self, prompt: Prompt, params: SamplingParams | None = None, name: str = ""
     ) -> Prepared:
-        """Tokenize and check one prompt; RequestError, with `name` as the field, when it could
-        never run.
+        """Tokenize and check one prompt for `run`.
+
+        Args:
+            prompt: Text, token ids or conversation.
+            params: Sampling parameters; None is the default.
+            name: Field that errors about the prompt name; by default "prompt", or "messages" for a
+                conversation.
+
+        Returns:
+            The prompt, ready to run.
+
+        Raises:
+            RequestError: The prompt or its parameters can never run.
+            NotBuiltInError: The model makes embeddings and generates no text.
+            EngineError: The LLM is closed.
         """
         self._check(embed=False)
         name = name or ("messages" if is_conversation(prompt) else "prompt")
         return self._checked(self.prompts.encode(prompt, name), params, name)
 
     def _checked(self, prompt: Rendered, params: SamplingParams | None, name: str) -> Prepared:
+        """Compile the grammar, if any, and check the request under an id of its own."""
         self._next_id += 1
         params = self.prompts.constrain(prompt, params or SamplingParams())
         grammar = self._grammars.compile(params.structure) if params.structure else None
         return self.prompts.check(prompt, params, name, id=str(self._next_id), grammar=grammar)
 
     def run(self, prompts: Sequence[Prepared]) -> Iterator[Delta]:
-        """Run checked prompts together and yield their news as it comes; an abandoned iterator
-        aborts what is left.
+        """Run prepared prompts together and yield their text as it grows.
 
-        Several iterators may be open at once; whichever is asked for its next piece moves all of
-        them on.
+        Several iterators may be open at once: asking any of them for its next delta steps the one
+        engine, and so advances them all. An abandoned iterator aborts what is left of its prompts.
+
+        Args:
+            prompts: Prompts from `prepare`; each may run once.
+
+        Yields:
+            Deltas of all choices of all prompts, in the order in which the engine makes them.
+
+        Raises:
+            EngineError: The LLM is closed, or a step has failed.
         """
         if not prompts:
             return
         self.warm_up([*(live.prompt for live in self._live.values()), *prompts])
         choices: dict[str, OpenChoices] = {}  # by request id
-        places: dict[str, int] = {}
+        places: dict[str, int] = {}  # request id -> position among the prompts
         inbox: deque[TokenEvent] = deque()
         try:
             for place, p in enumerate(prompts):
@@ -277,7 +364,7 @@ class LLM:
             self._abandon(choices)
 
     def _pump(self) -> None:
-        """One step of the engine; everybody gets their events."""
+        """Run one step of the engine and put its events into the inboxes of all iterators."""
         self.engine.check_usable()
         if not self.engine.has_work:
             raise EngineError("the engine is idle while a request waits for its end")
@@ -286,26 +373,35 @@ class LLM:
                 self._live[event.request_id].inbox.append(event)
 
     def _abandon(self, request_ids: Iterable[str]) -> None:
-        """Abort what nobody waits for any more."""
+        """Abort the requests of an iterator that has ended."""
         for request_id in request_ids:
             self._live.pop(request_id, None)
             self.engine.abort(request_id)
         while not self._live and self.engine.has_work:
-            # nobody else is running: see the aborted ones out, so that their pages are back
+            # Without another iterator no later step would run, and the aborted requests would keep
+            # their pages.
             self._pump()
 
     # ---- getting ready, and figures
 
     @property
     def chat_template(self) -> str:
-        """The source of the template that conversations are rendered with; ChatError when there is
-        none.
+        """Source of the template that conversations are rendered with.
+
+        Raises:
+            ChatError: The checkpoint has no chat template, or it cannot be read.
         """
         return self._chat.template.source
 
     def warm_up(self, prompts: Sequence[Prepared] | None = None) -> None:
-        """Compile what these prompts can reach (None: everything), as far as that has not happened
-        yet.
+        """Compile the steps that prompts need, as far as that has not happened yet.
+
+        Args:
+            prompts: Prompts whose steps are compiled; None is every step there is.
+
+        Raises:
+            EngineError: The LLM is closed, or a step has failed.
+            MemoryLimitError: A step needs more memory than the devices have.
         """
         self.engine.check_usable()
         plan = self.runner.buckets
@@ -325,10 +421,13 @@ class LLM:
         self.measure_steps()
 
     def measure_steps(self) -> None:
-        """Where tokens are drafted: how long steps take that were compiled since the last time, so
-        that drafts pay.
+        """Measure the compiled steps, where tokens are drafted, and give the scheduler the costs.
+
+        The scheduler drafts only as many tokens as pay off by these times. Nothing is measured
+        unless steps were compiled since the last call.
         """
-        speculation, compiled = self.engine.scheduler.speculation, self.runner.compiled
+        speculation = self.engine.scheduler.speculation
+        compiled = self.runner.compiled
         if speculation and compiled != self._measured:
             config = self.runner.config
             speculation.costs = measure(
@@ -338,13 +437,14 @@ class LLM:
 
     @property
     def padding_share(self) -> float:
-        """Share of the computed tokens that nobody asked for, over all launches so far."""
+        """Share of padding among all computed tokens so far, 0.0 to 1.0."""
         total = self.runner.total
         return 1 - total.live_tokens / total.computed_tokens if total.computed_tokens else 0.0
 
     def close(self) -> None:
-        """Free parameters, pages and rows; a second time does nothing. Streams that are open end
-        with EngineError.
+        """Free parameters, pages and rows.
+
+        Open iterators end with EngineError. Closing a closed LLM does nothing.
         """
         self._chat.close()
         self._grammars.close()

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from jaxserve.completion import Assembler, Completion, Piece
+from jaxserve.completion import Assembler, Completion, TextDelta
 from jaxserve.engine.events import Times, TokenEvent
 from jaxserve.prompts import Prepared
 from jaxserve.tokenizer import Tokenizer
@@ -43,7 +43,7 @@ class OpenChoices:
     def __contains__(self, index: int) -> bool:
         return index in self._assemblers
 
-    def take(self, event: TokenEvent) -> tuple[Piece, Completion | None]:
+    def take(self, event: TokenEvent) -> tuple[TextDelta, Completion | None]:
         """Take in an event of an open choice; return what became final, and the completion if any.
 
         Events may still come for a choice that has ended: the engine is a step ahead of the text in

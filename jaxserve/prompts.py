@@ -1,4 +1,4 @@
-"""From a prompt as a client gives it to a request that can run: the same checks at every door."""
+"""Prompts as clients give them, turned into requests that can run."""
 
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
@@ -11,16 +11,18 @@ from jaxserve.structure import Grammar
 from jaxserve.structure.grammars import Grammars
 from jaxserve.tokenizer import Tokenizer, TokenizerError
 
-Prompt = (
-    str | Sequence[int] | Sequence[Message]
-)  # text, its token ids, or a conversation that awaits its answer
+# Text, token ids, or a conversation whose answer is to be generated.
+Prompt = str | Sequence[int] | Sequence[Message]
+# max_tokens of a request, or what context and capacity leave; RequestError names the given field.
 MaxTokens = Callable[[Request, str], int]
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A prompt that was checked: it can run. reading: how its answer is to be read, where it is a
-    conversation's; with echo it is whole.
+    """Checked prompt, which can run.
+
+    `text` is the prompt as text. `reading` says how the answer to a conversation is parsed; with
+    `echo` all of the answer is content, as it begins with the prompt.
     """
 
     request: Request
@@ -29,14 +31,16 @@ class Prepared:
 
 
 def is_conversation(prompt: object) -> bool:
+    """Return whether a prompt is a list of messages."""
     return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """What a model's prompts become. max_tokens: the scheduler's, which knows context and capacity.
+    """Tokenizer, chat template and limits of a model, which make requests of its prompts.
 
-    grammars: of the model's vocabulary. embeds: the model makes embeddings of them, and no text.
+    `max_context` is in tokens. `max_tokens` is the scheduler's function, which knows context and
+    page pool. `embeds` says that the model makes embeddings and no text.
     """
 
     tokenizer: Tokenizer
@@ -49,9 +53,7 @@ class Prompts:
     embeds: bool = False
 
     def check_purpose(self, embed: bool) -> None:
-        """NotBuiltInError when the model does not do what is asked for: to embed, or else to
-        generate.
-        """
+        """Raise NotBuiltInError unless the model embeds, or generates, as `embed` asks."""
         if embed and not self.embeds:
             raise NotBuiltInError(
                 "this model generates text and makes no embeddings (serve one that embeds)"
@@ -62,13 +64,14 @@ class Prompts:
             )
 
     def encode(self, prompt: Prompt, name: str, tools: Tools | None = None) -> Rendered:
-        """Text and token ids; RequestError with `name` as the field. From any thread. tools: of a
-        conversation.
+        """Return a prompt's text and token ids; any thread may call this.
+
+        `name` is the prompt's field for RequestError; `tools` are those of a conversation.
         """
         if is_conversation(prompt):
             return self.chat.render(prompt, name, tools)
         if not isinstance(prompt, str):
-            # Before anything is done with each of them: a message holds millions.
+            # The number is checked before the ids: one message of a client can hold millions.
             if isinstance(prompt, Sized) and len(prompt) > self.max_context:
                 raise ContextLengthError(
                     name,
@@ -82,36 +85,34 @@ class Prompts:
             raise RequestError(name, str(error)) from None
 
     def decode(self, ids: Sequence[int], name: str) -> str:
-        """The text of token ids, without special tokens; RequestError, with `name` as the field,
-        for unknown ones.
-        """
+        """Return the text of token ids without special tokens; refuse unknown ids."""
         check_token_ids(name, ids, self.vocab_size)
         return self.tokenizer.decode(ids)
 
     def constrain(self, prompt: Rendered, params: SamplingParams) -> SamplingParams:
-        """With the grammar of the calls that are to be made, if any; RequestError for what does not
-        go together.
+        """Return the parameters with the grammar of the calls that the prompt's tools ask for.
+
+        RequestError is raised for a structure that contradicts the tools or the chat template.
         """
+        if params.structure is None:
+            return replace(params, structure=prompt.structure) if prompt.structure else params
         if prompt.structure:
-            if params.structure:
-                problem = (
-                    "is given together with calls that follow a grammar of their own; "
-                    "leave out one of them"
-                )
-                raise RequestError(params.structure.field, problem)
-            params = replace(params, structure=prompt.structure)
-        elif params.structure and prompt.reading.names:
+            problem = (
+                "is given together with calls that follow a grammar of their own; "
+                "leave out one of them"
+            )
+        elif prompt.reading.names:
             problem = (
                 "is given together with tools, whose calls it would forbid; leave out one of them"
             )
-            raise RequestError(params.structure.field, problem)
-        elif params.structure and prompt.reading.opened:
+        elif prompt.reading.opened:
             problem = (
                 "is given, but the chat template has the answer begin inside of a thought "
                 "(leave it out)"
             )
-            raise RequestError(params.structure.field, problem)
-        return params
+        else:
+            return params
+        raise RequestError(params.structure.field, problem)
 
     def check(
         self,
@@ -126,7 +127,10 @@ class Prompts:
         deadline: float | None = None,
         since: float | None = None,
     ) -> Prepared:
-        """RequestError, with `name` as the prompt's field, when it could never run."""
+        """Return a request that can run; RequestError has `name` as the prompt's field.
+
+        The other arguments are Request's.
+        """
         if not prompt.token_ids:
             raise RequestError(name, "has no tokens, and this tokenizer adds none (give some text)")
         request = Request(

@@ -1,5 +1,7 @@
-"""What a client asks for: a prompt and sampling parameters, with the bounds that every door
-enforces.
+"""A client's request: a prompt and sampling parameters, with the bounds that hold everywhere.
+
+The Python API, the command line, gRPC and HTTP all build these classes, so a value is refused with
+the same text wherever it comes from.
 """
 
 import math
@@ -15,32 +17,58 @@ MAX_CHOICES = 16
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 256
 MAX_STOP_TOKENS = 32
-MAX_EOS_IDS = 16  # of the model
+MAX_EOS_IDS = 16  # end tokens that a checkpoint may name
 MAX_LOGPROBS = 20
 MAX_BIASES = 1024
-MAX_ALLOWED_IDS = 2**18  # no vocabulary has more
+MAX_ALLOWED_IDS = 2**18  # more than any published vocabulary has
 MAX_SEED = 2**64 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How to choose tokens. Processors run in this order:
+    """Parameters that say how tokens are chosen and where the text ends.
 
-    1. allowed_token_ids and structure (all others out), logit_bias (added), min_tokens (end tokens
-       out until then);
-    2. repetition_penalty (tokens of prompt and output), then presence_penalty and frequency_penalty
-       (of the output);
-    3. temperature; 4. min_p; 5. top_k; 6. top_p; then one token is drawn by Gumbel-max.
+    Each step of the model turns logits into one token, in this order:
 
-    temperature 0 takes the most probable token after 1 and 2. Log-probabilities, of chosen tokens,
-    alternatives and prompt alike, are those of the model's own distribution, before any of these.
+    1. `allowed_token_ids` and `structure` (all other tokens are masked), `logit_bias` (added),
+       `min_tokens` (end tokens are masked until then);
+    2. `repetition_penalty` (tokens of prompt and output), then `presence_penalty` and
+       `frequency_penalty` (tokens of the output);
+    3. `temperature`; 4. `min_p`; 5. `top_k`; 6. `top_p`; then one token is drawn by Gumbel-max.
 
-    logprobs: how many alternatives to report with the chosen token; None reports nothing, 0 only
-    the chosen token's. prompt_logprobs: the same for every prompt token but the first. max_tokens
-    None: as many as the context leaves. include_stop: the text keeps the stop string, or what the
-    end token spells, that ended it. structure: what the text has to follow, if it is not cut off by
-    max_tokens or a stop; the grammar alone says where it may end. RequestError names the field that
-    is out of its bounds.
+    With temperature 0 the most probable token after 1 and 2 is taken. Log-probabilities (natural
+    logarithms) are those of the model's own distribution, before any of these steps, for chosen
+    tokens, alternatives and prompt tokens alike.
+
+    Args:
+        temperature: Divisor of the logits, 0.0 to 2.0; 0 is greedy decoding.
+        top_k: Number of most probable tokens to draw from; 0 means all.
+        top_p: Probability mass to draw from, above 0.0 and at most 1.0.
+        min_p: Least probability of a token as a share of the most probable one's, 0.0 to 1.0.
+        repetition_penalty: Factor, 0.01 to 100.0, against tokens of prompt and output; 1 is off.
+        presence_penalty: Amount, -2.0 to 2.0, taken once from the logits of tokens of the output.
+        frequency_penalty: Amount, -2.0 to 2.0, taken as often as the token is in the output.
+        logit_bias: Amounts, -100.0 to 100.0, added to logits by token id; at most 1,024 entries.
+        allowed_token_ids: Ids of the only tokens that may be chosen; None allows all.
+        seed: Seed of the random draws, 0 to 2**64 - 1; None lets the engine choose one.
+        stop: Up to 16 strings of 1 to 256 UTF-8 bytes that end the text.
+        stop_token_ids: Ids of up to 32 tokens that end the text.
+        include_stop: Keep in the text the stop string, or the spelling of the token, that ended it.
+        ignore_eos: Go on after the model's own end tokens.
+        min_tokens: Number of tokens before which no end token is chosen.
+        max_tokens: Limit on the tokens of the output, at least 1; None is what the context leaves.
+        n: Number of independent choices per prompt, 1 to 16.
+        logprobs: Number of alternatives, 0 to 20, to report with the log-probability of every
+            chosen token; None reports nothing.
+        prompt_logprobs: Number of alternatives, 0 to 20, to report with the log-probability of
+            every prompt token but the first; None reports nothing.
+        echo: Begin the text with the prompt.
+        structure: Schema, grammar or expression that the text follows unless `max_tokens` or a stop
+            cuts it off. The structure alone says where the text may end.
+
+    Raises:
+        RequestError: A parameter is out of its bounds, or contradicts another one. The error names
+            the parameter as its field.
     """
 
     temperature: float = 1.0
@@ -92,9 +120,8 @@ class SamplingParams:
                 raise RequestError("allowed_token_ids", "is empty: no token could ever be chosen")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
-                "min_tokens", f"{self.min_tokens} is more than max_tokens ({self.max_tokens})"
+                "min_tokens", f"is {self.min_tokens}, more than max_tokens ({self.max_tokens})"
             )
-
         self._check_structure()
 
     def _check_structure(self) -> None:
@@ -103,21 +130,27 @@ class SamplingParams:
         if not isinstance(self.structure, Structure):
             raise RequestError("structure", f"is {self.structure!r:.80}; give a Structure")
         for name in ("min_tokens", "ignore_eos"):
-            if value := getattr(self, name):
+            value = getattr(self, name)
+            if value:
                 problem = (
                     f"is {value}, but {self.structure.field} says where the text ends; "
-                    f"leave out one of them"
+                    "leave out one of them"
                 )
                 raise RequestError(name, problem)
 
     def _set(self, name: str, value: object) -> None:
-        object.__setattr__(
-            self, name, value
-        )  # frozen for everybody else: numpy's numbers become Python's here
+        # The class is frozen for its users; only __post_init__ makes NumPy numbers plain ones.
+        object.__setattr__(self, name, value)
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """RequestError when the parameters name a token id that is not of the model's
-        vocabulary."""
+        """Check that every token id in the parameters belongs to the model's vocabulary.
+
+        Args:
+            vocab_size: Number of ids; valid ones are 0 to vocab_size - 1.
+
+        Raises:
+            RequestError: A parameter names an id outside of the vocabulary.
+        """
         sets = {
             "logit_bias": self.logit_bias,
             "allowed_token_ids": self.allowed_token_ids or (),
@@ -147,12 +180,13 @@ _COUNTS = (
 
 
 def _number(name: str, value: object, low: float, high: float) -> float:
-    try:
-        number = (
-            float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
-        )
-    except OverflowError:
-        number = math.inf
+    """Return `value` as a finite float between `low` and `high`; otherwise raise RequestError."""
+    number = math.nan
+    if isinstance(value, Real) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except OverflowError:  # an int of more than 1,024 bits
+            number = math.inf
     if not math.isfinite(number):
         raise RequestError(name, f"is {value!r:.80}; it must be a finite number")
     if not low <= number <= high:
@@ -161,6 +195,7 @@ def _number(name: str, value: object, low: float, high: float) -> float:
 
 
 def _count(name: str, value: object, low: int, high: int) -> int:
+    """Return `value` as an int between `low` and `high`; otherwise raise RequestError."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise RequestError(name, f"is {value!r:.80}; it must be an integer")
     if not low <= int(value) <= high:
@@ -169,18 +204,22 @@ def _count(name: str, value: object, low: int, high: int) -> int:
 
 
 def _entries(name: str, values: object, what: str) -> Iterable[object]:
+    """Return `values` if they are a list of some kind; text and mappings are none.
+
+    Iterables other than lists pass, too: a range, a tuple or a NumPy array of ids is as good.
+    """
     if isinstance(values, str | bytes | bytearray | Mapping) or not isinstance(values, Iterable):
         raise RequestError(name, f"is {values!r:.80}; give a list of {what}")
     return values
 
 
 def integers(name: str, values: object, limit: int | None = None) -> tuple[int, ...]:
-    """A list of token ids as plain ints, whatever kind of integers it has; RequestError when it is
-    something else.
+    """Return a list of integers of any type as plain ints; otherwise raise RequestError.
 
-    limit: how many it may have, which is asked before any of them is looked at.
+    `name` is the field for the error, `limit` the highest allowed number of entries.
     """
     ids = tuple(_entries(name, values, "token ids"))
+    # The number is checked first: each entry of a list of millions would cost time.
     if limit is not None and len(ids) > limit:
         raise RequestError(name, f"has {len(ids)} ids; the limit is {limit}")
     for position, token in enumerate(ids):
@@ -190,6 +229,7 @@ def integers(name: str, values: object, limit: int | None = None) -> tuple[int, 
 
 
 def _stop_strings(values: object) -> tuple[str, ...]:
+    """Return the stop strings as a tuple; raise RequestError for too many or too long ones."""
     if isinstance(values, str):
         raise RequestError("stop", "is a string; give a list of strings")
     texts = tuple(_entries("stop", values, "strings"))
@@ -210,20 +250,22 @@ def _stop_strings(values: object) -> tuple[str, ...]:
 
 
 def _biases(values: object) -> dict[int, float]:
+    """Return the logit biases with plain ints and floats; otherwise raise RequestError."""
     if not isinstance(values, Mapping):
         raise RequestError(
             "logit_bias", f"is {values!r:.80}; give a mapping of token ids to numbers"
         )
     if len(values) > MAX_BIASES:
         raise RequestError("logit_bias", f"has {len(values)} entries; the limit is {MAX_BIASES}")
+    ids = integers("logit_bias", list(values))
     return {
         token: _number(f"logit_bias[{token}]", bias, -100.0, 100.0)
-        for token, bias in zip(integers("logit_bias", list(values)), values.values(), strict=True)
+        for token, bias in zip(ids, values.values(), strict=True)
     }
 
 
 def check_token_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
-    """RequestError naming the first id that is not in 0..vocab_size-1."""
+    """Raise RequestError for the first id that is not in 0 to vocab_size - 1."""
     for position, token in enumerate(ids):
         if not 0 <= token < vocab_size:
             raise RequestError(
@@ -233,15 +275,21 @@ def check_token_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A prompt as token ids, on its way to the engine.
+    """Prompt as token ids with everything that the engine needs to run it.
 
-    priority: lower goes first; ties by arrival. salt: requests share cached pages only with
-    requests of the same salt. deadline: on the engine's monotonic clock; whoever set it aborts the
-    request then, the engine only leaves the time for that: it launches several decodes as one only
-    when no deadline lies inside. since: when it had been tokenized, before it was handed over, on
-    the engine's clock; None: when it reaches it. prompt: plain ints (see `integers`). eos_ids: the
-    model's end tokens, which count unless `params.ignore_eos`. grammar: what the output has to
-    follow; None: nothing.
+    Args:
+        id: Name of the request, unique among those that have not ended.
+        prompt: Token ids as plain ints (see `integers`).
+        params: How tokens are chosen and where the text ends.
+        eos_ids: The model's end tokens, which end a choice unless `params.ignore_eos`.
+        priority: Rank in the queue; lower goes first, and ties go by arrival.
+        salt: Only requests of the same salt share cached pages.
+        deadline: Seconds on the engine's monotonic clock. The engine does not abort the request
+            then, its caller does; the engine leaves time for that, and launches several decode
+            steps as one only when no deadline lies among them.
+        since: Seconds on the engine's clock at which the prompt had been tokenized; None stands for
+            the moment at which the engine gets the request.
+        grammar: Compiled grammar that the output follows; None leaves it free.
     """
 
     id: str
@@ -255,8 +303,14 @@ class Request:
     grammar: Grammar | None = None
 
     def check(self, vocab_size: int, name: str = "prompt") -> None:
-        """RequestError when ids are out of range (`name` is the prompt's field) or the parameters
-        contradict them.
+        """Check the prompt and the parameters against the model's vocabulary.
+
+        Args:
+            vocab_size: Number of ids; valid ones are 0 to vocab_size - 1.
+            name: Field that errors about the prompt name.
+
+        Raises:
+            RequestError: An id is out of range, or the parameters leave no token to choose.
         """
         check_token_ids(name, self.prompt, vocab_size)
         self.params.check_vocabulary(vocab_size)
@@ -268,6 +322,6 @@ class Request:
 
     @cached_property
     def end_ids(self) -> frozenset[int]:
-        """Token ids that end a choice."""
+        """Ids of the tokens that end a choice: the model's own, and `params.stop_token_ids`."""
         eos = () if self.params.ignore_eos else self.eos_ids
         return frozenset(eos) | frozenset(self.params.stop_token_ids)

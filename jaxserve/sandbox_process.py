@@ -1,4 +1,4 @@
-"""A process that answers lines of JSON, and is killed when an answer takes too long."""
+"""Child process that answers lines of JSON, and is killed when an answer takes too long."""
 
 import json
 import subprocess
@@ -7,26 +7,28 @@ from contextlib import suppress
 from threading import Event, Lock, Timer
 from typing import Any
 
-START_SECONDS = 60.0
+START_SECONDS = 60.0  # until a new process is ready, on a busy machine
 
 
 class LineProcess:
-    """One request after the other; for use from several threads. The process says {} in a line when
-    it is ready.
+    """Child process that answers one request after the other; for use from several threads.
 
-    It starts with the first request. It is killed when an answer takes longer than `seconds` (of
-    clock time), and whenever it has died the next request starts another.
+    The process starts with the first request, and writes the line {} when it is ready. It is killed
+    when an answer takes longer than `seconds` of clock time; after its death the next request
+    starts another one. Answers are at most `max_answer_bytes` long.
     """
 
     def __init__(self, command: Sequence[str], seconds: float, max_answer_bytes: int) -> None:
-        self._command, self._seconds, self._max_answer_bytes = command, seconds, max_answer_bytes
+        self._command = command
+        self._seconds = seconds
+        self._max_answer_bytes = max_answer_bytes
         self._lock = Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, request: str) -> dict[str, Any] | None:
-        """The answer to a line of JSON; None where the process crashed or was killed.
+        """Return the answer to a line of JSON; None where the process crashed or was killed.
 
-        ChildProcessError when it does not start.
+        ChildProcessError is raised when the process does not start.
         """
         with self._lock:
             return self._exchange(self._running(), request.encode() + b"\n", self._seconds)
@@ -37,6 +39,7 @@ class LineProcess:
             self._end()
 
     def _running(self) -> subprocess.Popen[bytes]:
+        """Return the process, started if there is none."""
         if self._process is None or self._process.poll() is not None:
             self._end()
             self._process = subprocess.Popen(
@@ -44,7 +47,7 @@ class LineProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C on a terminal is not for it
+                start_new_session=True,  # Ctrl-C on a terminal does not reach the process
             )
             if self._exchange(self._process, b"", START_SECONDS) is None:
                 raise ChildProcessError("the process does not start")
@@ -53,7 +56,7 @@ class LineProcess:
     def _exchange(
         self, process: subprocess.Popen[bytes], line: bytes, seconds: float
     ) -> dict[str, Any] | None:
-        """The answer to a line; None, and the process is gone, when there is none in time."""
+        """Return the answer to a line; without one in time, end the process and return None."""
         assert process.stdin and process.stdout
         late = Event()
 
@@ -69,26 +72,27 @@ class LineProcess:
             answer = process.stdout.readline(self._max_answer_bytes)
         except BrokenPipeError:
             answer = b""
-        except BaseException:  # Ctrl-C: the rest of the answer would be taken for the next one's
+        except BaseException:
+            # After Ctrl-C the rest of this answer would be taken for the next request's.
             self._end()
             raise
         finally:
             watchdog.cancel()
             watchdog.join()
         whole = answer.endswith(b"\n")
-        if (
-            late.is_set() or not whole
-        ):  # killed though it answered at the last moment: the next request needs another
+        # A process may answer just before it is killed: the answer counts, the process is gone.
+        if late.is_set() or not whole:
             self._end()
         return json.loads(answer) if whole else None
 
     def _end(self) -> None:
+        """Kill the process, if any, and close its pipes."""
         if self._process is None:
             return
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
-            with suppress(BrokenPipeError):  # what it had not read
+            with suppress(BrokenPipeError):  # closing flushes what the process has not read
                 if pipe:
                     pipe.close()
         self._process = None

@@ -1,6 +1,4 @@
-"""Conversations as prompts: the checkpoint's chat template, rendered where it can do no harm. No
-jax in here.
-"""
+"""Conversations as prompts: the checkpoint's chat template, rendered in a sandbox; no jax."""
 
 from jaxserve.chat.chat import Chat, Rendered
 from jaxserve.chat.messages import Message

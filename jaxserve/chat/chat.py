@@ -1,14 +1,12 @@
-"""From a conversation to a prompt: its text, and ids in which nobody but the template begins or
-ends a turn.
-"""
+"""Prompts of conversations: their text, and token ids in which only the template marks turns."""
 
 import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from jaxserve.chat.answers import Forms, Reading, choose_forms
-from jaxserve.chat.answers.call_grammar import Calling, calls_alone, text_and_calls
+from jaxserve.chat.answers import AnswerFormats, Reading, choose_formats
+from jaxserve.chat.answers.call_grammar import CallContext, calls_alone, text_and_calls
 from jaxserve.chat.answers.thinking import CLOSE, MARKS, opened_by
 from jaxserve.chat.marking import Marker
 from jaxserve.chat.messages import plain_messages
@@ -19,34 +17,34 @@ from jaxserve.errors import ChatError, RequestError
 from jaxserve.structure import Structure
 from jaxserve.tokenizer import MARK, Tokenizer, TokenizerError
 
-NO_WORD = re.compile(
-    r"[^\w\s]"
-)  # runs of spaces are added tokens, too (GPT-NeoX), and any template has some
-NOTHING_BUT_CONTENT = Reading()
+# Names of added tokens that could be marks of a template. Runs of spaces are added tokens, too
+# (GPT-NeoX), but any template has some.
+NO_WORD = re.compile(r"[^\w\s]")
+CONTENT_ONLY = Reading()
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """A conversation as the model reads it, up to where its answer begins. reading: how that is to
-    be read.
+    """Prompt of a conversation, up to where the answer begins.
 
-    structure: what it has to follow, where functions have to be called.
+    `reading` says how the answer is parsed, `structure` what it has to follow where functions must
+    be called or called strictly; None leaves it free.
     """
 
     text: str
     token_ids: tuple[int, ...]
-    reading: Reading = NOTHING_BUT_CONTENT
+    reading: Reading = CONTENT_ONLY
     structure: Structure | None = None
 
 
 class Chat:
-    """The chat template and the tokenizer of one checkpoint folder; for use from several threads.
+    """Chat template and tokenizer of one checkpoint folder; for use from several threads.
 
     Names of special tokens become their ids where the template writes them, and stay text where a
-    client does. The same holds for added tokens that are not marked special, if the template's
-    source has them (DeepSeek writes its turns so), unless the template looks for them in what it is
-    given, as for </think>.
+    client writes them. Added tokens that are not marked special are treated likewise if the
+    template's source has them (DeepSeek marks its turns that way), unless the template looks for
+    them in the messages, as for </think>.
     """
 
     def __init__(
@@ -58,24 +56,26 @@ class Chat:
         tool_parser: str = "auto",
         reasoning_parser: str = "auto",
     ) -> None:
-        """template_file: instead of the folder's; either is read with the first use. seconds: for
-        one rendering.
+        """Prepare to render; the template is read, and the process started, with the first use.
 
-        tool_parser, reasoning_parser: of TOOL_PARSERS and REASONING_PARSERS; see choose_forms.
+        `template_file` replaces the folder's template. `seconds` bounds one rendering. For
+        `tool_parser` and `reasoning_parser` see choose_formats.
         """
-        self._parsers = tool_parser, reasoning_parser
-        self.folder, self._tokenizer, self._file = folder, tokenizer, template_file
+        self.folder = folder
+        self._tokenizer = tokenizer
+        self._file = template_file
+        self._parsers = (tool_parser, reasoning_parser)
         self._renderer = TemplateRenderer(seconds)
 
     @cached_property
     def template(self) -> ChatTemplate:
-        """ChatError when there is none, or it cannot be read."""
+        """The template; ChatError is raised when there is none, or it cannot be read."""
         return read_template(self.folder, self._tokenizer, self._file)
 
     @cached_property
-    def forms(self) -> Forms:
-        """Those of the answers; ChatError as for the template."""
-        return choose_forms(self.template.source, *self._parsers)
+    def formats(self) -> AnswerFormats:
+        """Formats of the answers; ChatError is raised when there is no template."""
+        return choose_formats(self.template.source, *self._parsers)
 
     @cached_property
     def _look(self) -> Look:
@@ -83,31 +83,30 @@ class Chat:
 
     @cached_property
     def _marker(self) -> Marker:
-        source, look = self.template.source, self._look
+        source = self.template.source
+        look = self._look
         written = {
             name for name in self._tokenizer.added_tokens if name in source and NO_WORD.search(name)
         }
-        return Marker(
-            self._tokenizer.special_tokens.keys() | (written - look.sought), look.words | ROLES
-        )
+        names = self._tokenizer.special_tokens.keys() | (written - look.sought)
+        return Marker(names, look.words | ROLES)
 
     def render(
         self, messages: object, name: str = "messages", tools: Tools | None = None
     ) -> Rendered:
-        """The prompt for the assistant's next message.
+        """Return the prompt for the assistant's next message.
 
-        messages: a list of {"role": ..., "content": ...}; `name` is their path in the request.
-        tools: that it may call. RequestError says what is wrong with them, ChatError what the
-        template makes of them, or that it has no use for tools.
+        `messages` is a list of {"role": ..., "content": ...}, `name` its path in the request, and
+        `tools` what the answer may call. RequestError is raised for malformed messages, ChatError
+        where the template refuses them or takes no tools.
         """
         if tools:
             self._check_tools()
         plain = with_arguments(plain_messages(messages, name), self._look.joins_arguments, name)
         variables = {
             "messages": self._marker.marked(plain),
-            "tools": self._marker.marked(list(tools.offered))
-            if tools
-            else None,  # templates ask whether they are none
+            # None and not an empty list: templates ask whether tools are none.
+            "tools": self._marker.marked(list(tools.offered)) if tools else None,
             "documents": None,
             "add_generation_prompt": True,
         }
@@ -116,70 +115,69 @@ class Chat:
             ids = self._tokenizer.encode_special(text)
         except TokenizerError as error:
             raise RequestError(name, str(error)) from None
+        # The marks have done their work once the ids exist; the text is for people.
         text = text.replace(MARK, "")
         reading = self._reading(text, tools)
         return Rendered(text, tuple(ids), reading, self._structure(tools, reading))
 
     def _check_tools(self) -> None:
+        """Raise ChatError where the template takes no tools, or calls could not be parsed."""
         if not self._look.takes_tools:
             where = self._file or self.folder
             raise ChatError(
-                f"the chat template of {where.name} takes none; --chat-template names another",
+                f"the chat template of {where.name} takes no tools; "
+                "give another one with --chat-template",
                 "tools",
             )
-        if self.forms.tools is None:
+        if self.formats.tools is None:
             problem = (
-                "how this model writes calls is not known, or turned off; --tool-parser "
-                "says it to the server"
+                "the format of this model's calls is not known, or turned off; "
+                "the server's --tool-parser names it"
             )
             raise ChatError(problem, "tools")
 
     def _reading(self, prompt: str, tools: Tools | None) -> Reading:
-        forms = self.forms
-        marks = (forms.tools.marks if tools and forms.tools else ()) + (
-            MARKS if forms.thinks else ()
-        )
+        """Return how the answer to a prompt with these tools is parsed."""
+        formats = self.formats
+        marks: tuple[str, ...] = ()
+        if tools and formats.tools:
+            marks += formats.tools.marks
+        if formats.thinks:
+            marks += MARKS
         special = self._tokenizer.special_tokens
         return Reading(
-            tools=forms.tools if tools else None,
+            tools=formats.tools if tools else None,
             names=tools.names if tools else frozenset(),
             parallel=tools is None or tools.parallel,
-            thinks=forms.thinks,
-            opened=forms.thinks and opened_by(prompt),
+            thinks=formats.thinks,
+            opened=formats.thinks and opened_by(prompt),
             spelled={special[mark]: mark for mark in marks if mark in special},
         )
 
     def _structure(self, tools: Tools | None, reading: Reading) -> Structure | None:
-        """The grammar of an answer whose calls have to be made, or to follow their schemas."""
+        """Return the grammar of an answer that must call, or must call strictly; otherwise None."""
         if tools is None or reading.tools is None or not (tools.required or tools.strict):
             return None
         functions = [tool["function"] for tool in tools.offered]
         if tools.required:
             functions = [function for function in functions if function["name"] in tools.required]
-        calling = Calling(
-            [f["name"] for f in functions], tools.parallel, self._tokenizer.special_tokens
-        )
-        writing = reading.tools.writing
+        names = [function["name"] for function in functions]
+        context = CallContext(names, tools.parallel, self._tokenizer.special_tokens)
+        syntax = reading.tools.syntax
         if tools.required:
             schemas = [function["parameters"] for function in functions]
-            return Structure(
-                "lark",
-                calls_alone(writing, calling, schemas, CLOSE if reading.opened else None),
-                "tools",
-            )
+            thought_end = CLOSE if reading.opened else None
+            return Structure("lark", calls_alone(syntax, context, schemas, thought_end), "tools")
         schemas = [f["parameters"] if f["name"] in tools.strict else {} for f in functions]
         try:
-            return Structure(
-                "lark",
-                text_and_calls(writing, calling, schemas, MARKS if reading.thinks else ()),
-                "tools",
-            )
+            text_tokens = MARKS if reading.thinks else ()
+            return Structure("lark", text_and_calls(syntax, context, schemas, text_tokens), "tools")
         except ValueError as error:
             problem = (
-                f"ask for strict calls, which this model's form leaves to tool_choice "
-                f"alone: {error}"
+                "ask for strict calls, which this model's format allows with tool_choice only: "
+                f'{error} (choose "required" or one function)'
             )
-            raise ChatError(f'{problem} (choose "required" or one function)', "tools") from None
+            raise ChatError(problem, "tools") from None
 
     def close(self) -> None:
         """End the rendering process; a later use starts another."""

@@ -1,4 +1,4 @@
-"""A conversation turn by turn: its history, where turns come from, and what Ctrl-C ends."""
+"""Conversations on the command line: turns, their history, and the handling of Ctrl-C."""
 
 import signal
 import sys
@@ -16,18 +16,21 @@ HINT = f"Ctrl-C ends the answer, {RESET} forgets the conversation, Ctrl-D ends i
 
 
 class Printer(Protocol):
+    """Output of answers as they grow."""
+
     def show(self, number: int, delta: Delta) -> None:
-        """News of the answer to turn `number`, from 0 on."""
+        """Print the growth of the answer to turn `number`, counted from 0."""
         ...
 
     def cut(self) -> None:
-        """The answer ends here."""
+        """Finish an answer that was interrupted."""
         ...
 
 
 class Conversation:
-    """Asks every turn with what was said before it. A turn that is /reset forgets all but the
-    system's message.
+    """Conversation whose every turn is asked together with its history.
+
+    The turn /reset drops the history except for the system's message.
     """
 
     def __init__(
@@ -38,24 +41,25 @@ class Conversation:
         system: str | None = None,
         interactive: bool = False,
     ) -> None:
-        """stream: answers messages. complain: told why a turn has no answer. interactive: Ctrl-C
-        ends an answer.
+        """Begin a conversation.
+
+        `stream` answers messages, `complain` is called with the reason why a turn has no answer,
+        and with `interactive` Ctrl-C ends the answer only.
         """
-        self._stream, self._printer, self._complain, self._interactive = (
-            stream,
-            printer,
-            complain,
-            interactive,
-        )
-        self._opening: list[Message] = (
-            [] if system is None else [{"role": "system", "content": system}]
-        )
+        self._stream = stream
+        self._printer = printer
+        self._complain = complain
+        self._interactive = interactive
+        self._opening: list[Message] = []
+        if system is not None:
+            self._opening = [{"role": "system", "content": system}]
         self.done: list[Completion] = []
         self.failed = False
 
     def hold(self, turns: Iterable[str]) -> None:
-        """Answer the turns, each before the next is read. One without an answer is forgotten."""
-        history, number = self._opening, 0
+        """Answer the turns, each before the next is read; forget turns without an answer."""
+        history = self._opening
+        number = 0
         for turn in turns:
             if turn.strip() == RESET:
                 history = self._opening
@@ -67,7 +71,7 @@ class Conversation:
             number += 1
 
     def _answer(self, number: int, messages: list[Message]) -> str | None:
-        """What was said, up to a Ctrl-C; None for nothing."""
+        """Return the text of the answer, up to a Ctrl-C; None where there is none."""
         try:
             with interruptible() if self._interactive else nullcontext(Event()) as interrupted:
                 return self._listen(number, self._stream(messages), interrupted)
@@ -75,25 +79,29 @@ class Conversation:
             return self._fail(error)
 
     def _listen(self, number: int, deltas: Iterator[Delta], interrupted: Event) -> str | None:
+        """Print the answer and return its text; None where it failed or is empty."""
         text = ""
         for delta in deltas:
             self._printer.show(number, delta)
             text += delta.text
             if delta.completion:
                 self.done.append(delta.completion)
-                return self._fail(delta.completion.error) if delta.completion.error else text
+                if delta.completion.error:
+                    return self._fail(delta.completion.error)
+                return text
             if interrupted.is_set():
-                break  # the iterator goes, and with it the request
+                break  # dropping the iterator aborts the request
         self._printer.cut()
         return text or None
 
     def _fail(self, error: Exception) -> None:
+        """Report why a turn has no answer."""
         self._complain(error)
         self.failed = True
 
 
 def lines_of(standard_input: Iterable[bytes]) -> Iterator[str]:
-    """One turn per line as it comes, without the empty ones; RequestError for what is not UTF-8."""
+    """Yield the lines that are not empty as turns; raise RequestError for invalid UTF-8."""
     for number, line in enumerate(standard_input, start=1):
         try:
             turn = line.decode("utf-8").rstrip("\r\n")
@@ -105,8 +113,9 @@ def lines_of(standard_input: Iterable[bytes]) -> Iterator[str]:
 
 
 def typed_turns(prompt: str) -> Iterator[str]:
-    """Turns that a person types, with line editing where Python has it; Ctrl-C drops a line, Ctrl-D
-    ends.
+    """Yield the turns that a person types, with line editing where Python has it.
+
+    Ctrl-C drops a line, Ctrl-D ends the iteration.
     """
     print(HINT, file=sys.stderr)
     with suppress(ImportError):
@@ -126,10 +135,10 @@ def typed_turns(prompt: str) -> Iterator[str]:
 
 @contextmanager
 def interruptible() -> Iterator[Event]:
-    """While this is open the first Ctrl-C is an event and interrupts nothing: a step of the engine
-    runs to its end.
+    """Turn the first Ctrl-C inside of the context into an event.
 
-    The second is a KeyboardInterrupt, as ever.
+    A step of the engine must run to its end: an interrupted one leaves the engine unusable. The
+    second Ctrl-C is a KeyboardInterrupt as usual.
     """
     pressed = Event()
 

@@ -1,6 +1,4 @@
-"""Marks in a client's strings, so that names of tokens there stay text whatever a template writes
-around them.
-"""
+"""Marks in clients' strings that keep the names of tokens there from becoming tokens."""
 
 import re
 from collections.abc import Iterable
@@ -10,25 +8,25 @@ from jaxserve.tokenizer import MARK
 
 
 class Marker:
-    """Puts MARK where a client's string could become the name of a token, whole or together with
-    its surroundings.
+    """Puts MARK wherever a client's string could become the name of a token.
 
-    - A name inside a string gets a mark inside, in upper and lower case alike.
-    - A string that is a piece of a name gets one inside: the role "end" where the template writes
-      '<|' + role + '|>' and the tokenizer has <|end|>. Not the template's own words: "text" is a
-      piece of <|endoftext|>.
-    - A string that begins or ends with a piece of a name gets one there, if the piece is more than
-      letters and digits.
+    - A name inside of a string gets a mark inside, in upper and lower case alike.
+    - A string that is a piece of a name gets a mark inside: the role "end" where the template
+      writes '<|' + role + '|>' and the tokenizer has <|end|>. The template's own words are
+      excepted: "text" is a piece of <|endoftext|>.
+    - A string that begins or ends with a piece of a name gets a mark there, if the piece is more
+      than letters and digits.
 
-    What no mark prevents: a template that takes letters out of the middle of a string, or puts them
-    there.
+    Marks cannot help against a template that removes characters from the middle of a string, or
+    inserts them there.
     """
 
     def __init__(self, names: Iterable[str], words: Iterable[str]) -> None:
-        """names: of the tokens that a rendered text may hold; those of one letter are text anyway.
+        """Prepare to mark strings.
 
-        words: pieces of names that a template compares or looks up, and that must reach it as they
-        are.
+        `names` are those of the tokens that a rendered text may hold; a name of one character has
+        no inside to mark and stays. `words` are strings that the template compares or looks up, and
+        that must reach it unchanged.
         """
         names = [name for name in sorted(names, key=len, reverse=True) if len(name) > 1]
         self._inside = re.compile("|".join(map(re.escape, names)) or "(?!)", re.IGNORECASE)
@@ -39,7 +37,7 @@ class Marker:
         self._words = frozenset(words)
 
     def marked(self, value: Any) -> Any:
-        """A copy of a plain value with the marks; the keys of objects get those inside only."""
+        """Return a copy of a plain value with marks; keys of objects get marks inside only."""
         if isinstance(value, str):
             return self._text(value)
         if isinstance(value, dict):
@@ -49,15 +47,22 @@ class Marker:
         return value
 
     def _text(self, text: str) -> str:
+        """Return a string with marks inside and at both ends, as far as they are needed."""
         sizes = range(1, min(self._longest, len(text) + 1))
         before = any(text[:size] in self._tails and not _is_word(text[:size]) for size in sizes)
         after = any(text[-size:] in self._heads and not _is_word(text[-size:]) for size in sizes)
-        return MARK * before + self._broken(text) + MARK * after
+        marked = self._broken(text)
+        if before:
+            marked = MARK + marked
+        if after:
+            marked += MARK
+        return marked
 
     def _broken(self, text: str) -> str:
+        """Return a string with a mark inside of every name, and of the string if it is a piece."""
         if text and text not in self._words and text in self._all_names:
             return _break(text)
-        while self._inside.search(text):  # again, as names may overlap
+        while self._inside.search(text):  # more than once, as names may overlap
             text = self._inside.sub(lambda found: _break(found[0]), text)
         return text
 

@@ -1,4 +1,4 @@
-"""What a conversation may be: messages as plain JSON values, within bounds."""
+"""Messages of conversations as plain JSON values, checked and within bounds."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,18 +8,18 @@ from jaxserve.tokenizer import MARK
 
 MAX_MESSAGES = 4096
 MAX_DEPTH = 32  # of lists and objects inside a message
-MAX_INTEGER = 2**64 - 1
+MAX_INTEGER = 2**64 - 1  # in either direction
 
 Message = Mapping[str, Any]
 
 
 def plain_messages(messages: object, name: str = "messages") -> list[dict[str, Any]]:
-    """A copy of a conversation in plain values: each message an object with role and content, both
-    strings.
+    """Return a copy of a conversation in plain values.
 
-    Other fields (name, tool_calls, ...) are the template's business; those that are None are left
-    out, as templates expect it. A message with tool_calls needs no content, which is None then:
-    some templates ask for that. RequestError with the path of what is wrong.
+    Each message is an object with role and content, both strings. Other fields (name, tool_calls,
+    ...) are left to the template; fields that are None are left out, as templates expect. A message
+    with tool_calls needs no content, which is None then, since some templates ask for it.
+    RequestError names the path of the first thing that is wrong.
     """
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
         raise RequestError(name, f"is {messages!r:.80}; give a list of messages")
@@ -31,6 +31,7 @@ def plain_messages(messages: object, name: str = "messages") -> list[dict[str, A
 
 
 def _message(message: object, path: str) -> dict[str, Any]:
+    """Return one message in plain values; raise RequestError for a malformed one."""
     if not isinstance(message, Mapping):
         raise RequestError(path, f"is {message!r:.80}; give an object with role and content")
     _require_string(message, "role", path)
@@ -46,6 +47,7 @@ def _message(message: object, path: str) -> dict[str, Any]:
 
 
 def _require_string(message: Mapping[Any, Any], field: str, path: str) -> None:
+    """Raise RequestError unless the message has a string in this field."""
     if field not in message:
         raise RequestError(f"{path}.{field}", "is missing; it must be a string")
     if not isinstance(message[field], str):
@@ -53,8 +55,10 @@ def _require_string(message: Mapping[Any, Any], field: str, path: str) -> None:
 
 
 def plain(value: object, path: str, depth: int = 0) -> Any:
-    """A copy in plain JSON values; RequestError with the path of what is none, or is nested too
-    deep.
+    """Return a copy in plain JSON values.
+
+    RequestError names the path of a value of another type, or of one that is nested more than
+    MAX_DEPTH deep.
     """
     if depth > MAX_DEPTH:
         raise RequestError(path, f"is nested more than {MAX_DEPTH} deep")
@@ -90,6 +94,7 @@ def _key(key: object, path: str) -> str:
 
 
 def _text(text: str, path: str) -> str:
+    """Return a valid Unicode text without MARK, whose meaning the client must not borrow."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -100,4 +105,4 @@ def _text(text: str, path: str) -> str:
         raise RequestError(
             path, f"holds U+{ord(MARK):04X}, which is no character for interchange; remove it"
         )
-    return str(text)
+    return str(text)  # subclasses of str become plain ones

@@ -1,4 +1,4 @@
-"""Chat templates rendered in a process of their own, which can be killed."""
+"""Rendering of chat templates in a separate process, which can be killed."""
 
 import json
 import sys
@@ -16,19 +16,18 @@ MAX_TEMPLATE_BYTES = 256 * 1024
 MAX_REQUEST_BYTES = 32 * 2**20  # messages and variables, as JSON
 MAX_RENDERED_BYTES = 16 * 2**20
 MAX_MEMORY = 512 * 2**20
-SECONDS = 5.0
-MAX_ANSWER_BYTES = (
-    6 * MAX_RENDERED_BYTES + 1024
-)  # a letter in JSON is up to six times as long as in UTF-8
+SECONDS = 5.0  # for one rendering
+# A character in JSON is up to six times as long as in UTF-8.
+MAX_ANSWER_BYTES = 6 * MAX_RENDERED_BYTES + 1024
 
 
 @dataclass(frozen=True)
 class Look:
-    """words: strings and names in a template's code. sought: those that it compares or gives to a
-    method.
+    """Facts about a template's code.
 
-    takes_tools: it has a use for `tools`. joins_arguments: it adds a call's arguments to a text, so
-    they must be one.
+    `words` are the strings and names in it, `sought` the strings that it compares or gives to a
+    method. `takes_tools` says that it uses the variable `tools`, `joins_arguments` that it adds a
+    call's arguments to a text, so that they must be text and not an object.
     """
 
     words: frozenset[str]
@@ -38,29 +37,25 @@ class Look:
 
 
 class TemplateRenderer:
-    """Renders any templates, one after the other; for use from several threads.
+    """Renderer of any templates, one after the other; for use from several threads.
 
-    The process starts with the first call, and again after it has died. Everything that goes wrong
-    is a ChatError.
+    The process starts with the first call, and again after it has died. Every failure is a
+    ChatError.
     """
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self._seconds = seconds
         limits = [str(seconds), str(MAX_RENDERED_BYTES), str(MAX_MEMORY), MARK]
-        command = [
-            sys.executable,
-            "-P",
-            str(WORKER),
-            *limits,
-        ]  # -P: the modules beside it are not for it
+        # -P keeps the worker's folder off its module path: messages.py and so on are there.
+        command = [sys.executable, "-P", str(WORKER), *limits]
         self._process = LineProcess(command, seconds, MAX_ANSWER_BYTES)
 
     def render(self, template: str, variables: Mapping[str, Any]) -> str:
-        """The text that a template makes of its variables, which are plain JSON values."""
+        """Return the text that a template makes of its variables, which are plain JSON values."""
         return self._ask({"template": template, "variables": variables})["text"]
 
     def look(self, template: str) -> Look:
-        """What a template's code says."""
+        """Return facts about a template's code, without rendering it."""
         answer = self._ask({"template": template})
         return Look(
             frozenset(answer["words"]),
@@ -76,7 +71,7 @@ class TemplateRenderer:
     def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         if len(request["template"].encode("utf-8", "replace")) > MAX_TEMPLATE_BYTES:
             raise ChatError(f"the chat template has more than {MAX_TEMPLATE_BYTES} bytes")
-        line = json.dumps(request)  # in ASCII
+        line = json.dumps(request)  # ASCII, so that characters are bytes
         if len(line) > MAX_REQUEST_BYTES:
             raise ChatError(
                 f"the conversation has {len(line)} bytes as JSON; the limit is {MAX_REQUEST_BYTES}"
@@ -89,7 +84,7 @@ class TemplateRenderer:
             ) from None
         if answer is None:
             raise ChatError(
-                f"the chat template was stopped: it crashed, or took longer than "
+                "the chat template was stopped: it crashed, or took longer than "
                 f"{self._seconds:g} seconds"
             )
         if "error" in answer:

@@ -1,4 +1,4 @@
-"""The chat template of a checkpoint folder, and the tokens that it calls by their role."""
+"""Source of a checkpoint's chat template, and the names of tokens that the template uses."""
 
 import json
 from dataclasses import dataclass
@@ -9,25 +9,26 @@ from jaxserve.chat.renderer import MAX_TEMPLATE_BYTES
 from jaxserve.errors import ChatError
 from jaxserve.tokenizer import Tokenizer
 
-TEMPLATE_FILE, TEMPLATE_JSON = "chat_template.jinja", "chat_template.json"
-SETTINGS_FILES = ("special_tokens_map.json", "tokenizer_config.json")  # the later one counts
+TEMPLATE_FILE = "chat_template.jinja"
+TEMPLATE_JSON = "chat_template.json"
+SETTINGS_FILES = ("special_tokens_map.json", "tokenizer_config.json")  # the later one wins
 FIELD = "chat_template"
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """tokens: variables such as bos_token, with the names of those tokens."""
+    """Source of a template, and its variables such as bos_token with the names of those tokens."""
 
     source: str
     tokens: dict[str, str]
 
 
 def read_template(folder: Path, tokenizer: Tokenizer, file: Path | None = None) -> ChatTemplate:
-    """The template of `file`, or of a checkpoint folder.
+    """Return the template in `file`, or else the checkpoint folder's own.
 
-    There it is chat_template.jinja, or else the field chat_template of chat_template.json or of
+    The folder's is chat_template.jinja, or else the field chat_template of chat_template.json or of
     tokenizer_config.json: a string, or a list of {name, template}, of which the one called
-    "default" is taken. ChatError says what is wrong.
+    "default" is taken. ChatError is raised where there is none, or it cannot be read.
     """
     settings: dict[str, Any] = {}
     for name in SETTINGS_FILES:
@@ -38,24 +39,25 @@ def read_template(folder: Path, tokenizer: Tokenizer, file: Path | None = None) 
 
 
 def _source(folder: Path, settings: dict[str, Any], file: Path | None) -> str:
+    """Return the source of the template, wherever it is."""
     if file or (folder / TEMPLATE_FILE).exists():
         return _read_text(file or folder / TEMPLATE_FILE)
     template = _read_object(folder / TEMPLATE_JSON).get(FIELD) or settings.get(FIELD)
     if not template:
-        raise ChatError(
-            f"{folder}: has no chat template; give one with --chat-template FILE", FIELD
-        )
+        raise ChatError(f"{folder} has no chat template; give one with --chat-template FILE", FIELD)
     if isinstance(template, list):
         template = _default_of(template, folder)
     if not isinstance(template, str):
         raise ChatError(
-            f"{folder}: is {template!r:.80}; expected a string, or a list of {{name, template}}",
+            f"{folder} has the chat template {template!r:.80}; "
+            "it must be a string, or a list of {name, template}",
             FIELD,
         )
     return _bounded(template, folder)
 
 
 def _default_of(templates: list[Any], folder: Path) -> Any:
+    """Return the template called "default" in a list of {name, template}."""
     named = {
         entry.get("name"): entry.get("template") for entry in templates if isinstance(entry, dict)
     }
@@ -69,13 +71,15 @@ def _default_of(templates: list[Any], folder: Path) -> Any:
 
 
 def _bounded(template: str, where: Path) -> str:
+    """Return a template of at most MAX_TEMPLATE_BYTES; raise ChatError for a larger one."""
     size = len(template.encode("utf-8", "replace"))
     if size > MAX_TEMPLATE_BYTES:
-        raise ChatError(f"{where}: has {size} bytes; the limit is {MAX_TEMPLATE_BYTES}", FIELD)
+        raise ChatError(f"{where} has {size} bytes; the limit is {MAX_TEMPLATE_BYTES}", FIELD)
     return template
 
 
 def _read_text(path: Path) -> str:
+    """Return the template in a file."""
     try:
         with path.open("rb") as file:
             return _bounded(file.read(MAX_TEMPLATE_BYTES + 1).decode("utf-8"), path)
@@ -83,29 +87,27 @@ def _read_text(path: Path) -> str:
         raise ChatError(f"{path}: {error.strerror}", FIELD) from None
     except UnicodeDecodeError as error:
         raise ChatError(
-            f"{path}: is not UTF-8 text (byte {error.start}: {error.reason})", FIELD
+            f"{path} is not UTF-8 text (byte {error.start}: {error.reason})", FIELD
         ) from None
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; nothing where there is no file."""
+    """Return the object in a JSON file; an empty one where there is no file."""
     if not path.exists():
         return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ChatError(
-            f"{path}: not readable as JSON ({error}); copy the file again", FIELD
+            f"{path} is not readable as JSON ({error}); copy the file again", FIELD
         ) from None
     if not isinstance(content, dict):
-        raise ChatError(
-            f"{path}: holds {type(content).__name__} where an object is expected", FIELD
-        )
+        raise ChatError(f"{path} holds {type(content).__name__} where an object is expected", FIELD)
     return content
 
 
 def _default_tokens(tokenizer: Tokenizer) -> dict[str, str]:
-    """What the tokenizer's own file says, where the folder names no tokens."""
+    """Return the names of the tokenizer's own begin and end tokens, for folders that name none."""
     ids = {"bos_token": tokenizer.bos_id, "eos_token": next(iter(tokenizer.eos_ids), None)}
     return {
         name: tokenizer.token_text(token_id)
@@ -115,12 +117,13 @@ def _default_tokens(tokenizer: Tokenizer) -> dict[str, str]:
 
 
 def _named_tokens(settings: dict[str, Any]) -> dict[str, str]:
-    """Every field that names a token: bos_token, eos_token, pad_token, ..., as a string or as
-    {"content": string}.
+    """Return every field that names a token: bos_token, eos_token, pad_token and so on.
+
+    A field's value is a string, or an object with the string as its "content".
     """
-    values = {name: value for name, value in settings.items() if name.endswith("_token")}
-    names = {
-        name: value.get("content") if isinstance(value, dict) else value
-        for name, value in values.items()
-    }
-    return {name: value for name, value in names.items() if isinstance(value, str)}
+    names = {}
+    for field, value in settings.items():
+        name = value.get("content") if isinstance(value, dict) else value
+        if field.endswith("_token") and isinstance(name, str):
+            names[field] = name
+    return names

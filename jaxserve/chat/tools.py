@@ -1,6 +1,4 @@
-"""Functions that a model may call: as clients offer them, as templates want them, and their calls
-in a conversation.
-"""
+"""Functions that a model may call, and their calls in conversations."""
 
 import json
 import re
@@ -13,21 +11,21 @@ from jaxserve.chat.messages import plain
 from jaxserve.errors import RequestError
 
 NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
-AUTO, NONE, REQUIRED = "auto", "none", "required"
-NO_PARAMETERS: dict[str, Any] = {
-    "type": "object",
-    "properties": {},
-}  # OpenAI's meaning of parameters left out
+AUTO = "auto"
+NONE = "none"
+REQUIRED = "required"
+# The schema of a function without parameters, as OpenAI's API defines it.
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
 @dataclass(frozen=True)
 class Tools:
-    """What may be called in an answer. offered: as templates want them: {"type": "function",
-    "function": {...}}.
+    """Functions that an answer may call.
 
-    parallel: in any number; otherwise the first call of an answer is kept, and the others are
-    dropped. required: those of which one has to be called, by name; none where the model is free
-    to. strict: those whose calls follow the schema even then.
+    `offered` has each as templates expect it: {"type": "function", "function": {...}}. Without
+    `parallel` the first call of an answer is kept and the others are dropped. `required` names the
+    functions of which one must be called; it is empty where the model is free not to call.
+    `strict` names the functions whose calls follow the schema even then.
     """
 
     offered: tuple[dict[str, Any], ...]
@@ -37,15 +35,16 @@ class Tools:
 
     @property
     def names(self) -> frozenset[str]:
+        """Names of all functions."""
         return frozenset(tool["function"]["name"] for tool in self.offered)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Whether functions are called: AUTO, as the model likes; NONE; REQUIRED, one at least. name:
-    this one.
+    """Request's choice of the functions to call.
 
-    field: where the request says so.
+    `mode` is AUTO (the model decides), NONE, or REQUIRED (at least one). `name` is the one function
+    that must be called. `field` is the choice's path in the request, for errors.
     """
 
     mode: str = AUTO
@@ -53,18 +52,19 @@ class Choice:
     field: str = "tool_choice"
 
 
-def check_size(functions: Sequence[Mapping[str, Any]], most: int, most_bytes: int) -> None:
-    """RequestError for more functions, or more bytes of them as JSON: before anybody looks at each
-    of them.
+def check_size(functions: Sequence[Mapping[str, Any]], max_count: int, max_bytes: int) -> None:
+    """Raise RequestError for more functions, or more bytes of them as JSON, than the limits.
+
+    Call it before anything that takes time for each function.
     """
-    if len(functions) > most:
+    if len(functions) > max_count:
         raise RequestError(
-            "tools", f"has {len(functions)} entries; the limit is {most} (--max-tools)"
+            "tools", f"has {len(functions)} entries; the limit is {max_count} (--max-tools)"
         )
     size = len(json.dumps(functions, ensure_ascii=False).encode("utf-8", "replace"))
-    if size > most_bytes:
+    if size > max_bytes:
         raise RequestError(
-            "tools", f"has {size} bytes as JSON; the limit is {most_bytes} (--max-tool-bytes)"
+            "tools", f"has {size} bytes as JSON; the limit is {max_bytes} (--max-tool-bytes)"
         )
 
 
@@ -74,11 +74,11 @@ def tools_of(
     parallel: bool,
     path: Callable[[int], str],
 ) -> Tools | None:
-    """What a request offers; None for nothing, and for a choice of none: the template is not told
-    then.
+    """Return the tools of a request; None without functions, or where the choice is NONE.
 
-    functions: name, and if given description, parameters (a JSON schema as plain values) and
-    strict. path: of each of them in the request. RequestError with the path of what is wrong.
+    Each function has a name, and optionally a description, parameters (a JSON schema as plain
+    values) and strict. `path` maps a function's index to its path in the request. RequestError
+    names the path of the first thing that is wrong, even where the choice is NONE.
     """
     offered = tuple(_tool(function, path(i)) for i, function in enumerate(functions))
     names = set[str]()
@@ -86,7 +86,7 @@ def tools_of(
         name = tool["function"]["name"]
         if name in names:
             raise RequestError(
-                f"{path(i)}.name", f"is {name!r}, as that of another function; give each its own"
+                f"{path(i)}.name", f"is {name!r}, the name of another function; give each its own"
             )
         names.add(name)
     strict = frozenset(function["name"] for function in functions if function.get("strict"))
@@ -95,7 +95,7 @@ def tools_of(
 
 
 def _required(names: set[str], choice: Choice) -> frozenset[str]:
-    """The functions of which one has to be called; RequestError for one that is not offered."""
+    """Return the functions of which one must be called; raise RequestError for an unknown one."""
     if choice.name is not None:
         if choice.mode == NONE:
             raise RequestError(
@@ -110,11 +110,13 @@ def _required(names: set[str], choice: Choice) -> frozenset[str]:
 
 
 def _tool(function: Mapping[str, Any], path: str) -> dict[str, Any]:
-    name, description = function.get("name"), function.get("description")
+    """Return one function as templates expect it; raise RequestError for a malformed one."""
+    name = function.get("name")
+    description = function.get("description")
     if not (isinstance(name, str) and NAME.fullmatch(name)):
         raise RequestError(
             f"{path}.name",
-            f"is {name!r:.80}; give 1 to 64 letters, digits, underlines, points, dashes",
+            f"is {name!r:.80}; give 1 to 64 letters, digits, underscores, dots or dashes",
         )
     if not isinstance(description, str | None):
         raise RequestError(f"{path}.description", f"is {description!r:.80}; it must be a string")
@@ -127,16 +129,23 @@ def _tool(function: Mapping[str, Any], path: str) -> dict[str, Any]:
         raise RequestError(
             f"{path}.strict", f"is {function['strict']!r:.80}; it must be true or false"
         )
-    told = {} if description is None else {"description": plain(description, f"{path}.description")}
-    schema = NO_PARAMETERS if parameters is None else plain(parameters, f"{path}.parameters")
-    return {"type": "function", "function": {"name": name, **told, "parameters": schema}}
+    offered: dict[str, Any] = {"name": name}
+    if description is not None:
+        offered["description"] = plain(description, f"{path}.description")
+    # Parameters come last: templates write the members in this order.
+    offered["parameters"] = NO_PARAMETERS
+    if parameters is not None:
+        offered["parameters"] = plain(parameters, f"{path}.parameters")
+    return {"type": "function", "function": offered}
 
 
 def with_arguments(
     messages: list[dict[str, Any]], as_text: bool, name: str
 ) -> list[dict[str, Any]]:
-    """The messages, with the arguments of calls as JSON text or as objects, whichever they were.
-    name: their path.
+    """Return the messages with the arguments of calls all as JSON text, or all as objects.
+
+    `name` is the messages' path in the request. RequestError is raised for arguments that are
+    neither an object nor its JSON text.
     """
 
     def call_of(call: Any, path: str) -> Any:
@@ -150,20 +159,22 @@ def with_arguments(
         calls = message.get("tool_calls")
         if not isinstance(calls, list):
             return message
-        return message | {
-            "tool_calls": [call_of(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(calls)]
-        }
+        converted = [call_of(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(calls)]
+        return message | {"tool_calls": converted}
 
     return [message_of(message, f"{name}[{i}]") for i, message in enumerate(messages)]
 
 
 def _arguments(given: object, as_text: bool, path: str) -> object:
+    """Return the arguments of one call as JSON text or as an object."""
     try:
         found = parse(given or "{}") if isinstance(given, str) else given
     except ValueError as error:
-        raise RequestError(path, f"is no JSON text of an object: {error}") from None
+        raise RequestError(path, f"is not the JSON text of an object: {error}") from None
     if not isinstance(found, dict):
         raise RequestError(path, f"is {given!r:.80}; give the JSON text of an object")
     if not as_text:
         return plain(found, path)
-    return given if isinstance(given, str) and given else json.dumps(found, ensure_ascii=False)
+    if isinstance(given, str) and given:
+        return given
+    return json.dumps(found, ensure_ascii=False)

@@ -1,9 +1,9 @@
-"""The process that renders chat templates: requests in, answers out, a line of JSON each.
+"""Program that renders chat templates: reads requests and writes answers, a line of JSON each.
 
-Templates come with checkpoints, from anybody. This process has Jinja's immutable sandbox, bounds on
-memory and processor time, and nothing to lose: whoever started it kills it when an answer takes too
-long. It is run by its path and imports nothing of jaxserve, so that it starts in a tenth of a
-second.
+Templates come with checkpoints, and so from untrusted authors. This process has Jinja's immutable
+sandbox, bounds on memory and processor time, and no state worth protecting: its parent kills it
+when an answer takes too long. It is run by its path and imports nothing of jaxserve, so that it
+starts in a tenth of a second.
 
 The environment is the one that published templates are written for, that of transformers: blocks
 trimmed, loop controls, `raise_exception`, `strftime_now`, `tojson` that escapes no HTML, `{%
@@ -34,12 +34,13 @@ class TooLong(Exception):
 
 
 class Refusal(TemplateError):
-    """What a template says by raise_exception, to the client."""
+    """Message that a template raises by raise_exception, meant for the client."""
 
 
 class Generation(Extension):
-    """{% generation %} ... {% endgeneration %} marks an answer for training; here it is what stands
-    inside.
+    """Blocks {% generation %} ... {% endgeneration %}, which render as what they contain.
+
+    Templates mark answers for training with them.
     """
 
     tags = {"generation"}  # noqa: RUF012 (Jinja declares it so)
@@ -52,7 +53,7 @@ class Generation(Extension):
 
 
 def environment(mark: str) -> ImmutableSandboxedEnvironment:
-    """mark: the character that has to come through `tojson` as it is."""
+    """Return the Jinja environment, whose `tojson` leaves the character `mark` unescaped."""
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
     )
@@ -67,6 +68,7 @@ def _raise_exception(message: object) -> NoReturn:
 
 
 def _json_filter(mark: str) -> Callable[..., str]:
+    """Return the filter `tojson`, which never escapes HTML nor `mark`."""
     foreign = re.compile(f"[^\0-\x7f{mark}]")
 
     def tojson(
@@ -79,24 +81,26 @@ def _json_filter(mark: str) -> Callable[..., str]:
         text = json.dumps(
             value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys
         )
-        return (
-            foreign.sub(lambda letter: json.dumps(letter[0])[1:-1], text) if ensure_ascii else text
-        )
+        if not ensure_ascii:
+            return text
+        return foreign.sub(lambda letter: json.dumps(letter[0])[1:-1], text)
 
     return tojson
 
 
 class Renderer:
-    """Answers requests; each answer has `error`, one line, when there is none."""
+    """Answers requests; an answer that failed has one line as `error` and nothing else."""
 
     def __init__(self, seconds: float, max_bytes: int, mark: str) -> None:
-        self._seconds, self._max_bytes = seconds, max_bytes
+        self._seconds = seconds
+        self._max_bytes = max_bytes
         self._environment = environment(mark)
         self._compiled: Callable[[str], Template] = lru_cache(CACHED_TEMPLATES)(
             self._environment.from_string
         )
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Render a template with the request's variables, or describe it where there are none."""
         _allow_processor_time(self._seconds)
         try:
             if "variables" in request:
@@ -106,11 +110,13 @@ class Renderer:
             return {"error": explain(error)}
 
     def render(self, template: str, variables: dict[str, Any]) -> str:
-        pieces, size = [], 0
+        """Return the text that a template makes of its variables; raise TooLong past the bound."""
+        pieces = []
+        size = 0
         for piece in self._compiled(template).generate(variables):
             size += len(piece)
             pieces.append(piece)
-            if size > self._max_bytes:  # letters, of one byte at least
+            if size > self._max_bytes:  # size is in characters, of one byte at least
                 break
         text = "".join(pieces)
         if size > self._max_bytes or len(text.encode("utf-8")) > self._max_bytes:
@@ -118,12 +124,7 @@ class Renderer:
         return text
 
     def strings(self, template: str) -> dict[str, Any]:
-        """words: strings and names in the template's code; sought: those that it compares, or gives
-        to a method.
-
-        takes_tools: it has a use for the variable. joins_arguments: it adds those of a call to a
-        text.
-        """
+        """Return the facts about a template that renderer.Look describes."""
         tree = self._environment.parse(template)
         seeking = [
             *tree.find_all(nodes.Compare),
@@ -141,11 +142,12 @@ class Renderer:
 
 
 def _is_method(call: nodes.Call) -> bool:
+    """Return whether the call is one of a method, such as content.split('</think>')."""
     return isinstance(call.node, nodes.Getattr)
 
 
 def _joins(node: nodes.Node, name: str) -> bool:
-    """Whether a value of this name is a part of the text that the node makes."""
+    """Return whether an attribute of this name is an operand of the node, a sum of texts."""
     parts = node.iter_child_nodes()
     return any(
         (isinstance(part, nodes.Getattr) and part.attr == name)
@@ -159,13 +161,14 @@ def _joins(node: nodes.Node, name: str) -> bool:
 
 
 def _constants(node: nodes.Node) -> Iterator[str]:
+    """Yield the strings in the node's code."""
     return (
         constant.value for constant in node.find_all(nodes.Const) if isinstance(constant.value, str)
     )
 
 
 def explain(error: Exception) -> str:
-    """One line for the client."""
+    """Return one line that tells the client what is wrong."""
     match error:
         case Refusal():
             reason = f"the chat template refuses: {error}"
@@ -181,8 +184,9 @@ def explain(error: Exception) -> str:
 
 
 def _allow_processor_time(seconds: float) -> None:
-    """From now on, a second more than the one who waits allows: the kernel's word, should nobody be
-    there to kill.
+    """Have the kernel end this process after `seconds` more of processor time, and a second.
+
+    The parent waits `seconds` of clock time and then kills; this limit works without a parent.
     """
     used = resource.getrusage(resource.RUSAGE_SELF)
     limit = math.ceil(used.ru_utime + used.ru_stime + seconds) + 1
@@ -190,8 +194,10 @@ def _allow_processor_time(seconds: float) -> None:
 
 
 def main(seconds: str, max_bytes: str, memory: str, mark: str) -> None:
-    """seconds: of processor time for an answer; max_bytes: of a rendered text; memory: address
-    space in bytes.
+    """Answer requests until standard input ends.
+
+    `seconds` is the processor time for an answer, `max_bytes` the size of a rendered text, `memory`
+    the address space in bytes, and `mark` the character of tokenizer.MARK.
     """
     resource.setrlimit(resource.RLIMIT_AS, (int(memory), int(memory)))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))

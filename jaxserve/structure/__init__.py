@@ -1,6 +1,4 @@
-"""Structured output: what a text has to follow, and which tokens keep to it. Nothing here imports
-jax.
-"""
+"""Structured output: grammars that a text has to follow, and the tokens they allow; no jax."""
 
 from jaxserve.structure.matcher import Grammar, Matcher
 from jaxserve.structure.spec import KINDS, Structure

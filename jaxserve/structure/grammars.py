@@ -1,4 +1,4 @@
-"""Grammars compiled by llguidance, for one model's vocabulary."""
+"""Grammars compiled by llguidance for one model's vocabulary."""
 
 import json
 import sys
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 WORKER: Final = Path(__file__).with_name("worker.py")
 PACKAGE: Final = "llguidance"
-MAX_MEMORY: Final = 1024 * 2**20  # of the worker
+MAX_MEMORY: Final = 1024 * 2**20  # bytes of the worker's address space
 MAX_ANSWER_BYTES: Final = 16 * 2**20
-# Work that one grammar, and the mask of one token, may take: the library's own defaults are
-# generous for a server.
+# Bounds on the work for one grammar and for the mask of one token. The library's own defaults are
+# generous for a server, where other requests wait for the same step.
 PARSER_LIMITS: Final = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
     "step_max_items": 10_000,
     "max_items_in_row": 2_000,
-    "max_lexer_states": 60_000,  # nine for each letter of a text with a maxLength
+    "max_lexer_states": 60_000,  # a text with a maxLength takes nine per character
     "max_grammar_size": 200_000,
     "verbose_errors": False,
 }
@@ -39,8 +39,12 @@ PARSER_LIMITS: Final = {
 
 @dataclass(frozen=True)
 class Bounds:
-    """max_bytes: of a grammar's text. seconds: to check it. cache_bytes: of checked grammars that
-    are kept.
+    """Limits on structured output.
+
+    Args:
+        max_bytes: Size of a grammar's text in bytes.
+        seconds: Clock time to check one grammar.
+        cache_bytes: Size of the checked grammars that are remembered, in bytes.
     """
 
     max_bytes: int = 64 * 1024
@@ -52,12 +56,13 @@ DEFAULT_BOUNDS: Final = Bounds()
 
 
 class Grammars:
-    """Compiles grammars, and remembers which are in order. For use from several threads.
+    """Compiler of grammars that remembers which are valid; for use from several threads.
 
-    A process of its own compiles a grammar first, under bounds of time, memory and stack; what ends
-    well there is compiled here for every request anew, without the interpreter's lock: matchers of
-    one compiled grammar share a lexer that grows with what each of them reads, and a bound on it.
-    vocab_size: of the model, which may be more than the tokenizer's.
+    A separate process compiles a grammar first, under bounds of time, memory and stack. A grammar
+    that passes is compiled again here for every request, without the interpreter's lock. Requests
+    do not share a compiled grammar, because its matchers share a lexer that grows with what each of
+    them reads, and the bound on that lexer. `vocab_size` is the model's, which may be more than the
+    tokenizer's.
     """
 
     def __init__(
@@ -67,7 +72,9 @@ class Grammars:
         vocab_size: int,
         bounds: Bounds = DEFAULT_BOUNDS,
     ) -> None:
-        self._tokenizer, self._eos_ids, self._vocab_size = tokenizer, eos_ids, vocab_size
+        self._tokenizer = tokenizer
+        self._eos_ids = eos_ids
+        self._vocab_size = vocab_size
         self.bounds = bounds
         seconds = str(self.bounds.seconds)
         command = [
@@ -79,12 +86,16 @@ class Grammars:
             json.dumps(PARSER_LIMITS),
         ]
         self._worker = LineProcess(command, self.bounds.seconds, MAX_ANSWER_BYTES)
-        self._checking, self._lock = Lock(), Lock()
-        self._kept: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._checking = Lock()  # held while the worker checks a grammar: up to bounds.seconds
+        self._lock = Lock()  # guards _valid, and is never held for long
+        # (kind, text) of the structure -> llguidance's form, the most recently used last
+        self._valid: OrderedDict[tuple[str, str], str] = OrderedDict()
 
     def compile(self, structure: Structure) -> "LLGrammar":
-        """GrammarError says what is wrong with it, or that it takes too much; NotBuiltInError:
-        without the library.
+        """Compile a structure, after the worker has checked it.
+
+        Raises GrammarError where the grammar is wrong or takes too much time or memory,
+        RequestError where its text is too long, NotBuiltInError without the library.
         """
         if find_spec(PACKAGE) is None:
             raise NotBuiltInError(
@@ -98,7 +109,8 @@ class Grammars:
             )
         found = self._known(structure)
         if found is None:
-            with self._checking:  # one after the other: whoever asks for the same one waits for it
+            with self._checking:
+                # Looked up again: another thread may have checked the same one in the meantime.
                 found = self._known(structure) or self._checked(structure)
         try:
             return LLGrammar(self._library, found, self._vocab_size)
@@ -106,21 +118,24 @@ class Grammars:
             raise GrammarError(structure.field, f"cannot be used: {error}") from None
 
     def warm_up(self) -> None:
-        """Read the vocabulary, if the library is there: it holds the interpreter's lock for up to a
-        second.
+        """Read the vocabulary ahead of the first request, if the library is installed.
+
+        Reading holds the interpreter's lock for up to a second.
         """
         if find_spec(PACKAGE):
             _ = self._library
 
     def knows(self, structure: Structure) -> bool:
-        """Whether it was checked before; waits for nobody."""
+        """Return whether the structure was checked before, without waiting for a check."""
         return self._known(structure) is not None
 
     def _known(self, structure: Structure) -> str | None:
+        """Return llguidance's form of a structure that was checked before; otherwise None."""
         key = structure.kind, structure.text
         with self._lock:
-            if found := self._kept.get(key):
-                self._kept.move_to_end(key)
+            found = self._valid.get(key)
+            if found:
+                self._valid.move_to_end(key)
             return found
 
     def close(self) -> None:
@@ -128,6 +143,7 @@ class Grammars:
         self._worker.close()
 
     def _checked(self, structure: Structure) -> str:
+        """Return llguidance's form of a structure that the worker checks now, and remember it."""
         try:
             answer = self._worker.ask(json.dumps({"kind": structure.kind, "text": structure.text}))
         except ChildProcessError:
@@ -141,13 +157,13 @@ class Grammars:
         if "error" in answer:
             raise GrammarError(structure.field, f"cannot be used: {answer['error']}")
         with self._lock:
-            self._kept[structure.kind, structure.text] = answer["grammar"]
-            while (
-                len(self._kept) > 1
-                and sum(map(getsizeof, self._kept.values())) > self.bounds.cache_bytes
-            ):
-                self._kept.popitem(last=False)
+            self._valid[structure.kind, structure.text] = answer["grammar"]
+            while len(self._valid) > 1 and self._cached_bytes() > self.bounds.cache_bytes:
+                self._valid.popitem(last=False)
         return answer["grammar"]
+
+    def _cached_bytes(self) -> int:
+        return sum(map(getsizeof, self._valid.values()))
 
     @cached_property
     def _library(self) -> "LLTokenizer":
@@ -159,10 +175,10 @@ class Grammars:
 
 
 class _Vocabulary:
-    """A tokenizer as llguidance wants it: what TokenizerWrapper of its Python package has."""
+    """Tokenizer with the attributes of TokenizerWrapper in llguidance's Python package."""
 
     is_tokenizer_wrapper = True
-    bos_token_id = None  # no text begins with it
+    bos_token_id = None  # a grammar describes the output, which has no such token
 
     def __init__(self, tokenizer: Tokenizer, eos_ids: Sequence[int], size: int) -> None:
         self._tokenizer = tokenizer
@@ -171,14 +187,16 @@ class _Vocabulary:
             self.tokens[token] = name.encode()
         self.special_token_ids = sorted(tokenizer.special_tokens.values())
         self.eos_token_id = eos_ids[0] if eos_ids else 0
-        if not eos_ids:  # the library insists on one: behind all words of the mask
+        if not eos_ids:
+            # The library insists on an end token. Its id lies behind all words of the mask, which
+            # are cut off there, so the engine never sees it.
             self.tokens += [b""] * (-size % 32)
             self.eos_token_id = len(self.tokens)
             self.special_token_ids.append(self.eos_token_id)
             self.tokens.append(b"<end>")
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """How a text goes on; nothing for what the vocabulary cannot spell."""
+        """Return the ids of a text inside of an output; none where it cannot be spelled."""
         try:
             return self._tokenizer.encode_inner(text if isinstance(text, str) else text.decode())
         except (TokenizerError, UnicodeDecodeError):
@@ -186,7 +204,7 @@ class _Vocabulary:
 
 
 class LLGrammar:
-    """A structure.Grammar. ValueError with the library's words when it refuses."""
+    """Grammar of llguidance; raises ValueError with the library's words where that refuses it."""
 
     def __init__(self, library: "LLTokenizer", grammar: str, vocab_size: int) -> None:
         from llguidance import LLMatcher, LLParserLimits
@@ -194,21 +212,25 @@ class LLGrammar:
         limits: Any = PARSER_LIMITS
         self._first = LLMatcher(library, grammar, log_level=0, limits=LLParserLimits(**limits))
         if not self._first.is_error():
-            # the dearest of all masks: most of the lexer is built with it
+            # The first mask is the most expensive one, as most of the lexer is built with it: here
+            # a bound that it exceeds fails the request, and the work is not done in a step.
             self._first.compute_bitmask()
         if self._first.is_error():
             raise ValueError(_first_line(self._first.get_error()))
-        self._eos_ids, self._mask_bytes = frozenset(library.eos_tokens), -(-vocab_size // 32) * 4
+        self._eos_ids = frozenset(library.eos_tokens)
+        self._mask_bytes = -(-vocab_size // 32) * 4  # whole words of 32 bits
 
     def matcher(self) -> "LLFollower":
         return LLFollower(self._first.deep_copy(), self._eos_ids, self._mask_bytes)
 
 
 class LLFollower:
-    """A structure.Matcher."""
+    """Matcher of llguidance; see structure.Matcher for its methods."""
 
     def __init__(self, matcher: "LLMatcher", eos_ids: frozenset[int], mask_bytes: int) -> None:
-        self._matcher, self._eos_ids, self._mask_bytes = matcher, eos_ids, mask_bytes
+        self._matcher = matcher
+        self._eos_ids = eos_ids
+        self._mask_bytes = mask_bytes
 
     def masks(self, drafted: Sequence[int] = ()) -> list[bytes]:
         found = [self._matcher.compute_bitmask()[: self._mask_bytes]]
@@ -243,8 +265,10 @@ class LLFollower:
 
     def forced(self) -> list[int]:
         tokens = self._matcher.compute_ff_tokens()
-        end = next((i for i, token in enumerate(tokens) if token in self._eos_ids), len(tokens))
-        return tokens[:end]
+        for i, token in enumerate(tokens):
+            if token in self._eos_ids:
+                return tokens[:i]
+        return tokens
 
     @property
     def ended(self) -> bool:
@@ -256,4 +280,5 @@ class LLFollower:
 
 
 def _first_line(text: str) -> str:
+    """Return the first line of the library's message, at most 300 characters of it."""
     return text.strip().partition("\n")[0][:300]

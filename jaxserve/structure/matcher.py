@@ -1,57 +1,59 @@
-"""What the engine knows of a grammar: which tokens may come next."""
+"""Interfaces through which the engine asks a grammar which tokens may come next."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
 
 class Matcher(Protocol):
-    """Follows one text, token by token.
+    """Position of one text in its grammar; it advances token by token.
 
-    A mask is as many little-endian uint32 words as the vocabulary needs; bit t % 32 of word t // 32
-    is set where token t may come. End tokens may come exactly where the text may end. What a bound
-    on the work of one token stops is `failure`.
+    A mask is ceil(vocab_size / 32) little-endian uint32 words; bit t % 32 of word t // 32 is set
+    where token t may come. End tokens are set exactly where the text may end. Where the work for
+    one token exceeds its bound, the matcher stops and `failure` says so.
     """
 
     def masks(self, drafted: Sequence[int] = ()) -> list[bytes]:
-        """What may come next, and then behind each drafted token: fewer, behind one that may not
-        come or ends it.
+        """Return the mask of the next token, and one for the position after each drafted token.
+
+        The list ends early at a drafted token that is not allowed, or that ends the text.
         """
         ...
 
     def fits(self, tokens: Sequence[int], free: bool = False) -> int:
-        """How many of these tokens, from the first on, may come next; free: up to one behind which
-        some are forced.
+        """Return how many of these tokens, from the first on, may come next.
+
+        With `free`, count only up to the first token after which others are forced.
         """
         ...
 
     def accept(self, token: int) -> bool:
-        """Go on by a token that is no end token; False, and the matcher is of no use any more, if
-        it may not come.
+        """Advance by a token other than an end token, and return whether it was allowed.
+
+        After a token that was not allowed the matcher cannot be used any more.
         """
         ...
 
     def forced(self) -> list[int]:
-        """Tokens that have to come next: the grammar leaves nothing else to say, and they are how
-        it is spelled.
+        """Return the tokens of the only text that the grammar allows next; often there are none.
+
+        The tokens are the tokenizer's own spelling of that text.
         """
         ...
 
     @property
     def ended(self) -> bool:
-        """The text is whole and nothing can follow."""
+        """Return whether the text is complete and nothing can follow."""
         ...
 
     @property
     def failure(self) -> str:
-        """Why no more can be said about the text, in a few words; empty while all is well."""
+        """Reason in a few words why the text cannot be followed further; otherwise empty."""
         ...
 
 
 class Grammar(Protocol):
-    """A compiled grammar, from which every choice has its own matcher. For use from several
-    threads.
-    """
+    """Compiled grammar, from which every choice gets a matcher; for use from several threads."""
 
     def matcher(self) -> Matcher:
-        """At the beginning of a text."""
+        """Return a new matcher at the beginning of a text."""
         ...

@@ -1,4 +1,4 @@
-"""What a client asks a text to follow."""
+"""Structures that clients ask an output to follow, checked before they are compiled."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -10,17 +10,19 @@ from jaxserve.errors import RequestError
 
 Kind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-MAX_CHOICES = 1024  # texts of a choice
+MAX_CHOICES = 1024  # texts that one choice lists
 
 
 @dataclass(frozen=True)
 class Structure:
-    """One of: a JSON schema, any JSON object, a regular expression of the whole text, one of
-    several texts, a grammar.
+    """Structure that an output follows as a whole. `Structure.of` makes and checks one.
 
-    text: the schema as JSON text, the expression in the syntax of Rust's regex crate, the texts as
-    a JSON array, or the grammar in llguidance's dialect of Lark; nothing for a JSON object. `of`
-    checks what can be checked without the library. field: where the request has it, for errors.
+    Args:
+        kind: "json_schema", "json_object" (any object), "regex", "choice" (one of several texts)
+            or "lark" (a context-free grammar).
+        text: Schema as JSON text, expression in the syntax of Rust's regex crate, texts as a JSON
+            array, or grammar in llguidance's dialect of Lark; empty for a JSON object.
+        field: Path of the structure in the request, for errors.
     """
 
     kind: Kind
@@ -29,8 +31,19 @@ class Structure:
 
     @staticmethod
     def of(kind: str, value: Any, field: str = "") -> "Structure":
-        """value: a JSON schema as text or as plain values, true, or what the kind is. RequestError
-        names the field.
+        """Make a structure and check what can be checked without the grammar library.
+
+        Args:
+            kind: One of KINDS.
+            value: JSON schema as text or as plain values, True for "json_object", expression, list
+                of texts, or grammar.
+            field: Path of the structure in the request; by default the kind.
+
+        Returns:
+            The structure.
+
+        Raises:
+            RequestError: The kind is unknown, or the value is none of this kind.
         """
         field = field or kind
         if kind not in READ:
@@ -46,6 +59,7 @@ class Structure:
 
 
 def _schema(value: Any, field: str) -> str:
+    """Return a JSON schema as text."""
     if isinstance(value, str):
         return value
     if not isinstance(value, Mapping | bool):
@@ -57,18 +71,21 @@ def _schema(value: Any, field: str) -> str:
 
 
 def _object(value: Any, field: str) -> str:
+    """Return the empty text of "json_object", whose value can only be True."""
     if value is not True:
         raise RequestError(field, f"is {value!r:.80}; it must be true (or leave it out)")
     return ""
 
 
 def _text(value: Any, field: str) -> str:
+    """Return a regular expression or a grammar, which must not be empty."""
     if not isinstance(value, str) or not value:
         raise RequestError(field, f"is {value!r:.80}; it must be a text that is not empty")
     return value
 
 
 def _choice(value: Any, field: str) -> str:
+    """Return a list of texts as a JSON array."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise RequestError(field, f"is {value!r:.80}; give a list of texts")
     if not 1 <= len(value) <= MAX_CHOICES:

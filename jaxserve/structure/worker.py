@@ -1,8 +1,8 @@
-"""The process that checks grammars: requests in, answers out, a line of JSON each.
+"""Program that checks grammars: reads requests and writes answers, a line of JSON each.
 
-Grammars come from clients. Before the server compiles one, it is compiled here, with bounds on
-memory and processor time and nothing to lose: a parser that runs out of stack or of time ends this
-process alone. It is run by its path and imports nothing of jaxserve.
+Grammars come from clients. Before the server compiles one, this process does, with bounds on memory
+and processor time and no state worth protecting: a parser that runs out of stack or of time ends
+this process alone. The program is run by its path and imports nothing of jaxserve.
 """
 
 import json
@@ -12,10 +12,10 @@ import sys
 from typing import Any
 
 MAX_ERROR_LETTERS = 300
-# Bytes: less than any thread of the server has, which compiles again what was compiled here.
+# Bytes of stack. The server compiles again what was compiled here, and every thread of it has more.
 MAX_STACK = 2**20
-# White space in JSON: none, a space, or a new line with its indentation. Any amount of it could go
-# on for ever.
+# White space in JSON is none, a space, or a line end with indentation. A model that may write any
+# amount of it may write nothing else until max_tokens.
 JSON_OPTIONS: Any = {
     "lenient": False,
     "coerce_one_of": False,
@@ -27,7 +27,7 @@ JSON_OPTIONS: Any = {
 
 
 def definition(kind: str, text: str) -> str:
-    """The grammar as llguidance takes it. ValueError for what is not even JSON."""
+    """Return the grammar as llguidance takes it; raise ValueError where JSON text is malformed."""
     from llguidance import LLMatcher
 
     match kind:
@@ -44,33 +44,43 @@ def definition(kind: str, text: str) -> str:
 
 
 class Checker:
-    """Answers requests; each answer has `error`, one line, when there is no `grammar`."""
+    """Answers requests with the `grammar` in llguidance's form, or with one line of `error`."""
 
     def __init__(self, seconds: float, limits: dict[str, Any]) -> None:
         from llguidance import LLParserLimits
 
-        self._seconds, self._limits = seconds, LLParserLimits(**limits)
+        self._seconds = seconds
+        self._limits = LLParserLimits(**limits)
 
     def answer(self, request: dict[str, str]) -> dict[str, str]:
+        """Compile one grammar and return it, or what is wrong with it."""
         from llguidance import LLMatcher
 
         _allow_processor_time(self._seconds)
         try:
             grammar = definition(request["kind"], request["text"])
-            failed, told = LLMatcher.validate_grammar_with_warnings(grammar, limits=self._limits)
+            failed, messages = LLMatcher.validate_grammar_with_warnings(
+                grammar, limits=self._limits
+            )
         except (ValueError, MemoryError) as error:
             return {"error": _in_one_line(str(error) or type(error).__name__)}
-        return {"error": _in_one_line(told[0])} if failed else {"grammar": grammar}
+        if failed:
+            return {"error": _in_one_line(messages[0])}
+        return {"grammar": grammar}
 
 
 def _in_one_line(text: str) -> str:
+    """Return a text in one line of at most MAX_ERROR_LETTERS characters, and dots if it was cut."""
     words = " ".join(text[: 4 * MAX_ERROR_LETTERS].split())
-    return words if len(words) <= MAX_ERROR_LETTERS else words[:MAX_ERROR_LETTERS] + " ..."
+    if len(words) <= MAX_ERROR_LETTERS:
+        return words
+    return words[:MAX_ERROR_LETTERS] + " ..."
 
 
 def _allow_processor_time(seconds: float) -> None:
-    """From now on, a second more than the one who waits allows: the kernel's word, should nobody be
-    there to kill.
+    """Have the kernel end this process after `seconds` more of processor time, and a second.
+
+    The parent waits `seconds` of clock time and then kills; this limit works without a parent.
     """
     used = resource.getrusage(resource.RUSAGE_SELF)
     limit = math.ceil(used.ru_utime + used.ru_stime + seconds) + 1
@@ -78,8 +88,10 @@ def _allow_processor_time(seconds: float) -> None:
 
 
 def main(seconds: str, memory: str, limits: str) -> None:
-    """seconds: of processor time for an answer; memory: address space in bytes; limits: of the
-    parser, as JSON.
+    """Answer requests until standard input ends.
+
+    `seconds` is the processor time for an answer, `memory` the address space in bytes, and `limits`
+    the parser's limits as JSON.
     """
     resource.setrlimit(resource.RLIMIT_AS, (int(memory), int(memory)))
     resource.setrlimit(

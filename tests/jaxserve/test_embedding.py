@@ -102,17 +102,17 @@ def test_the_longest_prompt(folder: Path) -> None:
     with LLM(folder, options=replace(OPTIONS, max_context=16, step_tokens=16)) as llm:
         assert llm.embed([PROMPTS[0][:16]])[0].shape == EXPECTED[0].shape
         with pytest.raises(
-            ContextLengthError, match=r"prompts\[1\]: has 24 tokens; the context is 16"
+            ContextLengthError, match=r"prompts\[1\] has 24 tokens; the context is 16"
         ):
             llm.embed([[1], PROMPTS[0]])
 
 
 def test_what_is_no_prompt(llm: LLM) -> None:
     for prompts, message in (
-        ("w1", "prompts: is a string"),
-        ([[]], r"prompts\[0\]: has no tokens"),
+        ("w1", "prompts is a string"),
+        ([[]], r"prompts\[0\] has no tokens"),
         ([[1], [96]], r"prompts\[1\]: entry 0 is 96"),
-        ([[{"role": "user", "content": "w1"}]], r"prompts\[0\]: is a conversation"),
+        ([[{"role": "user", "content": "w1"}]], r"prompts\[0\] is a conversation"),
     ):
         with pytest.raises(RequestError, match=message):
             llm.embed(prompts)  # type: ignore[arg-type]
@@ -177,7 +177,7 @@ def test_without_modules_a_head_that_is_not_tied_is_missed(tmp_path: Path) -> No
 
 
 def test_values_that_are_not_finite_are_an_error(folder: Path) -> None:
-    """Of the prompt that has the damaged token; who comes after it is embedded as ever."""
+    """Only the prompt with the damaged token fails; later prompts are embedded as usual."""
     with LLM(folder, options=OPTIONS) as llm:
         llm.model.params["embed"] = llm.model.params["embed"].at[95].set(jnp.nan)
         with pytest.raises(

@@ -388,7 +388,7 @@ FLAGS: list[tuple[list[str], str]] = [
     (["--prompt", STORY, "--temperature", "-1"], "temperature"),
     (
         ["--prompt", STORY, "--min-tokens", "9", "--max-tokens", "3"],
-        "min_tokens: 9 is more than max_tokens",
+        "min_tokens is 9, more than max_tokens",
     ),
     (["--prompt", STORY, "--allowed-token-ids", "1,99999"], "allowed_token_ids: entry 1 is 99999"),
     (["--prompt", STORY, "--stop", ""], "stop"),
@@ -429,26 +429,26 @@ FLAGS: list[tuple[list[str], str]] = [
     (["--prompt", STORY, "--max-context", "0"], "--max-context 0: it must be between 1 and"),
     (["--prompt", STORY, "--cache-tokens", "0"], "--cache-tokens 0: it must be between 1 and"),
     (["--prompt", STORY, "--cache-tokens", "3"], "less than one page"),
-    (["--prompt", STORY, "--logprobs", "2"], "--logprobs: is shown in JSON only (add --json)"),
-    (["--prompt", STORY, "--prompt-logprobs", "2"], "--prompt-logprobs: is shown in JSON only"),
+    (["--prompt", STORY, "--logprobs", "2"], "--logprobs is shown in JSON only (add --json)"),
+    (["--prompt", STORY, "--prompt-logprobs", "2"], "--prompt-logprobs is shown in JSON only"),
     (["--prompt", STORY, "--stop", "\udcff"], "not valid Unicode"),
     (["--prompt", "\udcff"], "half a surrogate pair"),
     (
         ["--prompt", STORY, "--compilation-cache", "/dev/null/cache"],
         "--compilation-cache /dev/null/cache: Not a directory",
     ),
-    (["--prompt", STORY, "--system", "x"], "--system: is for a conversation (add --chat)"),
+    (["--prompt", STORY, "--system", "x"], "--system is for a conversation (add --chat)"),
     (
         ["--prompt", STORY, "--chat-template", "x"],
-        "--chat-template: is for a conversation (add --chat)",
+        "--chat-template is for a conversation (add --chat)",
     ),
     (
         ["--chat", "--prompt", STORY, "--n", "2"],
-        "--n: is 2, but a turn of a conversation has one answer",
+        "--n is 2, but a turn of a conversation has one answer",
     ),
     (
         ["--chat", "--prompt", STORY, "--echo"],
-        "--echo: is given, but a turn of a conversation has one answer",
+        "--echo is given, but a turn of a conversation has one answer",
     ),
     (
         ["--chat", "--prompt", STORY, "--chat-template", "/none"],

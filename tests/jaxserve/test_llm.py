@@ -180,14 +180,16 @@ def test_prefix_hits_are_reported_and_change_nothing(llm: LLM) -> None:
     long = STORY + " there was a little dog" * 8
     params = SamplingParams(temperature=0, max_tokens=12, seed=0)
     llm.engine.scheduler.flush_cache()
-    (cold,), (warm,) = llm.generate([long], params), llm.generate([long], params)
+    (cold,) = llm.generate([long], params)
+    (warm,) = llm.generate([long], params)
     assert cold.timings.cached_tokens == 0 and warm.timings.cached_tokens >= 16
     assert cold.token_ids == warm.token_ids
 
 
 def test_two_streams_at_once(llm: LLM) -> None:
     alone = [llm.generate([p], GREEDY)[0].text for p in (STORY, "The dog")]
-    one, two = llm.stream(STORY, GREEDY), llm.stream("The dog", GREEDY)
+    one = llm.stream(STORY, GREEDY)
+    two = llm.stream("The dog", GREEDY)
     texts = ["", ""]
     for a, b in zip(one, two, strict=False):
         texts[0] += a.text
@@ -286,19 +288,19 @@ def test_chat_of_several_conversations(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("messages", "kind", "message"),
     [
-        ([], RequestError, r"^messages: is empty"),
-        ("Hello", RequestError, r"^messages: is 'Hello'"),
+        ([], RequestError, r"^messages is empty"),
+        ("Hello", RequestError, r"^messages is 'Hello'"),
         (
             [*HELLO, {"role": 1, "content": ""}],
             RequestError,
-            r"^messages\[1\]\.role: is 1; it must be a string",
+            r"^messages\[1\]\.role is 1; it must be a string",
         ),
         (
             [HELLO, [*HELLO, {"role": "user"}]],
             RequestError,
-            r"^messages\[1\]\[1\]\.content: is missing",
+            r"^messages\[1\]\[1\]\.content is missing",
         ),
-        ([HELLO, []], RequestError, r"^messages\[1\]: is empty"),
+        ([HELLO, []], RequestError, r"^messages\[1\] is empty"),
         (
             [*HELLO, {"role": "system", "content": "x"}],
             ChatError,
@@ -371,7 +373,7 @@ def test_prompt_that_is_refused(
 
 
 def test_params_and_prompts_must_match(llm: LLM) -> None:
-    with pytest.raises(RequestError, match="2 for 1 prompts"):
+    with pytest.raises(RequestError, match="params has 2 entries for 1 prompts"):
         llm.generate([STORY], [GREEDY, GREEDY])
     with pytest.raises(RequestError, match="is a string; give a list"):
         llm.generate(STORY, GREEDY)
@@ -421,8 +423,10 @@ def test_a_step_that_breaks_ends_the_engine_and_hangs_nobody(
 
     before = {id(x) for x in jax.live_arrays()}
     with LLM(BUNDLED, options=OPTIONS) as llm:
-        one, two = llm.stream(STORY, GREEDY), llm.stream("The dog", GREEDY)
-        next(one), next(two)
+        one = llm.stream(STORY, GREEDY)
+        two = llm.stream("The dog", GREEDY)
+        next(one)
+        next(two)
         monkeypatch.setattr(llm.runner, where, broken)
         with pytest.raises(kind):
             list(one)
@@ -433,9 +437,7 @@ def test_a_step_that_breaks_ends_the_engine_and_hangs_nobody(
 
 
 def test_bfloat16_agrees_with_float32(llm: LLM) -> None:
-    """The same weights, products accumulated in float32 both times: only activations and pages are
-    rounded.
-    """
+    """Only activations and pages are rounded: weights are equal, products accumulate in float32."""
     assert str(llm.model.params["embed"].dtype) == "bfloat16", "auto keeps what is stored"
     story = STORY + llm.generate([STORY], SamplingParams(temperature=0, max_tokens=100))[0].text
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)

@@ -1,23 +1,26 @@
-"""Answers taken apart: what a model thinks, says and calls. Pure functions of the text. No jax in
-here.
-"""
+"""Parsing of answers into reasoning, content and tool calls; pure functions of the text, no jax."""
 
 from jaxserve.chat.answers.events import Arguments, Call, Content, Part, Reasoning
-from jaxserve.chat.answers.formats import REASONING_PARSERS, TOOL_PARSERS, Forms, choose_forms
+from jaxserve.chat.answers.formats import (
+    REASONING_PARSERS,
+    TOOL_PARSERS,
+    AnswerFormats,
+    choose_formats,
+)
 from jaxserve.chat.answers.parser import Answer, AnswerParser, Reading, ended_by
 
 __all__ = [
     "REASONING_PARSERS",
     "TOOL_PARSERS",
     "Answer",
+    "AnswerFormats",
     "AnswerParser",
     "Arguments",
     "Call",
     "Content",
-    "Forms",
     "Part",
     "Reading",
     "Reasoning",
-    "choose_forms",
+    "choose_formats",
     "ended_by",
 ]

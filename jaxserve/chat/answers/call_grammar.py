@@ -1,4 +1,4 @@
-"""Grammars of answers that call functions: what a form writes, in llguidance's dialect of Lark."""
+"""Grammars of answers that call functions, in llguidance's dialect of Lark."""
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -7,15 +7,16 @@ from typing import Any
 
 from jaxserve.structure.worker import JSON_OPTIONS
 
-ANY_TEXT = "/(?s:.*)/"
+ANY_TEXT = "/(?s:.*)/"  # (?s: lets the point match line ends
 
 
 @dataclass(frozen=True)
-class Calling:
-    """What a form needs to write its rule of calls.
+class CallContext:
+    """Request and vocabulary that a format writes its grammar for.
 
-    names: of the functions that may be called. parallel: several calls may be made. special: ids of
-    special tokens. Rule `arguments_i` is a JSON object that function i takes.
+    `names` are those of the functions that may be called; `parallel` allows several calls in one
+    answer; `special` maps special tokens to their ids. The grammar's rule `arguments_i` is a JSON
+    object that function i takes.
     """
 
     names: Sequence[str]
@@ -23,93 +24,104 @@ class Calling:
     special: Mapping[str, int]
 
     def mark(self, text: str) -> str:
-        """A mark, as the one token that it may be."""
+        """Return the expression of a mark: its token's id where it is a special token.
+
+        A special token never matches its spelling as text, so a literal would be out of reach.
+        """
         return f"<[{self.special[text]}]>" if text in self.special else literal(text)
 
     def any_of(self, write: Callable[[str, str], str]) -> str:
-        """One call, whichever: write(name, rule of its arguments)."""
-        return (
-            "("
-            + " | ".join(write(name, f"arguments_{i}") for i, name in enumerate(self.names))
-            + ")"
-        )
+        """Return the expression of one call of any function.
+
+        `write` makes one function's from its name and the rule of its arguments.
+        """
+        calls = [write(name, f"arguments_{i}") for i, name in enumerate(self.names)]
+        return f"({' | '.join(calls)})"
 
     def objects(self, key: str) -> str:
-        """One call as an object: {"name": "add", key: {...}}."""
+        """Return the expression of one call as a JSON object: {"name": "add", key: {...}}."""
 
         def write(name: str, rule: str) -> str:
-            return f"{literal(f'{{"name": {json.dumps(name)}, "{key}": ')} {rule} {literal('}')}"
+            head = f'{{"name": {json.dumps(name)}, "{key}": '
+            return f"{literal(head)} {rule} {literal('}')}"
 
         return self.any_of(write)
 
     def joined(self, call: str, between: str) -> str:
+        """Return the expression of one call, or of any number of them where that is allowed."""
         return f"{call} ({between} {call})*" if self.parallel else call
 
 
 @dataclass(frozen=True)
-class Writing:
-    """How a form writes calls. opening: the mark before the first one; empty where there is none.
-    rest: behind it.
+class CallSyntax:
+    """Grammar of a format's calls.
+
+    `opening` is the mark before the first call, empty where the format has none. `rest` writes the
+    expression of everything after the opening.
     """
 
     opening: str
-    rest: Callable[[Calling], str]
+    rest: Callable[[CallContext], str]
 
 
 def literal(text: str) -> str:
+    """Return the expression of a fixed text."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def calls_alone(
-    writing: Writing,
-    calling: Calling,
+    syntax: CallSyntax,
+    context: CallContext,
     schemas: Sequence[Mapping[str, Any]],
     thought_end: str | None,
 ) -> str:
-    """An answer that is calls, and nothing else. schemas: of the arguments, by function.
+    """Return the grammar of an answer that consists of calls only.
 
-    thought_end: the mark behind the thought that the prompt has opened; None: it has not.
+    `schemas` are those of the arguments, one per function. `thought_end` is the mark that closes
+    the reasoning that the prompt has opened; None where the prompt opens none.
     """
-    calls = [calling.mark(writing.opening)] if writing.opening else []
-    calls.append(writing.rest(calling))
+    calls = [context.mark(syntax.opening)] if syntax.opening else []
+    calls.append(syntax.rest(context))
     rules = _arguments(schemas)
     if thought_end is not None:
         calls = ["thought", r"/\n{0,2}/", *calls]
-        if thought_end in calling.special:
-            rules += [f"thought: TEXT {calling.mark(thought_end)}", f"TEXT: {ANY_TEXT}"]
+        if thought_end in context.special:
+            rules += [f"thought: TEXT {context.mark(thought_end)}", f"TEXT: {ANY_TEXT}"]
         else:
+            # Lazy: the reasoning ends with the first mark, and not with the last one.
             rules.append(f"thought[lazy]: {ANY_TEXT} {literal(thought_end)}")
     return "\n".join([f"start: {' '.join(calls)}", *rules])
 
 
 def text_and_calls(
-    writing: Writing,
-    calling: Calling,
+    syntax: CallSyntax,
+    context: CallContext,
     schemas: Sequence[Mapping[str, Any]],
-    spoken: Collection[str],
+    text_tokens: Collection[str],
 ) -> str:
-    """An answer that is free until a call begins, and behind it. spoken: special tokens that its
-    text may have.
+    """Return the grammar of an answer whose text is free before and after well-formed calls.
 
-    ValueError where nothing tells text and calls apart.
+    `text_tokens` are special tokens that the text may contain. ValueError is raised where no mark
+    tells text and calls apart.
     """
-    again = "*" if calling.parallel else "?"
-    marks = [calling.mark(name) for name in spoken if name in calling.special]
-    if writing.opening in calling.special:
+    again = "*" if context.parallel else "?"
+    marks = [context.mark(name) for name in text_tokens if name in context.special]
+    if syntax.opening in context.special:
         text = f"({' | '.join(['SOME', *marks])})*"
-        start = f"start: text ({calling.mark(writing.opening)} calls text){again}"
+        start = f"start: text ({context.mark(syntax.opening)} calls text){again}"
         rules = [f"text: {text}", "SOME: /(?s:.+)/"]
-    elif writing.opening and not marks:
+    elif syntax.opening and not marks:
         start = f"start: (opening calls){again} TEXT"
-        rules = [f"opening[lazy]: {ANY_TEXT} {literal(writing.opening)}", f"TEXT: {ANY_TEXT}"]
+        rules = [f"opening[lazy]: {ANY_TEXT} {literal(syntax.opening)}", f"TEXT: {ANY_TEXT}"]
     else:
         raise ValueError("no mark of its own stands before a call")
-    return "\n".join([start, *rules, f"calls: {writing.rest(calling)}", *_arguments(schemas)])
+    return "\n".join([start, *rules, f"calls: {syntax.rest(context)}", *_arguments(schemas)])
 
 
 def _arguments(schemas: Sequence[Mapping[str, Any]]) -> list[str]:
-    given = [{**schema, "type": "object", "x-guidance": JSON_OPTIONS} for schema in schemas]
-    return [
-        f"arguments_{i}: %json {json.dumps(schema, ensure_ascii=False)}"
-        for i, schema in enumerate(given)
-    ]
+    """Return the rules arguments_0, arguments_1 and so on, one per schema."""
+    rules = []
+    for i, schema in enumerate(schemas):
+        complete = {**schema, "type": "object", "x-guidance": JSON_OPTIONS}
+        rules.append(f"arguments_{i}: %json {json.dumps(complete, ensure_ascii=False)}")
+    return rules

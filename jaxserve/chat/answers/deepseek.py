@@ -17,69 +17,79 @@ and that of deepseek-ai/DeepSeek-V3.1, with shorter calls:
 
 from collections.abc import Collection
 
-from jaxserve.chat.answers.call_grammar import Calling, Writing, literal
-from jaxserve.chat.answers.events import Content, Found, Steps
-from jaxserve.chat.answers.incremental import NAME, SPACES, Incoming
+from jaxserve.chat.answers.call_grammar import CallContext, CallSyntax, literal
+from jaxserve.chat.answers.events import Content, FoundCall, Parse
+from jaxserve.chat.answers.incremental import NAME, SPACES, IncomingText
 from jaxserve.chat.answers.json_text import is_object
 
-BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-CALL_BEGIN, SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+BEGIN = "<｜tool▁calls▁begin｜>"
+END = "<｜tool▁calls▁end｜>"
+CALL_BEGIN = "<｜tool▁call▁begin｜>"
+SEPARATOR = "<｜tool▁sep｜>"
+CALL_END = "<｜tool▁call▁end｜>"
 MARKS = (BEGIN, END, CALL_BEGIN, SEPARATOR, CALL_END)
-TYPE, FENCE, FENCE_END = "function", "```json", "```"
+TYPE = "function"
+FENCE = "```json"
+FENCE_END = "```"
 NEWLINE = "\n"
 
 
-def deepseek(text: Incoming, names: Collection[str]) -> Steps[None]:
-    """All calls of a section, or none: it is content when one of them is malformed. The end of the
-    text closes it.
+def deepseek(text: IncomingText, names: Collection[str]) -> Parse[None]:
+    """Find the calls of each section; a section with a malformed call is content as a whole.
+
+    The end of the text closes a section, too: END may be a stop string.
     """
-    while (yield from text.pass_on(Content, BEGIN)):
+    while (yield from text.emit_until(Content, BEGIN)):
         calls = yield from _calls(text, names)
-        if calls and ((yield from text.literal(END)) or (yield from text.ends())):
-            yield from text.ends()
+        if calls and ((yield from text.read_literal(END)) or (yield from text.read_end())):
+            yield from text.read_end()
             text.accept()
             yield from calls
         else:
-            yield from text.give_back()
+            yield from text.reject()
 
 
-def _calls(text: Incoming, names: Collection[str]) -> Steps[list[Found]]:
-    """Up to what is no call any more; none where one is malformed."""
-    calls: list[Found] = []
-    yield from text.run(SPACES)
-    while (yield from text.literal(CALL_BEGIN)):
+def _calls(text: IncomingText, names: Collection[str]) -> Parse[list[FoundCall]]:
+    """Read calls as long as they come; the result is empty where one is malformed."""
+    calls: list[FoundCall] = []
+    yield from text.read_while(SPACES)
+    while (yield from text.read_literal(CALL_BEGIN)):
         call = yield from _call(text, names)
         if call is None:
             return []
         calls.append(call)
-        yield from text.run(SPACES)
+        yield from text.read_while(SPACES)
     return calls
 
 
-def _call(text: Incoming, names: Collection[str]) -> Steps[Found | None]:
-    """From behind its first mark."""
-    name = yield from text.run(NAME)
-    if not (yield from text.literal(SEPARATOR)):
+def _call(text: IncomingText, names: Collection[str]) -> Parse[FoundCall | None]:
+    """Read one call after its first mark; the result is None where it is malformed."""
+    name = yield from text.read_while(NAME)
+    if not (yield from text.read_literal(SEPARATOR)):
         return None
     fenced = name == TYPE and (yield from text.peek()) != "{"
     if fenced:
-        name = yield from text.run(NAME)
-        yield from text.run(SPACES)
-        if not (yield from text.literal(FENCE)):
+        name = yield from text.read_while(NAME)
+        yield from text.read_while(SPACES)
+        if not (yield from text.read_literal(FENCE)):
             return None
-    yield from text.run(SPACES)
-    arguments = yield from text.json()
-    yield from text.run(SPACES)
-    if fenced and not (yield from text.literal(FENCE_END)):
+    yield from text.read_while(SPACES)
+    arguments = yield from text.read_json()
+    yield from text.read_while(SPACES)
+    if fenced and not (yield from text.read_literal(FENCE_END)):
         return None
-    if not (yield from text.literal(CALL_END)) or name not in names or not is_object(arguments):
+    if (
+        not (yield from text.read_literal(CALL_END))
+        or name not in names
+        or not is_object(arguments)
+    ):
         return None
-    return Found(name, arguments)
+    return FoundCall(name, arguments)
 
 
-def _rest(calling: Calling) -> str:
-    """Of both kinds: the model knows its own."""
-    begin, separator, end = map(calling.mark, (CALL_BEGIN, SEPARATOR, CALL_END))
+def _rest(context: CallContext) -> str:
+    """Write the expression of calls of both kinds, of which the model knows its own."""
+    begin, separator, end = map(context.mark, (CALL_BEGIN, SEPARATOR, CALL_END))
 
     def call(name: str, rule: str) -> str:
         fenced = (
@@ -88,7 +98,7 @@ def _rest(calling: Calling) -> str:
         )
         return f"{begin} ({fenced} | {literal(name)} {separator} {rule}) {end}"
 
-    return f"{calling.joined(calling.any_of(call), f'{literal(NEWLINE)}?')} {calling.mark(END)}"
+    return f"{context.joined(context.any_of(call), f'{literal(NEWLINE)}?')} {context.mark(END)}"
 
 
-WRITING = Writing(BEGIN, _rest)
+SYNTAX = CallSyntax(BEGIN, _rest)

@@ -1,4 +1,4 @@
-"""What an answer is made of."""
+"""Parts of an answer, and the type of the parsers that find them."""
 
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -6,22 +6,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What the model says."""
+    """Text of the answer proper."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """What it thinks before."""
+    """Text of the reasoning before the answer proper."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function is called; its arguments follow. index: among the calls of the answer, from 0
-    on."""
+    """Head of a function call, before its Arguments.
+
+    `index` numbers the calls of the answer from 0.
+    """
 
     index: int
     id: str
@@ -30,16 +32,17 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """Of the call with this index: JSON text, an object."""
+    """Arguments of the call with this index, as JSON text of an object."""
 
     index: int
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A call as a grammar finds it: numbers and ids are not its business. arguments: JSON text, an
-    object.
+class FoundCall:
+    """Call as a format's parser finds it, before AnswerParser gives it an index and an id.
+
+    `arguments` is JSON text of an object.
     """
 
     name: str
@@ -47,6 +50,6 @@ class Found:
 
 
 Part = Content | Reasoning | Call | Arguments
-type Steps[T] = Generator[
-    Content | Reasoning | Found | None, None, T
-]  # of a grammar; None: it waits for more text
+# A parser, or a part of one, that returns T. It yields what it finds, and None while it waits for
+# more text.
+type Parse[T] = Generator[Content | Reasoning | FoundCall | None, None, T]

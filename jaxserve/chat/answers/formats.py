@@ -1,67 +1,74 @@
-"""Which forms the answers of a model have: by the words of its chat template, or as the operator
-says.
-"""
+"""Formats of answers, chosen by the marks in the chat template or as the operator says."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from jaxserve.chat.answers import deepseek, hermes, llama, mistral, thinking
-from jaxserve.chat.answers.call_grammar import Writing
-from jaxserve.chat.answers.events import Steps
-from jaxserve.chat.answers.incremental import Incoming
+from jaxserve.chat.answers.call_grammar import CallSyntax
+from jaxserve.chat.answers.events import Parse
+from jaxserve.chat.answers.incremental import IncomingText
 
 
 @dataclass(frozen=True)
-class ToolForm:
-    """grammar: of an answer; given the names of the functions that may be called. marks: words that
-    it looks for.
+class ToolFormat:
+    """One way in which models write tool calls.
 
-    writing: the same for a model to keep to.
+    `parse` takes the text and the names of the functions that may be called. `marks` are the words
+    that it looks for: where they are special tokens, they have to stay in the text. `syntax` is the
+    same format as a grammar, for answers that are forced to follow it.
     """
 
-    grammar: Callable[[Incoming, Collection[str]], Steps[None]]
+    parse: Callable[[IncomingText, Collection[str]], Parse[None]]
     marks: tuple[str, ...]
-    writing: Writing
+    syntax: CallSyntax
 
 
-TOOL_FORMS: Mapping[str, ToolForm] = MappingProxyType(
+TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType(
     {
-        "llama": ToolForm(llama.llama, llama.MARKS, llama.WRITING),
-        "hermes": ToolForm(hermes.hermes, hermes.MARKS, hermes.WRITING),
-        "mistral": ToolForm(mistral.mistral, mistral.MARKS, mistral.WRITING),
-        "deepseek": ToolForm(deepseek.deepseek, deepseek.MARKS, deepseek.WRITING),
+        "llama": ToolFormat(llama.llama, llama.MARKS, llama.SYNTAX),
+        "hermes": ToolFormat(hermes.hermes, hermes.MARKS, hermes.SYNTAX),
+        "mistral": ToolFormat(mistral.mistral, mistral.MARKS, mistral.SYNTAX),
+        "deepseek": ToolFormat(deepseek.deepseek, deepseek.MARKS, deepseek.SYNTAX),
     }
 )
-TOOL_PARSERS = ("auto", *TOOL_FORMS, "none")
+TOOL_PARSERS = ("auto", *TOOL_FORMATS, "none")
 REASONING_PARSERS = ("auto", "think", "none")
-XML = "<function="  # Qwen3-Coder's calls stand between the marks of Hermes, and are no JSON
+# Qwen3-Coder's calls stand between the marks of Hermes, but are XML and not JSON.
+XML = "<function="
 LLAMA_TURN = "<|start_header_id|>"
 
 
 @dataclass(frozen=True)
-class Forms:
-    """tools: None where nobody knows. thinks: answers may begin with a thought."""
+class AnswerFormats:
+    """Formats of a model's answers.
 
-    tools: ToolForm | None
+    `tools` is None where the format of calls is unknown or turned off. `thinks` is true where
+    answers may begin with reasoning.
+    """
+
+    tools: ToolFormat | None
     thinks: bool
 
 
-def choose_forms(template: str, tool_parser: str, reasoning_parser: str) -> Forms:
-    """template: its source. tool_parser, reasoning_parser: of TOOL_PARSERS and REASONING_PARSERS.
+def choose_formats(template: str, tool_parser: str, reasoning_parser: str) -> AnswerFormats:
+    """Return the formats of the answers to prompts of a chat template, given its source.
 
-    auto looks for the marks that the template itself writes: [TOOL_CALLS] is mistral, DeepSeek's
-    mark of calls deepseek, <tool_call> hermes (unless <function= stands there as well), a turn of
-    Llama 3 with tool_calls llama, in this order; anything else has no form. </think> is think.
+    `tool_parser` is one of TOOL_PARSERS, `reasoning_parser` one of REASONING_PARSERS. "auto" looks
+    for the marks that the template itself writes: [TOOL_CALLS] is mistral, DeepSeek's mark of calls
+    deepseek, <tool_call> hermes (unless <function= stands there as well), a turn of Llama 3 with
+    tool_calls llama, in this order; anything else has no format of calls. </think> is think.
     """
     name = _recognised(template) if tool_parser == "auto" else tool_parser
-    thinks = (
-        thinking.CLOSE in template if reasoning_parser == "auto" else reasoning_parser == "think"
-    )
-    return Forms(TOOL_FORMS.get(name), thinks)
+    if reasoning_parser == "auto":
+        thinks = thinking.CLOSE in template
+    else:
+        thinks = reasoning_parser == "think"
+    return AnswerFormats(TOOL_FORMATS.get(name), thinks)
 
 
 def _recognised(template: str) -> str:
+    """Return the name of the tool parser for a template; "none" where no mark is known."""
     if mistral.OPEN in template:
         return "mistral"
     if deepseek.BEGIN in template:

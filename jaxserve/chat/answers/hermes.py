@@ -10,34 +10,39 @@ once for each call:
 
 from collections.abc import Collection
 
-from jaxserve.chat.answers.call_grammar import Calling, Writing, literal
-from jaxserve.chat.answers.events import Content, Steps
-from jaxserve.chat.answers.incremental import SPACES, Incoming
+from jaxserve.chat.answers.call_grammar import CallContext, CallSyntax, literal
+from jaxserve.chat.answers.events import Content, Parse
+from jaxserve.chat.answers.incremental import SPACES, IncomingText
 from jaxserve.chat.answers.json_text import call_in
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
+OPEN = "<tool_call>"
+CLOSE = "</tool_call>"
 MARKS = (OPEN, CLOSE)
 NEWLINE = "\n"
 
 
-def hermes(text: Incoming, names: Collection[str]) -> Steps[None]:
-    """The end of the text closes a call, too: CLOSE may be a stop string."""
-    while (yield from text.pass_on(Content, OPEN)):
-        yield from text.run(SPACES)
-        call = call_in((yield from text.json()), "arguments", names)
-        yield from text.run(SPACES)
-        if call and ((yield from text.literal(CLOSE)) or (yield from text.ends())):
-            yield from text.ends()
+def hermes(text: IncomingText, names: Collection[str]) -> Parse[None]:
+    """Find calls between OPEN and CLOSE; anything else is content.
+
+    The end of the text closes a call, too: CLOSE may be a stop string.
+    """
+    while (yield from text.emit_until(Content, OPEN)):
+        yield from text.read_while(SPACES)
+        call = call_in((yield from text.read_json()), "arguments", names)
+        yield from text.read_while(SPACES)
+        if call and ((yield from text.read_literal(CLOSE)) or (yield from text.read_end())):
+            yield from text.read_end()
             text.accept()
             yield call
         else:
-            yield from text.give_back()
+            yield from text.reject()
 
 
-def _rest(calling: Calling) -> str:
-    newline, opening, closing = literal(NEWLINE), calling.mark(OPEN), calling.mark(CLOSE)
-    call = f"{newline} {calling.objects('arguments')} {newline} {closing}"
-    return calling.joined(call, f"{newline} {opening}")
+def _rest(context: CallContext) -> str:
+    """Write the expression of calls, each on a line of its own."""
+    newline = literal(NEWLINE)
+    call = f"{newline} {context.objects('arguments')} {newline} {context.mark(CLOSE)}"
+    return context.joined(call, f"{newline} {context.mark(OPEN)}")
 
 
-WRITING = Writing(OPEN, _rest)
+SYNTAX = CallSyntax(OPEN, _rest)

@@ -1,99 +1,106 @@
-"""Text that arrives in pieces, for grammars that read it as if it were all there."""
+"""Text that arrives in pieces, for parsers that read it as if it were complete."""
 
 import re
 
-from jaxserve.chat.answers.events import Content, Reasoning, Steps
+from jaxserve.chat.answers.events import Content, Parse, Reasoning
 from jaxserve.chat.answers.json_text import MAX_DEPTH
 
 SPACE = " \t\r\n"
 SPACES = re.compile(f"[{SPACE}]*")
 NEWLINES = re.compile("\n*")
 NAME = re.compile(r"[\w.-]*", re.ASCII)  # of a function
-STRUCTURE, QUOTED = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
+STRUCTURE = re.compile(r'["{}\[\]]')  # outside of JSON strings
+QUOTED = re.compile(r'["\\]')  # inside of them
 
 
-class Incoming:
-    """What a grammar has read and not settled yet is held: in the end it is accepted, or given back
-    as content.
+class IncomingText:
+    """Text of an answer as a parser reads it, with the part that may turn out to be a call.
 
-    Every read is a generator that waits, by yielding None, until what it says no longer depends on
-    what may come: so the grammar cannot see where one piece ends and the next begins. What is given
-    back is not read again: the time is linear in the text, whatever the text.
+    What a parser has read is held until the parser accepts it as a part of its format, or rejects
+    it, which makes it content. Every read is a generator that yields None until its result no
+    longer depends on text to come, so no parser can see where one piece ends and the next begins.
+    Rejected text is not read again: the time is linear in the length of any text.
     """
 
     def __init__(self) -> None:
         self._text = ""
-        self._from = 0  # what comes before was settled
-        self._at = 0  # what comes before was read
-        self._over = False
+        # Text before _held was emitted or accepted, text from there to _at was read and is held.
+        self._held = 0
+        self._at = 0
+        self._complete = False
 
     def add(self, piece: str) -> None:
+        """Append the next piece."""
         self._text += piece
 
     def finish(self) -> None:
-        """No more will come."""
-        self._over = True
+        """Note that no more text will come."""
+        self._complete = True
 
     # ---- what was read
 
     def accept(self) -> None:
-        """It was the form's."""
-        self._from = self._at
-        if 2 * self._from > len(self._text):  # seldom enough to be cheap
-            self._text, self._from, self._at = self._text[self._from :], 0, 0
+        """Drop the held text, which belongs to the format."""
+        self._held = self._at
+        # Cutting copies the rest, so it waits until that is the smaller half: linear in total.
+        if 2 * self._held > len(self._text):
+            self._text = self._text[self._held :]
+            self._held = 0
+            self._at = 0
 
-    def give_back(self) -> Steps[None]:
-        """It was no call."""
-        held = self._text[self._from : self._at]
+    def reject(self) -> Parse[None]:
+        """Emit the held text as content: it was no call."""
+        held = self._text[self._held : self._at]
         self.accept()
         if held:
             yield Content(held)
 
     # ---- reads
 
-    def pass_on(self, kind: type[Content] | type[Reasoning], mark: str | None) -> Steps[bool]:
-        """Hand on what comes up to the mark, which is then read with the white space before it.
+    def emit_until(self, kind: type[Content] | type[Reasoning], mark: str | None) -> Parse[bool]:
+        """Emit text as `kind` up to the mark, and read the mark with the white space before it.
 
-        False at the end of the text. None: all of it.
+        The result is false at the end of the text. Without a mark all text is emitted.
         """
         while True:
-            start = -1 if mark is None else self._text.find(mark, self._from)
-            settled = self._text[self._from : start if start >= 0 else None]
-            if mark is not None and start < 0 and not self._over:
+            start = -1 if mark is None else self._text.find(mark, self._held)
+            settled = self._text[self._held : start if start >= 0 else None]
+            if mark is not None and start < 0 and not self._complete:
                 settled = settled[: len(settled) - _longest_head(settled, mark)]
-            if mark is not None and (start >= 0 or not self._over):
+            # White space is kept back as well: it belongs to the mark if the mark comes next.
+            if mark is not None and (start >= 0 or not self._complete):
                 settled = settled.rstrip(SPACE)
-            self._from += len(settled)
+            self._held += len(settled)
             if settled:
                 yield kind(settled)
             if start >= 0:
                 self._at = start + len(mark or "")
                 return True
-            self._at = self._from
+            self._at = self._held
             self.accept()
-            if self._over:
+            if self._complete:
                 return False
             yield None
 
-    def peek(self) -> Steps[str]:
-        """The next letter; nothing at the end of the text."""
-        while self._at == len(self._text) and not self._over:
+    def peek(self) -> Parse[str]:
+        """Return the next character without reading it; an empty string at the end of the text."""
+        while self._at == len(self._text) and not self._complete:
             yield None
         return self._text[self._at : self._at + 1]
 
-    def run(self, letters: re.Pattern[str]) -> Steps[str]:
-        """The letters that match, as many as there are. letters: of a class of them, any number."""
+    def read_while(self, letters: re.Pattern[str]) -> Parse[str]:
+        """Read and return as many characters as match; the pattern is a class, any number of it."""
         start = self._at
         while True:
             found = letters.match(self._text, self._at)
             assert found
             self._at = found.end()
-            if self._at < len(self._text) or self._over:
+            if self._at < len(self._text) or self._complete:
                 return self._text[start : self._at]
             yield None
 
-    def literal(self, text: str) -> Steps[bool]:
-        """Whether this comes next; it is read then, and nothing otherwise."""
+    def read_literal(self, text: str) -> Parse[bool]:
+        """Read `text` and return true if it comes next; otherwise read nothing."""
         start = self._at
         for letter in text:
             if (yield from self.peek()) != letter:
@@ -102,26 +109,28 @@ class Incoming:
             self._at += 1
         return True
 
-    def json(self) -> Steps[str]:
-        """The text of the object or array that begins here, up to the bracket that closes it.
+    def read_json(self) -> Parse[str]:
+        """Read and return the object or array that begins here, up to its closing bracket.
 
-        Nothing where none begins, where it does not end, or where it is nested too deep. Not
-        checked otherwise.
+        The result is empty where none begins, where it does not end, or where it is nested more
+        than MAX_DEPTH deep. Its syntax is not checked otherwise.
         """
-        start, depth, quoted = self._at, 0, False
+        start = self._at
+        depth = 0
+        quoted = False
         if (yield from self.peek()) not in ("{", "["):
             return ""
         while True:
             found = (QUOTED if quoted else STRUCTURE).search(self._text, self._at)
             self._at = found.end() if found else len(self._text)
             match found and found[0]:
-                case None if self._over:
+                case None if self._complete:
                     return ""
                 case None:
                     yield None
                 case '"':
                     quoted = not quoted
-                case "\\":
+                case "\\":  # the next character is escaped: it neither ends nor begins a string
                     self._at += len((yield from self.peek()))
                 case "{" | "[":
                     depth += 1
@@ -132,10 +141,10 @@ class Incoming:
                     if not depth:
                         return self._text[start : self._at]
 
-    def ends(self) -> Steps[bool]:
-        """Whether nothing but white space comes; it is read then, and nothing otherwise."""
+    def read_end(self) -> Parse[bool]:
+        """Read white space to the end of the text and return true; otherwise read nothing."""
         start = self._at
-        yield from self.run(SPACES)
+        yield from self.read_while(SPACES)
         if (yield from self.peek()):
             self._at = start
             return False
@@ -143,5 +152,8 @@ class Incoming:
 
 
 def _longest_head(text: str, mark: str) -> int:
-    """How many letters at the end of the text may be the beginning of the mark."""
-    return next((size for size in range(len(mark) - 1, 0, -1) if text.endswith(mark[:size])), 0)
+    """Return the length of the longest end of the text that may begin the mark."""
+    for size in range(len(mark) - 1, 0, -1):
+        if text.endswith(mark[:size]):
+            return size
+    return 0

@@ -1,11 +1,11 @@
-"""JSON that somebody else wrote: bounded in depth before it is parsed, and never rewritten."""
+"""JSON from models and clients: bounded in depth before it is parsed, and never rewritten."""
 
 import json
 import re
 from collections.abc import Collection
 from typing import Any, NoReturn
 
-from jaxserve.chat.answers.events import Found
+from jaxserve.chat.answers.events import FoundCall
 
 MAX_DEPTH = 24  # of objects and arrays in JSON text: what is parsed recursively
 STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"?|[{}\[\]]', re.DOTALL)
@@ -13,8 +13,9 @@ SPACES = re.compile(r"[ \t\r\n]*")
 
 
 def parse(text: str) -> Any:
-    """ValueError for what is not JSON, NaN and Infinity among it, and for what is nested more than
-    MAX_DEPTH deep.
+    """Parse JSON text; raise ValueError for other text, NaN and Infinity, and for deep nesting.
+
+    The depth is counted before parsing, which recurses: MAX_DEPTH is far below Python's limit.
     """
     depth = 0
     for found in STRING_OR_BRACKET.finditer(text):
@@ -24,12 +25,11 @@ def parse(text: str) -> Any:
     return json.loads(text, parse_constant=_refuse)
 
 
-def call_in(text: str, key: str, names: Collection[str]) -> Found | None:
-    """{"name": ..., key: {...}} as a call of one of the names; None for anything else. text: not
-    too deep.
+def call_in(text: str, key: str, names: Collection[str]) -> FoundCall | None:
+    """Return {"name": ..., key: {...}} as a call of one of the names; None for anything else.
 
-    Some models add "type" or "id", and no other member is allowed. Arguments stay as they are
-    written.
+    Some models add "type" or "id"; no other member is allowed. Arguments stay as they are written.
+    The caller has bounded the depth of the text.
     """
     members = _members(text)
     if members is None or not {"name", key} <= members.keys() <= {"name", key, "type", "id"}:
@@ -37,23 +37,27 @@ def call_in(text: str, key: str, names: Collection[str]) -> Found | None:
     name = json.loads(members["name"])
     if not (isinstance(name, str) and name in names and members[key].startswith("{")):
         return None
-    return Found(name, members[key])
+    return FoundCall(name, members[key])
 
 
 def is_object(text: str) -> bool:
-    """text: not too deep."""
+    """Return whether the text, whose depth the caller has bounded, is a JSON object."""
     return _members(text) is not None
 
 
 def elements(text: str) -> list[str]:
-    """The texts of an array's elements; none where it is no array. text: not too deep."""
+    """Return the texts of an array's elements; none where the text is no array.
+
+    The caller has bounded the depth of the text.
+    """
     try:
         parsed = json.loads(text, parse_constant=_refuse)
     except ValueError:
         return []
     if not isinstance(parsed, list):
         return []
-    found, at = [], 1
+    found = []
+    at = 1  # after the bracket
     for _ in parsed:
         value, at = _value(text, at)
         found.append(value)
@@ -62,14 +66,15 @@ def elements(text: str) -> list[str]:
 
 
 def _members(text: str) -> dict[str, str] | None:
-    """The texts of an object's values by name; None where it is no object, or has a name twice."""
+    """Return the texts of an object's values by name; None for a non-object or a repeated name."""
     try:
         pairs = json.loads(text, parse_constant=_refuse, object_pairs_hook=tuple)
     except ValueError:
         return None
     if not text.startswith("{"):
         return None
-    found, at = dict[str, str](), 1
+    found: dict[str, str] = {}
+    at = 1  # after the brace
     for name, _ in pairs:
         _, at = _value(text, at)
         found[name], at = _value(text, at + 1)  # past the colon
@@ -78,8 +83,9 @@ def _members(text: str) -> dict[str, str] | None:
 
 
 def _value(text: str, at: int) -> tuple[str, int]:
-    """The text of the value from here on, and where the next comma, colon or bracket stands. text:
-    valid JSON.
+    """Return the text of the value at `at`, and the position of the next comma, colon or bracket.
+
+    The text is valid JSON.
     """
     start = _past_spaces(text, at)
     _, end = json.JSONDecoder().raw_decode(text, start)
@@ -87,10 +93,12 @@ def _value(text: str, at: int) -> tuple[str, int]:
 
 
 def _past_spaces(text: str, at: int) -> int:
+    """Return the first position from `at` on that has no white space."""
     found = SPACES.match(text, at)
     assert found
     return found.end()
 
 
 def _refuse(constant: str) -> NoReturn:
+    """Raise ValueError for NaN, Infinity and -Infinity, which Python's parser lets through."""
     raise ValueError(f"{constant} is no JSON number")

@@ -12,43 +12,44 @@ calls with a semicolon between them. The calls of built-in tools,
 
 from collections.abc import Collection
 
-from jaxserve.chat.answers.call_grammar import Writing, literal
-from jaxserve.chat.answers.events import Content, Found, Steps
-from jaxserve.chat.answers.incremental import SPACES, Incoming
+from jaxserve.chat.answers.call_grammar import CallSyntax, literal
+from jaxserve.chat.answers.events import Content, FoundCall, Parse
+from jaxserve.chat.answers.incremental import SPACES, IncomingText
 from jaxserve.chat.answers.json_text import call_in
 
 TAG = "<|python_tag|>"
 MARKS = (TAG,)
-KEYS = (
-    "parameters",
-    "arguments",
-)  # the second one is what some models took over from the tools' own form
+# Some models write "arguments", the word of the tools in their prompt, against the template.
+KEYS = ("parameters", "arguments")
 
 
-def llama(text: Incoming, names: Collection[str]) -> Steps[None]:
-    yield from text.run(SPACES)
-    yield from text.literal(TAG)
+def llama(text: IncomingText, names: Collection[str]) -> Parse[None]:
+    """Find an answer that is calls as a whole, or calls after a TAG; anything else is content."""
+    yield from text.read_while(SPACES)
+    yield from text.read_literal(TAG)
     yield from _calls(text, names)
-    while (yield from text.pass_on(Content, TAG)):
+    while (yield from text.emit_until(Content, TAG)):
         yield from _calls(text, names)
 
 
-def _calls(text: Incoming, names: Collection[str]) -> Steps[None]:
-    """What comes, if all of it up to the end is calls; content otherwise."""
-    found: list[Found] = []
+def _calls(text: IncomingText, names: Collection[str]) -> Parse[None]:
+    """Find calls up to the end of the text; all of it is content where anything else comes."""
+    found: list[FoundCall] = []
     while True:
-        yield from text.run(SPACES)
-        written = yield from text.json()
+        yield from text.read_while(SPACES)
+        written = yield from text.read_json()
         call = next((call for key in KEYS if (call := call_in(written, key, names))), None)
         if call is None:
-            return (yield from text.give_back())
+            return (yield from text.reject())
         found.append(call)
-        if (yield from text.ends()):
+        if (yield from text.read_end()):
             text.accept()
             return (yield from found)
-        yield from text.run(SPACES)
-        if not (yield from text.literal(";")):
-            return (yield from text.give_back())
+        yield from text.read_while(SPACES)
+        if not (yield from text.read_literal(";")):
+            return (yield from text.reject())
 
 
-WRITING = Writing("", lambda calling: calling.joined(calling.objects("parameters"), literal("; ")))
+SYNTAX = CallSyntax(
+    "", lambda context: context.joined(context.objects("parameters"), literal("; "))
+)

@@ -13,55 +13,66 @@ id left out by the last two:
 
 from collections.abc import Collection
 
-from jaxserve.chat.answers.call_grammar import Calling, Writing, literal
-from jaxserve.chat.answers.events import Content, Found, Steps
-from jaxserve.chat.answers.incremental import NAME, SPACES, Incoming
+from jaxserve.chat.answers.call_grammar import CallContext, CallSyntax, literal
+from jaxserve.chat.answers.events import Content, FoundCall, Parse
+from jaxserve.chat.answers.incremental import NAME, SPACES, IncomingText
 from jaxserve.chat.answers.json_text import call_in, elements, is_object
 
-OPEN, ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+OPEN = "[TOOL_CALLS]"
+ID = "[CALL_ID]"
+ARGUMENTS = "[ARGS]"
 MARKS = (OPEN, ID, ARGUMENTS)
 
 
-def mistral(text: Incoming, names: Collection[str]) -> Steps[None]:
-    while (yield from text.pass_on(Content, OPEN)):
-        yield from text.run(SPACES)
+def mistral(text: IncomingText, names: Collection[str]) -> Parse[None]:
+    """Find calls of both kinds after OPEN; anything else is content."""
+    while (yield from text.emit_until(Content, OPEN)):
+        yield from text.read_while(SPACES)
         if (yield from text.peek()) == "[":
             calls = yield from _listed(text, names)
         else:
             calls = yield from _named(text, names)
         if calls:
-            yield from text.ends()
+            yield from text.read_end()
             text.accept()
             yield from calls
         else:
-            yield from text.give_back()
+            yield from text.reject()
 
 
-def _listed(text: Incoming, names: Collection[str]) -> Steps[list[Found]]:
-    calls = [call_in(element, "arguments", names) for element in elements((yield from text.json()))]
-    return [] if None in calls else [call for call in calls if call]
+def _listed(text: IncomingText, names: Collection[str]) -> Parse[list[FoundCall]]:
+    """Read an array of calls; the result is empty where one is malformed."""
+    calls: list[FoundCall] = []
+    for element in elements((yield from text.read_json())):
+        call = call_in(element, "arguments", names)
+        if call is None:
+            return []
+        calls.append(call)
+    return calls
 
 
-def _named(text: Incoming, names: Collection[str]) -> Steps[list[Found]]:
-    name = yield from text.run(NAME)
-    if (yield from text.literal(ID)):
-        yield from text.run(NAME)
-    if not (name in names and (yield from text.literal(ARGUMENTS))):
+def _named(text: IncomingText, names: Collection[str]) -> Parse[list[FoundCall]]:
+    """Read one call whose name stands before its arguments; the result has at most one entry."""
+    name = yield from text.read_while(NAME)
+    if (yield from text.read_literal(ID)):
+        yield from text.read_while(NAME)
+    if not (name in names and (yield from text.read_literal(ARGUMENTS))):
         return []
-    yield from text.run(SPACES)
-    arguments = yield from text.json()
-    return [Found(name, arguments)] if is_object(arguments) else []
+    yield from text.read_while(SPACES)
+    arguments = yield from text.read_json()
+    return [FoundCall(name, arguments)] if is_object(arguments) else []
 
 
-def _rest(calling: Calling) -> str:
-    """As the vocabulary tells: models that write a call's name before its arguments have a token
-    between them.
+def _rest(context: CallContext) -> str:
+    """Write the expression of the kind of calls that the vocabulary is made for.
+
+    Models that write a call's name before its arguments have the special token ARGUMENTS.
     """
-    if ARGUMENTS not in calling.special:
-        listed = calling.joined(calling.objects("arguments"), literal(", "))
+    if ARGUMENTS not in context.special:
+        listed = context.joined(context.objects("arguments"), literal(", "))
         return f'" "? {literal("[")} {listed} {literal("]")}'
-    call = calling.any_of(lambda name, rule: f"{literal(name)} {calling.mark(ARGUMENTS)} {rule}")
-    return calling.joined(call, calling.mark(OPEN))
+    call = context.any_of(lambda name, rule: f"{literal(name)} {context.mark(ARGUMENTS)} {rule}")
+    return context.joined(call, context.mark(OPEN))
 
 
-WRITING = Writing(OPEN, _rest)
+SYNTAX = CallSyntax(OPEN, _rest)

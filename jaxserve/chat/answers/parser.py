@@ -1,22 +1,26 @@
-"""From the text of an answer to its parts: thought first, then calls in what is left."""
+"""The parser of answers: reasoning first, then calls in the text that is left."""
 
 import secrets
 import string
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from jaxserve.chat.answers.events import Arguments, Call, Content, Found, Part, Reasoning, Steps
-from jaxserve.chat.answers.formats import ToolForm
-from jaxserve.chat.answers.incremental import Incoming
+from jaxserve.chat.answers.events import Arguments, Call, Content, FoundCall, Parse, Part, Reasoning
+from jaxserve.chat.answers.formats import ToolFormat
+from jaxserve.chat.answers.incremental import IncomingText
 from jaxserve.chat.answers.thinking import thinking
 
-ID_LETTERS, ID_SIZE = string.ascii_letters + string.digits, 9  # what Mistral's templates insist on
+# Mistral's templates refuse ids of any other kind.
+ID_LETTERS = string.ascii_letters + string.digits
+ID_SIZE = 9
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A whole one. calls: each with its arguments. content and reasoning are empty where there is
-    none.
+    """Parts of a complete answer.
+
+    `calls` pairs each call with its arguments as JSON text. `content` and `reasoning` are empty
+    where there is none.
     """
 
     content: str
@@ -26,15 +30,16 @@ class Answer:
 
 @dataclass(frozen=True)
 class Reading:
-    """How the answer to one prompt is to be read. By default all of it is content.
+    """Rules for parsing the answer to one prompt; by default all of it is content.
 
-    tools: the form of calls; None: calls are content. names: of the functions that may be called; a
-    call of another one is content. parallel: all calls of an answer; otherwise the first one, and
-    the others are dropped. thinks: it may begin with a thought; opened: the prompt has begun it.
-    spelled: special tokens that are text here.
+    `tools` is the format of calls, or None where calls are content. `names` are the functions that
+    may be called; a call of another one is content. Without `parallel` the first call of an answer
+    is kept and the others are dropped. `thinks` says that the answer may begin with reasoning,
+    `opened` that the prompt has begun it. `spelled` maps special tokens that belong to the text,
+    such as the marks of calls, from their ids to their spelling.
     """
 
-    tools: ToolForm | None = None
+    tools: ToolFormat | None = None
     names: frozenset[str] = frozenset()
     parallel: bool = True
     thinks: bool = False
@@ -42,7 +47,7 @@ class Reading:
     spelled: Mapping[int, str] = field(default_factory=dict)
 
     def read(self, text: str) -> Answer:
-        """The whole text of an answer."""
+        """Parse the complete text of an answer."""
         parser = AnswerParser(self)
         parts = [*parser.feed(text), *parser.end()]
         arguments = {part.index: part.text for part in parts if isinstance(part, Arguments)}
@@ -54,60 +59,68 @@ class Reading:
 
 
 def ended_by(finish_reason: str, called: bool) -> str:
-    """The reason that clients hear: an answer that stopped after it called something ends with its
-    calls.
-    """
+    """Return the reason for clients: "tool_calls" for an answer that stopped after a call."""
     return "tool_calls" if called and finish_reason == "stop" else finish_reason
 
 
 def new_call_id() -> str:
+    """Return a random id."""
     return "".join(secrets.choice(ID_LETTERS) for _ in range(ID_SIZE))
 
 
 class AnswerParser:
-    """The parts of an answer as its text comes; the same parts, joined, however the text is cut.
+    """Parser of one answer whose text arrives in pieces.
 
-    A call is held back until it is whole and known to be one: text that only begins like a call is
-    lost to nobody.
+    However the text is cut, the joined parts are the same. A call is held back until it is complete
+    and well-formed: text that only begins like a call becomes content.
     """
 
     def __init__(self, reading: Reading, new_id: Callable[[], str] = new_call_id):
-        """new_id: of calls."""
-        self._thoughts = (
-            _Stage(lambda text: thinking(text, reading.opened)) if reading.thinks else None
-        )
+        """Start at the beginning of an answer; `new_id` makes the ids of calls."""
         tools = reading.tools
-        self._calls = _Stage(lambda text: tools.grammar(text, reading.names)) if tools else None
-        self._parallel, self._new_id = reading.parallel, new_id
+        self._thoughts: _Stage | None = None
+        if reading.thinks:
+            self._thoughts = _Stage(lambda text: thinking(text, reading.opened))
+        self._calls: _Stage | None = None
+        if tools:
+            self._calls = _Stage(lambda text: tools.parse(text, reading.names))
+        self._parallel = reading.parallel
+        self._new_id = new_id
         self._called = 0
 
     @property
     def called(self) -> bool:
-        """There was a call."""
+        """Return whether the text so far has a call."""
         return self._called > 0
 
     def feed(self, text: str) -> list[Part]:
-        """The parts that are settled with this piece of the text."""
+        """Add a piece of the text and return the parts that are settled with it."""
         if not text:
             return []
         found = self._thoughts.feed(text) if self._thoughts else [Content(text)]
-        return list(self._told(found))
+        return list(self._parts(found))
 
     def end(self) -> list[Part]:
-        """The rest, when no more text will come."""
-        rest = self._told(self._thoughts.end()) if self._thoughts else ()
-        return [*rest, *(self._numbered(self._calls.end()) if self._calls else ())]
+        """Return the remaining parts, when no more text will come."""
+        rest: list[Part] = []
+        if self._thoughts:
+            rest += self._parts(self._thoughts.end())
+        if self._calls:
+            rest += self._numbered(self._calls.end())
+        return rest
 
-    def _told(self, found: Iterable[Content | Reasoning | Found]) -> Iterator[Part]:
+    def _parts(self, found: Iterable[Content | Reasoning | FoundCall]) -> Iterator[Part]:
+        """Search the content that the first stage found for calls; pass on its reasoning."""
         for part in found:
             if isinstance(part, Content) and self._calls:
                 yield from self._numbered(self._calls.feed(part.text))
-            elif not isinstance(part, Found):
+            elif not isinstance(part, FoundCall):
                 yield part
 
-    def _numbered(self, found: Iterable[Content | Reasoning | Found]) -> Iterator[Part]:
+    def _numbered(self, found: Iterable[Content | Reasoning | FoundCall]) -> Iterator[Part]:
+        """Give calls their index and id; drop all but the first one unless they are parallel."""
         for part in found:
-            if not isinstance(part, Found):
+            if not isinstance(part, FoundCall):
                 yield part
             elif self._parallel or not self._called:
                 yield Call(self._called, self._new_id(), part.name)
@@ -116,23 +129,26 @@ class AnswerParser:
 
 
 class _Stage:
-    """A grammar that is fed."""
+    """A running parse function and the text that it reads."""
 
-    def __init__(self, grammar: Callable[[Incoming], Steps[None]]):
-        self._text = Incoming()
-        self._steps = grammar(self._text)
+    def __init__(self, parse: Callable[[IncomingText], Parse[None]]):
+        self._text = IncomingText()
+        self._parse = parse(self._text)
 
-    def feed(self, text: str) -> list[Content | Reasoning | Found]:
+    def feed(self, text: str) -> list[Content | Reasoning | FoundCall]:
+        """Add text and return what it settles."""
         self._text.add(text)
         return self._run()
 
-    def end(self) -> list[Content | Reasoning | Found]:
+    def end(self) -> list[Content | Reasoning | FoundCall]:
+        """Return the rest, when no more text will come."""
         self._text.finish()
         return self._run()
 
-    def _run(self) -> list[Content | Reasoning | Found]:
+    def _run(self) -> list[Content | Reasoning | FoundCall]:
+        """Run the parse function until it waits for more text, or ends."""
         found = []
-        for part in self._steps:
+        for part in self._parse:
             if part is None:
                 break
             found.append(part)

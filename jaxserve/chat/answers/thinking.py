@@ -1,4 +1,4 @@
-"""What a model thinks before it answers: DeepSeek-R1 and V3.1, Qwen3, QwQ.
+"""Reasoning before the answer proper: DeepSeek-R1 and V3.1, Qwen3, QwQ.
 
     <think>
     7 plus 5 ...
@@ -11,26 +11,31 @@ prompt (Qwen/QwQ-32B, deepseek-ai/DeepSeek-V3.1 in its thinking mode). Marks any
 content.
 """
 
-from jaxserve.chat.answers.events import Content, Reasoning, Steps
-from jaxserve.chat.answers.incremental import NEWLINES, SPACES, Incoming
+from jaxserve.chat.answers.events import Content, Parse, Reasoning
+from jaxserve.chat.answers.incremental import NEWLINES, SPACES, IncomingText
 
-OPEN, CLOSE = "<think>", "</think>"
+OPEN = "<think>"
+CLOSE = "</think>"
 MARKS = (OPEN, CLOSE)
 
 
 def opened_by(prompt: str) -> bool:
-    """Whether the answer to this prompt begins inside of the thought."""
+    """Return whether the answer to this prompt begins inside of its reasoning."""
     return prompt.rstrip().endswith(OPEN)
 
 
-def thinking(text: Incoming, opened: bool) -> Steps[None]:
-    yield from text.run(SPACES)
-    if (yield from text.literal(OPEN)) or opened:
-        yield from text.run(SPACES)
+def thinking(text: IncomingText, opened: bool) -> Parse[None]:
+    """Split the text into reasoning, if it begins with that, and content.
+
+    `opened` says that the prompt ends with OPEN; the answer may repeat it.
+    """
+    yield from text.read_while(SPACES)
+    if (yield from text.read_literal(OPEN)) or opened:
+        yield from text.read_while(SPACES)
         text.accept()
-        yield from text.pass_on(Reasoning, CLOSE)
-        yield from text.run(NEWLINES)
+        yield from text.emit_until(Reasoning, CLOSE)
+        yield from text.read_while(NEWLINES)
         text.accept()
     else:
-        yield from text.give_back()
-    yield from text.pass_on(Content, None)
+        yield from text.reject()
+    yield from text.emit_until(Content, None)

@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from jaxserve.completion import Completion, Piece
+from jaxserve.completion import Completion, TextDelta
 from jaxserve.engine.events import Logprob
 from jaxserve.errors import JaxserveError, SlowConsumerError
 
@@ -40,7 +40,7 @@ class Update:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Logprob] | None = None
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: TextDelta) -> None:
         """Append what the engine produced after this update."""
         self.text += piece.text
         self.token_ids += piece.token_ids
@@ -86,7 +86,7 @@ class Outbox:
         self._first.append(event)
         self._wake()
 
-    def update(self, index: int, piece: Piece) -> None:
+    def update(self, index: int, piece: TextDelta) -> None:
         """Add new text and tokens of a choice; SlowConsumerError when too many lie unread."""
         self._unread += len(piece.token_ids)
         if self._unread > self._max_tokens:

@@ -173,6 +173,5 @@ def body_field_names(body: Sampling) -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        if error.field not in names:
-            raise
-        raise type(error)(names[error.field], error.problem) from None
+        error.rename(names.get(error.field, error.field))
+        raise

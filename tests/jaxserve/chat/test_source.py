@@ -1,4 +1,4 @@
-"""Where a folder keeps its chat template, and what it calls its tokens."""
+"""Chat templates and names of tokens in checkpoint folders."""
 
 import json
 from pathlib import Path
@@ -75,16 +75,19 @@ def test_tokens(tmp_path: Path) -> None:
             {"tokenizer_config__json": {"chat_template": NAMED[:1]}},
             r"none of the chat templates \['tool_use'\] is called",
         ),
-        ({"tokenizer_config__json": {"chat_template": 7}}, "is 7; expected a string, or a list"),
+        (
+            {"tokenizer_config__json": {"chat_template": 7}},
+            "has the chat template 7; it must be a string",
+        ),
         (
             {"tokenizer_config__json": {"chat_template": "x" * 262145}},
             "has 262145 bytes; the limit is 262144",
         ),
         ({"chat_template__jinja": "x" * 262145}, "has 262145 bytes; the limit is 262144"),
-        ({"chat_template__json": "{"}, "chat_template.json: not readable as JSON"),
+        ({"chat_template__json": "{"}, "chat_template.json is not readable as JSON"),
         (
             {"chat_template__json": "[]"},
-            "chat_template.json: holds list where an object is expected",
+            "chat_template.json holds list where an object is expected",
         ),
     ],
 )
@@ -99,5 +102,5 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ChatError, match=r"^chat_template: .*nowhere: No such file or directory$"):
         read_template(tmp_path, ByteTokenizer(), tmp_path / "nowhere")
     (tmp_path / "latin").write_bytes(b"\xe9")
-    with pytest.raises(ChatError, match=r"latin: is not UTF-8 text \(byte 0: "):
+    with pytest.raises(ChatError, match=r"latin is not UTF-8 text \(byte 0: "):
         read_template(tmp_path, ByteTokenizer(), tmp_path / "latin")

@@ -49,15 +49,15 @@ def test_the_text_is_that_of_transformers(chat_of: OpenChat) -> None:
         )
         assert rendered.text == case["text"], case["name"]
         reading = rendered.reading
-        assert (reading.tools is chat.forms.tools, reading.names) == (
+        assert (reading.tools is chat.formats.tools, reading.names) == (
             (True, {"get_weather", "add"}) if case["tools"] else (False, frozenset())
         )
 
 
 def test_every_golden_template_has_its_form(chat_of: OpenChat) -> None:
     for case in GOLDEN:
-        tools = chat_of(case["template"]).forms.tools
-        assert tools and tools.grammar.__name__ in case["name"]
+        tools = chat_of(case["template"]).formats.tools
+        assert tools and tools.parse.__name__ in case["name"]
 
 
 @pytest.mark.parametrize("joins", [True, False])
@@ -119,10 +119,10 @@ def test_templates_that_take_no_tools(chat_of: OpenChat) -> None:
     tools = Tools(({"type": "function", "function": {"name": "f", "parameters": {}}},))
     talk = [{"role": "user", "content": "x"}]
     for template in ("{{ messages[0].content }}", "{{ messages[0].tools }} tools {# tools #}"):
-        with pytest.raises(ChatError, match=r"^tools: the chat template of .* takes none"):
+        with pytest.raises(ChatError, match=r"^tools: the chat template of .* takes no tools"):
             chat_of(template, tool_parser="hermes").render(talk, tools=tools)
     with pytest.raises(
-        ChatError, match=r"^tools: how this model writes calls is not known.*--tool-parser"
+        ChatError, match=r"^tools: the format of this model's calls is not known.*--tool-parser"
     ):
         chat_of("{{ tools }}").render(talk, tools=tools)
     with pytest.raises(ChatError, match="--tool-parser"):

@@ -43,8 +43,7 @@ def matcher_of(compiler: Grammars, kind: str, value: object) -> Matcher:
 
 
 def accepts(matcher: Matcher, text: bytes) -> bool:
-    """Whether this is a whole text: each byte is in the mask before it, and at its end it may
-    end."""
+    """Return whether the text is complete: the masks allow each byte, and an end after the last."""
     for byte in text:
         if matcher.ended or byte not in tokens_of(matcher.masks()[0]):
             return False
@@ -107,7 +106,8 @@ def test_masks_behind_drafted_tokens_are_those_of_going_there(compiler: Grammars
 
 def test_every_choice_has_its_own_state(compiler: Grammars) -> None:
     grammar = compiler.compile(Structure.of("regex", "ab|cd"))
-    one, other = grammar.matcher(), grammar.matcher()
+    one = grammar.matcher()
+    other = grammar.matcher()
     assert one.accept(ord("a")) and other.accept(ord("c"))
     assert (one.forced(), other.forced()) == ([ord("b")], [ord("d")])
 
@@ -135,7 +135,8 @@ def test_forced_tokens_spell_what_is_forced() -> None:
         tokenizer = case.tokenizer
         ends = tokenizer.eos_ids or (0,)
         compiler = Grammars(tokenizer, ends, tokenizer.vocab_size)
-        matcher, said = matcher_of(compiler, "choice", [text + "!", text + "?"]), b""
+        matcher = matcher_of(compiler, "choice", [text + "!", text + "?"])
+        said = b""
         tokens = matcher.forced()
         assert tokens and all(map(matcher.accept, tokens)), case.name
         while not matcher.ended:
@@ -172,11 +173,10 @@ def test_grammars_are_kept_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> Non
     )
     for text in "abcacdab":
         compiler.compile(Structure.of("regex", text))
-    assert (
-        "".join(checked) == "abcdb"
-    )  # d took the place of b, which was used longest ago, and b that of c
+    # d took the place of b, which was used longest ago, and b that of c.
+    assert "".join(checked) == "abcdb"
     compiler.compile(Structure.of("regex", "x" * 60_000))
-    assert len(compiler._kept) == 1
+    assert len(compiler._valid) == 1
     compiler.close()
 
 
@@ -219,7 +219,8 @@ def test_many_threads_ask_for_few_grammars(
     compiler: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is checked once, and followed by itself."""
-    checked, once = list[str](), compiler._checked
+    checked: list[str] = []
+    once = compiler._checked
     monkeypatch.setattr(
         compiler, "_checked", lambda asked: checked.append(asked.text) or once(asked)
     )
@@ -254,15 +255,15 @@ def test_without_the_library_it_is_named(
 @pytest.mark.parametrize(
     ("kind", "value", "problem"),
     [
-        ("xml", "", f"xml: is 'xml'; it must be one of {', '.join(KINDS)}"),
-        ("json_schema", 5, "json_schema: is 5; give a JSON schema"),
-        ("json_schema", {"const": float("nan")}, "json_schema: cannot be written as JSON"),
-        ("json_object", 1, "json_object: is 1; it must be true"),
-        ("regex", "", "regex: is ''; it must be a text that is not empty"),
-        ("regex", "\ud800", "regex: has half a surrogate pair"),
-        ("choice", "ab", "choice: is 'ab'; give a list of texts"),
-        ("choice", [], "choice: has 0 entries; give 1 to 1024"),
-        ("choice", ["a", ""], r"choice[1]: is ''; it must be a text that is not empty"),
+        ("xml", "", f"xml is 'xml'; it must be one of {', '.join(KINDS)}"),
+        ("json_schema", 5, "json_schema is 5; give a JSON schema"),
+        ("json_schema", {"const": float("nan")}, "json_schema cannot be written as JSON"),
+        ("json_object", 1, "json_object is 1; it must be true"),
+        ("regex", "", "regex is ''; it must be a text that is not empty"),
+        ("regex", "\ud800", "regex has half a surrogate pair"),
+        ("choice", "ab", "choice is 'ab'; give a list of texts"),
+        ("choice", [], "choice has 0 entries; give 1 to 1024"),
+        ("choice", ["a", ""], r"choice[1] is ''; it must be a text that is not empty"),
     ],
 )
 def test_what_is_no_structure(kind: str, value: object, problem: str) -> None:

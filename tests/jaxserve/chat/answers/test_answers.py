@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxserve.chat.answers import AnswerParser, Arguments, Call, Content, Part, Reading, Reasoning
-from jaxserve.chat.answers.formats import TOOL_FORMS, TOOL_PARSERS, choose_forms
+from jaxserve.chat.answers.formats import TOOL_FORMATS, TOOL_PARSERS, choose_formats
 
 GOLDEN: list[dict[str, Any]] = json.loads(
     (Path(__file__).parents[3] / "golden" / "tool_answers.json").read_text(encoding="utf-8")
@@ -25,11 +25,11 @@ NAMES = frozenset({"add", "get_weather", "get.time-now"})
 def reading_of(
     form: str, thinks: bool = False, opened: bool = False, parallel: bool = True
 ) -> Reading:
-    return Reading(TOOL_FORMS.get(form), NAMES, parallel, thinks, opened)
+    return Reading(TOOL_FORMATS.get(form), NAMES, parallel, thinks, opened)
 
 
 def parts_of(reading: Reading, pieces: Sequence[str]) -> list[Part]:
-    """With neighbours of a kind joined."""
+    """Return the parts of an answer that comes in pieces, with neighbours of a kind joined."""
     ids = itertools.count()
     parser = AnswerParser(reading, lambda: f"id{next(ids)}")
     found = [part for piece in pieces for part in parser.feed(piece)] + parser.end()
@@ -67,7 +67,9 @@ def case_reading(case: dict[str, Any]) -> Reading:
 
 @pytest.mark.parametrize("case", GOLDEN, ids=lambda case: f"{case['form']}: {case['name']}")
 def test_golden_answers_however_they_are_cut(case: dict[str, Any]) -> None:
-    text, reading, parts = case["text"], case_reading(case), expected(case)
+    text = case["text"]
+    reading = case_reading(case)
+    parts = expected(case)
     assert parts_of(reading, [text]) == parts
     assert parts_of(reading, list(text)) == parts
     for at in range(len(text) + 1):
@@ -79,13 +81,13 @@ def test_golden_answers_however_they_are_cut(case: dict[str, Any]) -> None:
 
 
 def test_the_golden_answers_are_not_all_alike() -> None:
-    for form in TOOL_FORMS:
+    for form in TOOL_FORMATS:
         own = [case for case in GOLDEN if case["form"] == form]
         calls = [sum(part[0] == "call" for part in case["parts"]) for case in own]
         assert 0 in calls and 1 in calls and 2 in calls, form
 
 
-@pytest.mark.parametrize("form", ["none", *TOOL_FORMS])
+@pytest.mark.parametrize("form", ["none", *TOOL_FORMATS])
 @pytest.mark.parametrize("thinks", [False, True])
 @given(pieces=st.lists(st.text('ab{}[]"\\:, \n<>|/_｜▁thinkcol;.', max_size=12), max_size=8))
 @settings(max_examples=60, deadline=None)
@@ -144,13 +146,14 @@ FRAGMENTS = (
 )
 
 
-@pytest.mark.parametrize("form", list(TOOL_FORMS))
+@pytest.mark.parametrize("form", list(TOOL_FORMATS))
 @given(fragments=st.lists(st.sampled_from(FRAGMENTS), max_size=14), data=st.data())
 @settings(max_examples=150, deadline=None)
 def test_cuts_change_nothing_of_anything(
     form: str, fragments: list[str], data: st.DataObject
 ) -> None:
-    text, reading = "".join(fragments), reading_of(form, thinks=data.draw(st.booleans()))
+    text = "".join(fragments)
+    reading = reading_of(form, thinks=data.draw(st.booleans()))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
     pieces = [text[a:b] for a, b in itertools.pairwise([0, *cuts, len(text)])]
     parts = parts_of(reading, [text])
@@ -174,7 +177,7 @@ DEEP = {
 }
 
 
-@pytest.mark.parametrize("form", list(TOOL_FORMS))
+@pytest.mark.parametrize("form", list(TOOL_FORMATS))
 def test_depth_is_bounded(form: str) -> None:
     fine = DEEP[form] % ('{"a": ' * 20 + "1" + "}" * 20)
     assert any(isinstance(part, Call) for part in parts_of(reading_of(form), [fine]))
@@ -182,7 +185,7 @@ def test_depth_is_bounded(form: str) -> None:
     assert parts_of(reading_of(form), [deep]) == [Content(deep)]
 
 
-@pytest.mark.parametrize("form", list(TOOL_FORMS))
+@pytest.mark.parametrize("form", list(TOOL_FORMATS))
 @pytest.mark.parametrize(
     "text",
     [
@@ -199,7 +202,8 @@ def test_time_is_linear(form: str, text: str) -> None:
     """A text that looks like calls all over; reading or moving any of it again and again would take
     minutes.
     """
-    long, began = text * (400_000 // len(text)), time.monotonic()
+    long = text * (400_000 // len(text))
+    began = time.monotonic()
     pieces = [long[at : at + 4000] for at in range(0, len(long), 4000)]
     assert parts_of(reading_of(form), pieces) == [Content(long)]
     assert reading_of(form).read(long).content == long
@@ -230,8 +234,8 @@ def test_ids_are_what_templates_of_mistral_accept() -> None:
     ],
 )
 def test_forms_are_recognised_by_the_template(template: str, form: str, thinks: bool) -> None:
-    found = choose_forms(template, "auto", "auto")
-    assert (found.tools, found.thinks) == (TOOL_FORMS.get(form), thinks)
+    found = choose_formats(template, "auto", "auto")
+    assert (found.tools, found.thinks) == (TOOL_FORMATS.get(form), thinks)
     for name in TOOL_PARSERS[1:]:
-        assert choose_forms(template, name, "none") == type(found)(TOOL_FORMS.get(name), False)
-    assert choose_forms(template, "auto", "think").thinks
+        assert choose_formats(template, name, "none") == type(found)(TOOL_FORMATS.get(name), False)
+    assert choose_formats(template, "auto", "think").thinks

@@ -126,14 +126,14 @@ def test_a_dead_end_ends_the_choice_with_an_error() -> None:
     )
     assert isinstance(
         finish.error, GrammarError
-    ) and "json_object: cannot be followed beyond 2" in str(finish.error)
+    ) and "json_object cannot be followed beyond 2" in str(finish.error)
     assert driver.results["b", 0].tokens[-1] == 13
 
 
 def test_a_grammar_that_cannot_begin_is_refused() -> None:
     driver = Driver(config_of())
     with pytest.raises(
-        GrammarError, match=r"json_object: cannot be followed beyond 0 tokens: no token can follow"
+        GrammarError, match=r"json_object cannot be followed beyond 0 tokens: no token can follow"
     ):
         driver.engine.submit(constrained("a", chain(4, 0), allowed_token_ids=(11, 12)))
     assert not driver.engine.has_work

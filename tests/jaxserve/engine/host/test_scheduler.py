@@ -336,7 +336,7 @@ def test_times_are_in_order_and_say_what_happened() -> None:
 @pytest.mark.parametrize(
     ("length", "max_tokens", "error", "text"),
     [
-        (0, 1, RequestError, "prompt: has no tokens"),
+        (0, 1, RequestError, "prompt has no tokens"),
         (16, 1, ContextLengthError, "prompt: 16 tokens and max_tokens 1 exceed the context of 16"),
         (10, 7, ContextLengthError, "prompt: 10 tokens and max_tokens 7 exceed the context of 16"),
         (

@@ -459,7 +459,7 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: 
 @pytest.mark.parametrize(
     ("template", "words"),
     [
-        ("{{ messages[0].content }}<tool_call>", "the chat template of .* takes none"),
+        ("{{ messages[0].content }}<tool_call>", "the chat template of .* takes no tools"),
         ("{{ tools }}{{ messages[0].content }}", "--tool-parser"),
     ],
 )
