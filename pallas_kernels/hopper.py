@@ -12,7 +12,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 HOPPER: Final = re.compile(r"NVIDIA G?H(100|200|800|20)\b")
 # Multiprocessors, by a part of the device's name; in the interpreter, which has a thread or two for
 # them all.
-CORES, MOST_CORES, FEW_CORES = MappingProxyType({"PCIe": 114, "H20 ": 78}), 132, 2
+CORES = MappingProxyType({"PCIe": 114, "H20 ": 78})
+MOST_CORES = 132
+FEW_CORES = 2
 WARPGROUP_ROWS: Final = 64  # of a matrix product of one warpgroup (wgmma)
 SHARED_BYTES: Final = 228 * 1024  # of a multiprocessor's shared memory, for its thread blocks
 # every buffer begins at a multiple of it; and the driver keeps as much of each thread block's

@@ -81,7 +81,8 @@ class Body:
     shared: Shared
 
     def run(self) -> None:
-        warpgroup, multiplying = lax.axis_index("warpgroup"), self.plan.warpgroups
+        warpgroup = lax.axis_index("warpgroup")
+        multiplying = self.plan.warpgroups
 
         @pl.when(warpgroup == multiplying)
         def _() -> None:
@@ -114,22 +115,27 @@ class Body:
 
     def _mine(self) -> Scalar:
         """How many units this thread block has."""
-        first, blocks = lax.axis_index("block"), lax.axis_size("block")
+        first = lax.axis_index("block")
+        blocks = lax.axis_size("block")
         units = self.given.live[0] * (self.plan.tiles * self.plan.parts)
         return lax.div(units - first + blocks - 1, jnp.int32(blocks))
 
     def _of_mine(self, nth: Scalar) -> Unit:
-        first, blocks = lax.axis_index("block"), lax.axis_size("block")
+        first = lax.axis_index("block")
+        blocks = lax.axis_size("block")
         return self._unit(first + nth * blocks, nth * self.plan.steps, self.given.live[0])
 
     def _unit(self, nth: Scalar, done: Scalar, live: Scalar) -> Unit:
         """Of a group of blocks all with the first tile, then all with the second: their rows stay
         in the L2 cache, and an expert's blocks want its tile at the same time.
         """
-        plan, tiles = self.plan, self.plan.tiles * self.plan.parts
+        plan = self.plan
+        tiles = self.plan.tiles * self.plan.parts
         first = lax.div(nth, jnp.int32(TOGETHER * tiles)) * TOGETHER
-        size, within = jnp.minimum(live - first, TOGETHER), nth - first * tiles
-        block, tile = first + lax.rem(within, size), lax.div(within, size)
+        size = jnp.minimum(live - first, TOGETHER)
+        within = nth - first * tiles
+        block = first + lax.rem(within, size)
+        tile = lax.div(within, size)
         return Unit(
             self.given.experts[block],
             lax.div(tile, jnp.int32(plan.tiles)),
@@ -160,7 +166,10 @@ class Body:
 
         Weights are copied ahead, and become bfloat16 as soon as there is room for that.
         """
-        shared, raw, stages, steps = self.shared, self.shared.raw, self.plan.stages, self.plan.steps
+        shared = self.shared
+        raw = self.shared.raw
+        stages = self.plan.stages
+        steps = self.plan.steps
         assert raw is not None
         total = self._mine() * steps
 
@@ -197,7 +206,8 @@ class Body:
         plgpu.copy_gmem_to_smem(weight, buffer, full)
 
     def _copy_rows(self, unit: Unit, step: Scalar) -> None:
-        slot, block = self._slot(unit, step), self.plan.block
+        slot = self._slot(unit, step)
+        block = self.plan.block
         rows = self.given.x.at[pl.ds(unit.row, block), _depth(step)]
         plgpu.copy_gmem_to_smem(
             rows, self.shared.x.at[slot, pl.ds(0, block)], self.shared.full.at[slot]
@@ -231,7 +241,8 @@ class Body:
         )
 
     def _multiply(self, unit: Unit) -> None:
-        shared, plan = self.shared, self.plan
+        shared = self.shared
+        plan = self.plan
 
         def start(sums: Any, step: Scalar) -> None:
             slot = self._slot(unit, step)

@@ -37,7 +37,8 @@ class Plan(NamedTuple):
 
 
 def plan_of(options: Options, demand: Demand) -> Plan:
-    cores, warpgroups = cores_of(options.device_kind), -(-options.block // WARPGROUP_ROWS)
+    cores = cores_of(options.device_kind)
+    warpgroups = -(-options.block // WARPGROUP_ROWS)
     blocks = demand.rows // options.block * demand.parts
     is_many = blocks * -(-demand.columns // WIDE) >= FEW_ROUNDS * cores
     columns = WIDE if is_many else NARROW

@@ -33,7 +33,8 @@ def multiply(
     options: Options,
     scales: Float[Array, "E C g N"] | None = None,
 ) -> Float[Array, "M C N"]:
-    parts, columns = weight.shape[1], weight.shape[3]
+    parts = weight.shape[1]
+    columns = weight.shape[3]
     exact = (
         lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     )  # without asking, GPUs and TPUs round it

@@ -93,7 +93,8 @@ def multiply(
     options: Options,
     scales: Float[Array, "E C g N"] | None = None,
 ) -> Float[Array, "M C N"]:
-    demand, block = demand_of(x, weight, scales, options.device_kind), options.block
+    demand = demand_of(x, weight, scales, options.device_kind)
+    block = options.block
     num_rows, _, parts, contracted, columns = demand[:5]
     plan = plan_of(options, demand)
     splits = contracted // plan.contracted
@@ -111,12 +112,11 @@ def multiply(
             ),
         )
 
-    kept, kept_specs = (weight,), (of_expert(plan.contracted, contracted),)
+    kept = (weight,)
+    kept_specs = (of_expert(plan.contracted, contracted),)
     if scales is not None:
-        kept, kept_specs = (
-            (weight, scales),
-            (*kept_specs, of_expert(scales_of(demand, plan.contracted), demand.scales)),
-        )
+        kept = (weight, scales)
+        kept_specs = (*kept_specs, of_expert(scales_of(demand, plan.contracted), demand.scales))
     product = pl.pallas_call(
         _multiply_whole if splits == 1 else _multiply_part,
         out_shape=result,
@@ -216,7 +216,8 @@ def _product(x: Any, weight: Any, part: int, columns: Any) -> jax.Array:
 
 def _quantized_product(x: Any, numbers: Any, scales: Any, sums: Any) -> jax.Array:
     """x [block, k], numbers [k, n], scales [g, n], sums [block, n] to add up in."""
-    (depth, _), groups = numbers.shape, scales.shape[0]
+    depth, _ = numbers.shape
+    groups = scales.shape[0]
     sums[...] = jnp.zeros_like(sums)
 
     def add(begin: Any, count: int) -> None:

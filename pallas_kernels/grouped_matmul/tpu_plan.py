@@ -19,7 +19,8 @@ SPARED: Final = 8  # one part in so many, for what the compiler puts there besid
 # A tile is to be large enough for a fast copy, and no larger: nothing is computed while the first
 # one is copied. But every block of rows meets every tile, so that with tall blocks larger ones are
 # worth it.
-TILE_BYTES, LARGEST_TILE_BYTES = 4 * MIB, 32 * MIB
+TILE_BYTES = 4 * MIB
+LARGEST_TILE_BYTES = 32 * MIB
 ROW_TIMES: Final = 16  # so many times the bytes of a block of rows
 WIDTH: Final = 512  # columns that are multiplied together
 DEPTH: Final = 1024  # numbers of a quantized column that become x's dtype together
@@ -59,7 +60,8 @@ def scales_of(demand: Demand, contracted: int) -> int:
 
 
 def _plans(options: Options, demand: Demand, memory: int) -> Iterator[Plan]:
-    itemsize, parts = demand.dtype.itemsize, demand.parts
+    itemsize = demand.dtype.itemsize
+    parts = demand.parts
     for contracted in _whole_or_parts(demand.contracted):
         scales = scales_of(demand, contracted)
         if contracted < demand.contracted and demand.scales > 1 and scales % SUBLANES:
@@ -87,10 +89,8 @@ def _whole_or_parts(contracted: int) -> list[int]:
 def _cost(plan: Plan, options: Options, demand: Demand) -> tuple[bool, int, int]:
     """Whether a tile is larger than wanted; bytes moved; fewer numbers in a tile."""
     itemsize = demand.dtype.itemsize
-    numbers, rows = (
-        demand.parts * plan.contracted * plan.columns,
-        options.block * demand.contracted * itemsize,
-    )
+    numbers = demand.parts * plan.contracted * plan.columns
+    rows = options.block * demand.contracted * itemsize
     weight = demand.parts * demand.contracted * demand.columns * _bits(demand) // 8
     reads = (
         1 if plan.contracted == demand.contracted else 2

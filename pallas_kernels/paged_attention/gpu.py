@@ -35,16 +35,15 @@ HEAD_DIMS: Final = (64, 128, 192, 256)
 # tiles of a warpgroup, up to which all of a step is: few tiles on long contexts must be split
 SMALL_STEP: Final = 16
 
-axes, allocate, read, write_back = (
-    reference.axes,
-    reference.allocate,
-    reference.read,
-    reference.write_back,
-)
+axes = reference.axes
+allocate = reference.allocate
+read = reference.read
+write_back = reference.write_back
 
 
 def check(options: Options, demand: Demand) -> None:
-    layout, heads = options.layout, demand.heads
+    layout = options.layout
+    heads = demand.heads
     instead = "--attention reference"
     if options.device_kind.startswith("NVIDIA") and not HOPPER.match(options.device_kind):
         raise KernelError(
@@ -95,11 +94,9 @@ def attend(
 ) -> Attended:
     """few_sizes, many_sizes: instead of the table's, to tune them."""
     pages = reference.write(pages, k, v, ragged.page, ragged.offset)
-    heads, most, context = (
-        q.shape[1],
-        options.most or len(q),
-        ragged.tables.shape[1] * options.layout.page_size,
-    )
+    heads = q.shape[1]
+    most = options.most or len(q)
+    context = ragged.tables.shape[1] * options.layout.page_size
     few = few_tokens(options, heads)
 
     def plan_few(tiles: Tiles) -> Plan:
@@ -113,13 +110,15 @@ def attend(
         )
         out, lse = _walk(q, pages, ragged, tiles, plan_few(tiles), sinks)
     else:
-        tiles, plan = single_tiles(ragged, len(q)), many_plan(options, heads, many_sizes)
+        tiles = single_tiles(ragged, len(q))
+        plan = many_plan(options, heads, many_sizes)
         one = _walk(q, pages, ragged, tiles, plan_few(tiles), sinks)
         many = _walk(
             q, pages, ragged, ragged_tiles(ragged, len(q), plan.tokens, least=2), plan, sinks
         )
         is_one = (jnp.arange(len(q)) < ragged.split[0])[:, None]
-        out, lse = jnp.where(is_one[..., None], one[0], many[0]), jnp.where(is_one, one[1], many[1])
+        out = jnp.where(is_one[..., None], one[0], many[0])
+        lse = jnp.where(is_one, one[1], many[1])
     return Attended(out, pages, lse if options.lse else None)
 
 
@@ -144,15 +143,16 @@ def _walk(
 def _call(
     units: Units, tables: jax.Array, q: Float[Array, "n K M H"], pages: Pages, plan: Plan
 ) -> tuple[Float[Array, "n*S K M H"], Float[Array, "n*S K M"]]:
-    dim, shape = plan.options.layout.out_dim, (len(units.row), plan.heads, plan.rows)
+    dim = plan.options.layout.out_dim
+    shape = (len(units.row), plan.heads, plan.rows)
     inputs = (*units, tables, q, *(pool for pool in pages if pool is not None))
 
     def paged_attention(*refs: Any) -> None:
-        given, made, shared = refs[: len(inputs)], refs[len(inputs) :][:2], refs[len(inputs) + 2 :]
-        operands, buffers = (
-            Given(Units(*given[: len(units)]), *given[len(units) :]),
-            Shared(*shared),
-        )
+        given = refs[: len(inputs)]
+        made = refs[len(inputs) :][:2]
+        shared = refs[len(inputs) + 2 :]
+        operands = Given(Units(*given[: len(units)]), *given[len(units) :])
+        buffers = Shared(*shared)
         if plan.is_latent:
             buffers = buffers._replace(v=buffers.k)
         Body(plan, operands, Made(*made), buffers).run()
@@ -176,7 +176,9 @@ def _call(
 
 
 def _scratch(plan: Plan, dtype: jnp.dtype) -> Shared:
-    dim, w, s = plan.options.layout.head_dim, plan.warpgroups, plan.stages
+    dim = plan.options.layout.head_dim
+    w = plan.warpgroups
+    s = plan.stages
     rows = WARPGROUP_ROWS * (1 if plan.is_latent else w)
     buffers = tiled((s, plan.block_tokens, dim), dtype)
     scaled = plan.options.layout.scaled
@@ -202,7 +204,8 @@ def _scratch(plan: Plan, dtype: jnp.dtype) -> Shared:
 
 
 def _raw(plan: Plan) -> Raw:
-    layout, s = plan.options.layout, plan.stages
+    layout = plan.options.layout
+    s = plan.stages
     numbers = tiled((s, plan.block_tokens, layout.head_dim), layout.dtype)
     scales = plgpu.SMEM((s, plan.block_tokens), jnp.float32)
     landed = plgpu.Barrier(num_arrivals=2 * plan.pieces, num_barriers=s)

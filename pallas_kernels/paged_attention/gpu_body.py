@@ -62,7 +62,8 @@ class Body:
             self._every_unit(self._fetch_and_attend)
             plgpu.wait_smem_to_gmem(0)
             return
-        warpgroup, fetcher = lax.axis_index("warpgroup"), self._fetcher
+        warpgroup = lax.axis_index("warpgroup")
+        fetcher = self._fetcher
 
         @pl.when(warpgroup == self.plan.warpgroups)
         def _() -> None:
@@ -91,15 +92,14 @@ class Body:
 
     def _every_unit(self, work: Callable[[Unit], None]) -> Scalar:
         """How many blocks that were."""
-        block, blocks = lax.axis_index("block"), lax.axis_size("block")
+        block = lax.axis_index("block")
+        blocks = lax.axis_size("block")
         live = self.given.units.live[0] * self.plan.heads
 
         def one(number: Scalar, done: Scalar) -> Scalar:
             nth = block + number * blocks
-            index, head = (
-                lax.div(nth, jnp.int32(self.plan.heads)),
-                lax.rem(nth, jnp.int32(self.plan.heads)),
-            )
+            index = lax.div(nth, jnp.int32(self.plan.heads))
+            head = lax.rem(nth, jnp.int32(self.plan.heads))
             row, first, count, begin, end, place = (ref[index] for ref in self.given.units[:-1])
             size = lax.div(
                 end - begin + (self.plan.block_tokens - 1), jnp.int32(self.plan.block_tokens)
@@ -126,7 +126,8 @@ class Body:
         )
 
     def _attend(self, unit: Unit) -> None:
-        size, window = self.plan.block_tokens, self.plan.options.window
+        size = self.plan.block_tokens
+        window = self.plan.options.window
         # Blocks in between are seen by all queries throughout.
         inner_begin = jnp.int32(0)
         if window is not None:
@@ -151,7 +152,8 @@ class Body:
 
     def _nothing(self) -> Running:
         each = plgpu.Layout.WGMMA.reduce(1)
-        wide, parts = self.plan.result_columns, self.plan.columns // self.plan.result_columns
+        wide = self.plan.result_columns
+        parts = self.plan.columns // self.plan.result_columns
         zeros = plgpu.layout_cast(
             jnp.zeros((WARPGROUP_ROWS, wide), jnp.float32), plgpu.Layout.WGMMA
         )
@@ -163,7 +165,8 @@ class Body:
 
     def _block(self, unit: Unit, i: Scalar, running: Running, border: bool) -> Running:
         """One more block. border: not every query sees all of it."""
-        shared, slot = self.shared, self._fetcher.slot(unit, i)
+        shared = self.shared
+        slot = self._fetcher.slot(unit, i)
         later = () if self.plan.has_fetcher else self._fetcher.pieces(unit, i + self.plan.stages)
 
         def free(pool: Any, buffer: Any, full: Any, barrier: Any) -> None:
@@ -201,7 +204,8 @@ class Body:
 
     def _scores(self, keys: Any) -> jax.Array:
         """In units of log2."""
-        options, shape = self.plan.options, (WARPGROUP_ROWS, self.plan.block_tokens)
+        options = self.plan.options
+        shape = (WARPGROUP_ROWS, self.plan.block_tokens)
         queries = self.shared.q.at[pl.ds(self._first_row, WARPGROUP_ROWS)]
 
         def multiply(acc: Any) -> jax.Array:
@@ -234,7 +238,8 @@ class Body:
         """Zeros where no query of the tile looks: NaN may lie there, and a weight of 0 would not
         help.
         """
-        values, window = self.shared.v.at[slot], self.plan.options.window
+        values = self.shared.v.at[slot]
+        window = self.plan.options.window
 
         def clear() -> None:
             shape = self.plan.block_tokens, self.plan.options.layout.out_dim
@@ -297,7 +302,8 @@ class Body:
 
     def _hand_out(self, unit: Unit, running: Running) -> None:
         """Rows that see nothing in this part: zeros, and LOWEST as the logarithm of nothing."""
-        shared, rows = self.shared, min(self.plan.rows, WARPGROUP_ROWS)
+        shared = self.shared
+        rows = min(self.plan.rows, WARPGROUP_ROWS)
         some = jnp.where(
             running.total == 0, jnp.ones_like(running.total), running.total
         )  # NaN stays
@@ -306,7 +312,8 @@ class Body:
         if self.plan.is_latent:
             self._hand_out_latent(unit, results[0], lse)
             return
-        mine, used = pl.ds(self._first_row, WARPGROUP_ROWS), pl.ds(self._first_row, rows)
+        mine = pl.ds(self._first_row, WARPGROUP_ROWS)
+        used = pl.ds(self._first_row, rows)
         staged = shared.q if shared.out is None else shared.out
         for j, result in enumerate(results):
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # what was handed out before

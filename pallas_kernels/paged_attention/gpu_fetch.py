@@ -25,10 +25,12 @@ class Fetcher:
 
     def fetch(self, unit: Unit) -> None:
         """All blocks of a unit, each as soon as its buffers are free."""
-        shared, stages = self.shared, self.plan.stages
+        shared = self.shared
+        stages = self.plan.stages
 
         def block(i: Scalar, pieces: Pieces) -> Pieces:
-            slot, reused = self.slot(unit, i), unit.done + i >= stages
+            slot = self.slot(unit, i)
+            reused = unit.done + i >= stages
             ahead = self.pieces(unit, i + 1)  # known before they are wanted
             _wait_if(reused, shared.k_free.at[slot])
             self.copy_block(self.given.k, pieces, unit, shared.k.at[slot], shared.k_full.at[slot])
@@ -46,11 +48,15 @@ class Fetcher:
         """The same for 8-bit pages: they are copied ahead, and become bfloat16 as soon as buffers
         for that are free.
         """
-        given, shared, raw, stages = self.given, self.shared, self.shared.raw, self.plan.stages
+        given = self.given
+        shared = self.shared
+        raw = self.shared.raw
+        stages = self.plan.stages
         assert raw is not None
 
         def copy(i: Scalar) -> None:
-            pieces, slot = self.pieces(unit, i), self.slot(unit, i)
+            pieces = self.pieces(unit, i)
+            slot = self.slot(unit, i)
             for pool, scales, buffer, scale_buffer, landed in (
                 (given.k, given.k_scale, raw.k, raw.k_scale, raw.k_landed),
                 (given.v, given.v_scale, raw.v, raw.v_scale, raw.v_landed),
@@ -63,7 +69,8 @@ class Fetcher:
 
         @pl.loop(0, unit.blocks)
         def _(i: Scalar) -> None:
-            slot, reused = self.slot(unit, i), unit.done + i >= stages
+            slot = self.slot(unit, i)
+            reused = unit.done + i >= stages
             for numbers, scales, landed, target, free, full in (
                 (raw.k, raw.k_scale, raw.k_landed, shared.k, shared.k_free, shared.k_full),
                 (raw.v, raw.v_scale, raw.v_landed, shared.v, shared.v_free, shared.v_full),
@@ -101,13 +108,16 @@ class Fetcher:
         self._copy_queries(unit)
 
     def _fetch_both(self, unit: Unit, i: int) -> None:
-        shared, pieces, slot = self.shared, self.pieces(unit, i), self.slot(unit, i)
+        shared = self.shared
+        pieces = self.pieces(unit, i)
+        slot = self.slot(unit, i)
         self.copy_block(self.given.k, pieces, unit, shared.k.at[slot], shared.k_full.at[slot])
         self.copy_block(self.given.v, pieces, unit, shared.v.at[slot], shared.v_full.at[slot])
 
     def pieces(self, unit: Unit, i: Scalar) -> Pieces:
         """Of the unit's i-th block; beyond its last piece that one again."""
-        size, page = self.plan.piece_tokens, jnp.int32(self.plan.options.layout.page_size)
+        size = self.plan.piece_tokens
+        page = jnp.int32(self.plan.options.layout.page_size)
         wanted = (
             unit.begin + i * self.plan.block_tokens + j
             for j in range(0, self.plan.block_tokens, size)

@@ -146,7 +146,8 @@ def _plan(
 ) -> Plan:
     layout = options.layout
     if layout.value_dim is not None:
-        sizes, rows = sizes._replace(warpgroups=LATENT_WARPGROUPS, per_core=1), WARPGROUP_ROWS
+        sizes = sizes._replace(warpgroups=LATENT_WARPGROUPS, per_core=1)
+        rows = WARPGROUP_ROWS
     if layout.scaled:
         sizes = sizes._replace(
             per_core=1

@@ -31,7 +31,8 @@ class Units(NamedTuple):
 
 def units_of(tiles: Tiles, plan: Plan) -> tuple[Units, Int[Array, "n"]]:
     """The units, and how many parts every tile has."""
-    size, window = plan.piece_tokens, plan.options.window
+    size = plan.piece_tokens
+    window = plan.options.window
     begin = (
         jnp.zeros_like(tiles.first)
         if window is None

@@ -74,5 +74,6 @@ def pack(
 
 def unpack(x: Float[Array, "*n C"], layout: Layout) -> tuple[jax.Array, jax.Array | None]:
     """The inverse of `pack`."""
-    at, dim = Lanes.of(layout).value_at, layout.head_dim
+    at = Lanes.of(layout).value_at
+    dim = layout.head_dim
     return x[..., :dim], None if layout.value_dim is not None else x[..., at : at + dim]

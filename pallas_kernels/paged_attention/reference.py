@@ -53,7 +53,8 @@ def allocate(num_pages: int, layout: Layout) -> Pages:
         scale = jnp.zeros(heads, jnp.float32) if layout.scaled else None
         return jnp.zeros((*heads, layout.head_dim), layout.dtype), scale
 
-    (k, k_scale), (v, v_scale) = pool(), (pool() if layout.value_dim is None else (None, None))
+    k, k_scale = pool()
+    v, v_scale = pool() if layout.value_dim is None else (None, None)
     return Pages(k, v, k_scale, v_scale)
 
 
@@ -72,7 +73,8 @@ def write(
         kv_heads == len(page) == 1
     )  # XLA makes a select of a scatter of one row, and copies the pages for it
     if lonely:  # so there is a second one, to be dropped
-        page, offset = jnp.append(page, num_pages), jnp.append(offset, 0)
+        page = jnp.append(page, num_pages)
+        offset = jnp.append(offset, 0)
     # One index into rows of H, since XLA:TPU lays a pool out anew for a scatter with three, and
     # back. But through a dimension of one XLA:CPU cannot reshape without a copy, and there no
     # compiler minds the three.
@@ -160,7 +162,8 @@ def _ragged(
     depend on where in the packing it lies.
     """
     num_tokens, heads, dim = q.shape
-    kv_heads, starts = options.layout.kv_heads, ragged.starts
+    kv_heads = options.layout.kv_heads
+    starts = ragged.starts
     groups = heads // kv_heads
     tile = min(TILE_TOKENS, num_tokens)
     sizes = starts[1:] - starts[:-1]

@@ -53,7 +53,9 @@ SCALAR_BYTES = 2**19  # of scalar memory for page tables
 
 def check(options: Options, demand: Demand) -> None:
     layout = options.layout
-    kv_heads, size, step = layout.kv_heads, layout.page_size, sublanes(layout.dtype)
+    kv_heads = layout.kv_heads
+    size = layout.page_size
+    step = sublanes(layout.dtype)
     if demand.heads % kv_heads:
         raise KernelError(f"{demand.heads} query heads do not divide by {kv_heads} kv heads")
     if layout.scaled:
@@ -152,8 +154,12 @@ def _walk(
     plan: Plan,
     sinks: jax.Array | None,
 ) -> Attended:
-    options, lanes, heads, rows = plan.options, plan.lanes, plan.heads, plan.rows
-    layout, n = options.layout, len(tiles.row)
+    options = plan.options
+    lanes = plan.lanes
+    heads = plan.heads
+    rows = plan.rows
+    layout = options.layout
+    n = len(tiles.row)
 
     def tiled(*shape: int) -> pl.BlockSpec:
         """Of these heads' part of arrays [n, K, ...]."""
@@ -245,7 +251,10 @@ def scalars_of(ragged: Ragged, tiles: Tiles, num_pages: int) -> Scalars:
 
 
 def _scratch(plan: Plan, pools: Sequence[str]) -> dict[str, Any]:
-    layout, heads, rows, total = plan.options.layout, plan.heads, plan.rows, plan.lanes.total
+    layout = plan.options.layout
+    heads = plan.heads
+    rows = plan.rows
+    total = plan.lanes.total
     found = {
         "acc": pltpu.VMEM((heads, rows, plan.lanes.value_lanes), jnp.float32),
         "peak": pltpu.VMEM((heads, rows, LANES), jnp.float32),

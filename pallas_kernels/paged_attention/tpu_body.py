@@ -69,7 +69,8 @@ class Body:
     work: Refs
 
     def run(self) -> None:
-        live, head = self.scalars.live[0], pl.program_id(1)
+        live = self.scalars.live[0]
+        head = pl.program_id(1)
 
         @pl.when((pl.program_id(0) == 0) & (head == 0) & (live > 0))
         def _() -> None:
@@ -96,8 +97,11 @@ class Body:
 
     def _copies(self, tile: Scalar, group: Scalar, block: Scalar, slot: Scalar, what: str) -> None:
         """Start, or wait for, the copies of the block's pages that the tile's queries see."""
-        plan, (first, end) = self.plan, self._span(tile).pieces(self.plan.page_size)
-        size, per_block, heads = plan.page_size, plan.block_pages, self._of_heads(group)
+        plan = self.plan
+        first, end = self._span(tile).pieces(self.plan.page_size)
+        size = plan.page_size
+        per_block = plan.block_pages
+        heads = self._of_heads(group)
 
         def one(number: Scalar, _: None) -> None:
             page = self.scalars.tables[self.scalars.row[tile] * plan.table_width + number]
@@ -110,17 +114,16 @@ class Body:
                 )
                 getattr(copy, what)()
 
-        begin, stop = (
-            jnp.maximum(first, block * per_block),
-            jnp.minimum(end, (block + 1) * per_block),
-        )
+        begin = jnp.maximum(first, block * per_block)
+        stop = jnp.minimum(end, (block + 1) * per_block)
         lax.fori_loop(begin, stop, one, None)
 
     # ---- a tile
 
     def _attend(self, tile: Scalar, nth: Scalar) -> None:
         """A tile with one token needs its first rows only."""
-        plan, is_few = self.plan, self.scalars.count[tile] == 1
+        plan = self.plan
+        is_few = self.scalars.count[tile] == 1
         if plan.tokens == 1:
             return self._walk(tile, nth, plan.rows)
 
@@ -133,7 +136,8 @@ class Body:
             self._walk(tile, nth, plan.rows)
 
     def _walk(self, tile: Scalar, nth: Scalar, rows: int) -> None:
-        span, group = self._span(tile), pl.program_id(1)
+        span = self._span(tile)
+        group = pl.program_id(1)
         begin, end = span.pieces(self.plan.block_tokens)
         self._start(rows)
 
@@ -169,7 +173,9 @@ class Body:
         self, tile: Scalar, group: Scalar, block: Scalar, end: Scalar, slot: Scalar
     ) -> None:
         """The tile's next block; or the first of its next heads; or the first of the next tile."""
-        plan, live, is_last = self.plan, self.scalars.live[0], block == end - 1
+        plan = self.plan
+        live = self.scalars.live[0]
+        is_last = block == end - 1
         groups = plan.options.layout.kv_heads // plan.heads
         is_last_group = group == groups - 1
         follower = jnp.where(is_last_group, jnp.minimum(tile + 1, live - 1), tile)
@@ -218,8 +224,10 @@ class Body:
         block: Scalar,
         slot: Scalar,
     ) -> None:
-        options, lanes = self.plan.options, self.plan.lanes
-        queries, held = self.ins["q"][nth, head, :rows], self.work["k"]
+        options = self.plan.options
+        lanes = self.plan.lanes
+        queries = self.ins["q"][nth, head, :rows]
+        held = self.work["k"]
         keys = held[slot, head, :, : lanes.keys].astype(queries.dtype)
         scores = _product(queries, keys, 1) * options.scale
         if "k_scale" in self.work:
@@ -264,7 +272,8 @@ class Body:
 
     def _seen(self, tile: Scalar, block: Scalar, rows: int) -> jax.Array:
         """[M, S]"""
-        token, window = self._tokens(rows), self.plan.options.window
+        token = self._tokens(rows)
+        window = self.plan.options.window
         query = jnp.where(token < self.scalars.count[tile], self.scalars.first[tile] + token, -1)
         key = block * self.plan.block_tokens + lax.broadcasted_iota(
             jnp.int32, (rows, self.plan.block_tokens), 1
@@ -289,8 +298,10 @@ class Body:
         page.
         """
         plan = self.plan
-        step, held = sublanes(plan.options.layout.dtype), self.work["k"]
-        page_nth, place = position // plan.page_size, position % plan.page_size
+        step = sublanes(plan.options.layout.dtype)
+        held = self.work["k"]
+        page_nth = position // plan.page_size
+        place = position % plan.page_size
         base = place // step * step
         in_block = (page_nth % plan.block_pages) * plan.page_size + base
         around = _rows(in_block, step)
@@ -319,7 +330,8 @@ class Body:
         page = self.scalars.tables[
             self.scalars.row[tile] * plan.table_width + position // plan.page_size
         ]
-        heads, copies = self._of_heads(pl.program_id(1)), []
+        heads = self._of_heads(pl.program_id(1))
+        copies = []
         for name, pool in self.pools.items():
             of_page = pool.at[page, heads]
             there = of_page.at[:, _rows(base, step)] if name == "k" else of_page

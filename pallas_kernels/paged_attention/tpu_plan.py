@@ -73,12 +73,10 @@ def plan_of(
     groups = heads // layout.kv_heads
     sizes = sizes or tuned(options.device_kind, shape_of(layout, groups))
     if options.most == 1:
-        tokens, together, per_step, block_tokens = (
-            1,
-            layout.kv_heads,
-            sizes.decode_tiles,
-            sizes.decode_tokens,
-        )
+        tokens = 1
+        together = layout.kv_heads
+        per_step = sizes.decode_tiles
+        block_tokens = sizes.decode_tokens
     else:
         # Every row may end in a tile that is nearly empty, whose queries are brought all the same.
         most = min(
@@ -87,7 +85,10 @@ def plan_of(
             options.most or num_tokens,
             num_tokens,
         )
-        tokens, together, per_step, block_tokens = max(1, most), 1, 1, sizes.chunk_tokens
+        tokens = max(1, most)
+        together = 1
+        per_step = 1
+        block_tokens = sizes.chunk_tokens
     pages = _block_pages(layout, together, block_tokens, table_width)
     return Plan(options, Lanes.of(layout), pages, per_step, tokens, together, groups, table_width)
 

@@ -49,10 +49,8 @@ def visits_of(ragged: Ragged, num_tokens: int, page_size: int) -> Visits:
     row = jnp.minimum(jnp.searchsorted(ends, visit, side="right"), len(sizes) - 1)
     nth = first_page[row] + visit - (ends - per_row)[row]
     base = nth * page_size
-    begin, end = (
-        jnp.maximum(first[row] - base, 0),
-        jnp.minimum(ragged.lengths[row] - base, page_size),
-    )
+    begin = jnp.maximum(first[row] - base, 0)
+    end = jnp.minimum(ragged.lengths[row] - base, page_size)
     token = ragged.starts[row] + base - first[row]
     # Tokens of a row that was done before this step are not to be written.
     kept = is_live & (
@@ -119,7 +117,8 @@ def _write(
             )
             out_ref[...] = merged.astype(out_ref.dtype)
 
-    block, zeros = (1, *pool.shape[1:]), (0,) * (pool.ndim - 1)
+    block = (1, *pool.shape[1:])
+    zeros = (0,) * (pool.ndim - 1)
     in_page = pl.BlockSpec(block, lambda visit, page, *_: (page[visit], *zeros))
     return pl.pallas_call(
         kernel,

@@ -60,7 +60,8 @@ def multiply(
     scales: Float[Array, "G *N"],
     options: Options,
 ) -> Float[Array, "T *N"]:
-    (rows, contracted), columns = x.shape, math.prod(numbers.shape[1:])
+    rows, contracted = x.shape
+    columns = math.prod(numbers.shape[1:])
     plan = plan_of(rows, contracted, columns, contracted // len(scales), options.device_kind)
     by_column = jnp.moveaxis(numbers, 0, -1).reshape(columns, contracted)  # as it lies in memory
 
@@ -82,7 +83,8 @@ def multiply(
 
 
 def _scratch(plan: Plan) -> Shared:
-    bfloat16, float32 = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)
+    bfloat16 = jnp.dtype(jnp.bfloat16)
+    float32 = jnp.dtype(jnp.float32)
     return Shared(
         x=_tiled((plan.stages, plan.rows, plan.depth), bfloat16, min(plan.group, 64)),
         numbers=_tiled((plan.stages, plan.columns, plan.depth), jnp.dtype(jnp.int4), plan.depth),

@@ -78,7 +78,8 @@ class Body:
 
     def _every_unit(self, work: Callable[[Unit], None]) -> Scalar:
         """How many stages that were."""
-        first, blocks = lax.axis_index("block"), lax.axis_size("block")
+        first = lax.axis_index("block")
+        blocks = lax.axis_size("block")
         mine = lax.div(self.plan.units - first + blocks - 1, jnp.int32(blocks))
 
         def one(nth: Scalar, done: Scalar) -> Scalar:
@@ -93,12 +94,11 @@ class Body:
         L2 cache.
         """
         plan = self.plan
-        tile, split = lax.div(nth, jnp.int32(plan.row_tiles)), jnp.int32(0)
+        tile = lax.div(nth, jnp.int32(plan.row_tiles))
+        split = jnp.int32(0)
         if plan.splits > 1:
-            split, tile = (
-                lax.div(tile, jnp.int32(plan.column_tiles)),
-                lax.rem(tile, jnp.int32(plan.column_tiles)),
-            )
+            split = lax.div(tile, jnp.int32(plan.column_tiles))
+            tile = lax.rem(tile, jnp.int32(plan.column_tiles))
         begin = lax.div(split * plan.steps, jnp.int32(plan.splits))
         return Unit(
             split,
@@ -116,11 +116,14 @@ class Body:
 
     def _fetch(self, unit: Unit) -> None:
         """What lies behind the last row and column comes as zeros."""
-        given, shared, plan = self.given, self.shared, self.plan
+        given = self.given
+        shared = self.shared
+        plan = self.plan
         columns = pl.ds(unit.column, plan.columns)
 
         def one(step: Scalar, _: None) -> None:
-            slot, at = self._slot(unit, step), unit.begin + step
+            slot = self._slot(unit, step)
+            at = unit.begin + step
             _wait_if(unit.done + step >= plan.stages, shared.free.at[slot])
             depth = pl.ds(pl.multiple_of(at * plan.depth, plan.depth), plan.depth)
             groups = pl.ds(at * plan.scales, plan.scales)
@@ -150,7 +153,8 @@ class Body:
         )
 
     def _multiply(self, unit: Unit) -> None:
-        plan, shared = self.plan, self.shared
+        plan = self.plan
+        shared = self.shared
 
         def one(step: Scalar, sums: jax.Array) -> jax.Array:
             slot = self._slot(unit, step)
@@ -198,7 +202,8 @@ class Body:
 
     def _hand_out(self, unit: Unit, sums: jax.Array) -> None:
         """Rows and columns behind the last one are dropped."""
-        wide, first = self.plan.staged, lax.axis_index("warpgroup") * WARPGROUP_ROWS
+        wide = self.plan.staged
+        first = lax.axis_index("warpgroup") * WARPGROUP_ROWS
         for row in range(0, self.plan.rows, wide):
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # what was handed out before
             staged = self.shared.out.at[self._columns]

@@ -53,9 +53,11 @@ class Plan(NamedTuple):
 
 def plan_of(rows: int, contracted: int, columns: int, group: int, device_kind: str) -> Plan:
     depth = next(depth for depth in DEPTHS if contracted % depth == 0)
-    cores, steps = cores_of(device_kind), contracted // depth
+    cores = cores_of(device_kind)
+    steps = contracted // depth
     tall = min(max(LEAST_ROWS, 1 << max(rows - 1, 0).bit_length()), MOST_ROWS)
-    row_tiles, column_tiles = -(-rows // tall), -(-columns // (WARPGROUPS * WARPGROUP_ROWS))
+    row_tiles = -(-rows // tall)
+    column_tiles = -(-columns // (WARPGROUPS * WARPGROUP_ROWS))
     splits = max(1, min(cores // (row_tiles * column_tiles), MOST_SPLITS, steps // LEAST_STEPS))
     plan = Plan(group, tall, row_tiles, column_tiles, splits, depth, steps, MOST_STAGES, cores)
     numbers = depth * (4 * plan.columns + 16 * tall) // 8  # bytes: int4, bfloat16

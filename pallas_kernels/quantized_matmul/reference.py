@@ -29,7 +29,8 @@ def multiply(
     )  # without asking, GPUs and TPUs round it
 
     def by_group(x: jax.Array, numbers: jax.Array, scales: jax.Array) -> jax.Array:
-        apart, by_scale = x.reshape(len(x), groups, -1), _grouped(numbers, groups).astype(x.dtype)
+        apart = x.reshape(len(x), groups, -1)
+        by_scale = _grouped(numbers, groups).astype(x.dtype)
         products = jnp.einsum(
             "Tgk,gk...->gT...", apart, by_scale, precision=exact, preferred_element_type=jnp.float32
         )

@@ -66,8 +66,10 @@ def multiply(
     scales: Float[Array, "G *N"],
     options: Options,
 ) -> Float[Array, "T *N"]:
-    (rows, contracted), (*parts, columns) = x.shape, numbers.shape[1:]
-    count, group = math.prod(parts), contracted // len(scales)
+    rows, contracted = x.shape
+    *parts, columns = numbers.shape[1:]
+    count = math.prod(parts)
+    group = contracted // len(scales)
     plan = plan_of(rows, contracted, count, columns, group, options.device_kind)
 
     def in_parts(weight: jax.Array) -> jax.Array:

@@ -40,9 +40,11 @@ def plan_of(
     for width, height in tiles:
         some_parts, some_columns = _tile(parts, columns, width)
         lanes = -(-some_columns // LANES) * LANES
-        tile, chunk = some_parts * lanes, _chunk(contracted, group)
+        tile = some_parts * lanes
+        chunk = _chunk(contracted, group)
         kept = rows > height
-        numbers, scales = tile * contracted // 2, 4 * tile * contracted // group
+        numbers = tile * contracted // 2
+        scales = 4 * tile * contracted // group
         used = 2 * (numbers + scales + 2 * height * contracted + 4 * height * tile)
         used += (2 * contracted * tile if kept else 0) + 10 * chunk * lanes
         if used <= memory - memory // SPARED:

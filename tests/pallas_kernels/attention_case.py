@@ -72,7 +72,8 @@ class Shape:
         return 0.9 * self.head_dim**-0.5
 
     def options(self, *, decode: bool) -> Options:
-        most, kind = 1 if decode else None, jax.devices()[0].device_kind
+        most = 1 if decode else None
+        kind = jax.devices()[0].device_kind
         return Options(
             self.layout, self.scale, self.window, self.softcap, most, lse=True, device_kind=kind
         )
@@ -135,7 +136,8 @@ SHAPES = [
         sinks=True,
     ),
 ]
-BF16, FP8 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn
+BF16 = ml_dtypes.bfloat16
+FP8 = ml_dtypes.float8_e4m3fn
 BF16_SHAPES = [
     replace(shape, dtype=BF16, stored=BF16)
     for shape in (
@@ -245,7 +247,8 @@ class Case:
         """Canonical pages [P, K, Z, H] with the cached tokens that queries see, and tables for all
         tokens.
         """
-        s, rng = self.shape, np.random.default_rng(self.order)
+        s = self.shape
+        rng = np.random.default_rng(self.order)
         free = rng.permutation(ROWS * s.width + 2)
         tables = rng.choice(free, (ROWS, s.width)).astype(np.int32)
         pages = _poisoned(s, len(free))
@@ -277,7 +280,8 @@ class Case:
 
         most: of Options, where it is no decode step. options: instead of the shape's own.
         """
-        s, live = self.shape, int(self.starts[-1])
+        s = self.shape
+        live = int(self.starts[-1])
         row = np.repeat(np.arange(ROWS), self.new)
         position = np.concatenate(
             [np.arange(n - size, n) for n, size in zip(self.lengths, self.new, strict=True)]
@@ -287,7 +291,8 @@ class Case:
         ]
         for part, vectors in zip(parts, (self.q, self.k, self.v), strict=True):
             part[:live] = [vectors[r][p] for r, p in zip(row, position, strict=True)] if live else 0
-        page, offset = np.full(tokens, len(self.pages.k), np.int32), np.zeros(tokens, np.int32)
+        page = np.full(tokens, len(self.pages.k), np.int32)
+        offset = np.zeros(tokens, np.int32)
         page[:live] = np.where(
             np.isin(row, self.done), page[:live], self.tables[row, position // s.page_size]
         )
@@ -354,10 +359,8 @@ class Case:
             slice(None),
             positions % self.shape.page_size,
         )
-        stored, scale = (
-            getattr(self.written, name)[at].astype(np.float64),
-            getattr(self.written, f"{name}_scale"),
-        )
+        stored = getattr(self.written, name)[at].astype(np.float64)
+        scale = getattr(self.written, f"{name}_scale")
         with np.errstate(invalid="ignore"):  # NaN, in the rows of poisoned neighbours
             return stored if scale is None else stored * scale[at][..., None]
 
@@ -380,27 +383,29 @@ class Case:
         """Dense attention of a row's new queries: out [new, N, V] and lse [new, N], float64."""
         s = self.shape
         positions = np.arange(self.lengths[row] - self.new[row], self.lengths[row])
-        groups, visible = s.heads // s.kv_heads, s.seen(positions)
-        q, k = self.q[row][positions].astype(np.float64), self._read(row, "k")
+        groups = s.heads // s.kv_heads
+        visible = s.seen(positions)
+        q = self.q[row][positions].astype(np.float64)
+        k = self._read(row, "k")
         v = self._read(row, "v") if s.value_dim is None else k[..., : s.value_dim]
         k, v = (np.where(visible.any(0)[:, None, None], x, 0) for x in (k, v))  # poison
-        out, lse = np.empty((len(q), s.heads, v.shape[-1])), np.empty((len(q), s.heads))
+        out = np.empty((len(q), s.heads, v.shape[-1]))
+        lse = np.empty((len(q), s.heads))
         for head in range(s.heads):
             scores = np.where(visible, s.scores(q[:, head] @ k[:, head // groups].T), -np.inf)
             weights = np.exp(scores)
             total = weights.sum(-1) + (
                 0 if self.sinks is None else np.exp(np.float64(self.sinks[head]))
             )
-            out[:, head], lse[:, head] = (
-                weights @ v[:, head // groups] / total[:, None],
-                np.log(total),
-            )
+            out[:, head] = weights @ v[:, head // groups] / total[:, None]
+            lse[:, head] = np.log(total)
         return out, lse
 
 
 def _same(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     """Where numbers in pages are what they have to be."""
-    a, b = ours.astype(np.float32), theirs.astype(np.float32)
+    a = ours.astype(np.float32)
+    b = theirs.astype(np.float32)
     if theirs.dtype == np.int8:
         return np.abs(a - b) <= 1
     if theirs.dtype in LARGEST:

@@ -36,7 +36,8 @@ def chunks(draw: st.DrawFn, shape: Shape) -> tuple[list[int], list[int]]:
     """cached and new tokens per row: prompts from the start, continuations, drafts, decodes and
     empty rows.
     """
-    new, left = [], TOKENS
+    new = []
+    left = TOKENS
     for _ in range(ROWS):
         size = min(
             draw(st.sampled_from([0, 0, 1, 1, 2, 5, 31, 32, 33, 50, 70])), left, shape.context

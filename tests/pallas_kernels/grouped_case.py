@@ -126,7 +126,8 @@ def operands(shape: Shape, seed: int = 0) -> Operands:
     """
     rng = np.random.default_rng(seed)
     x = np.full((shape.demand.rows, shape.contracted), np.nan, shape.dtype)
-    sizes, scales = (shape.experts, shape.parts, shape.contracted, shape.columns), None
+    sizes = (shape.experts, shape.parts, shape.contracted, shape.columns)
+    scales = None
     weight = rng.normal(size=sizes).astype(shape.dtype)
     if shape.numbers:
         largest = LARGEST[shape.numbers]
@@ -168,7 +169,8 @@ def check(kernel: GroupedMatmul, shape: Shape, seed: int = 0) -> None:
     """
     kernel.check(shape.options, shape.demand)
     given = operands(shape, seed)
-    x, weight = given.x, stands_for(shape, given)
+    x = given.x
+    weight = stands_for(shape, given)
     found = compiled(kernel, shape.options)(*given)
     # Interpreters run kernels in threads that XLA:CPU may starve for what is dispatched meanwhile.
     jax.block_until_ready(found)
@@ -200,7 +202,8 @@ def shapes(
     most = st.sampled_from([0, 0, 1, block - 1, block, block + 1, 3 * block])
     rows = draw(st.lists(most, min_size=1, max_size=6))
     contracted, columns = (draw(st.sampled_from([64, 128, 192, 256, 320, 384])) for _ in range(2))
-    parts, spare = draw(st.integers(1, 2)), draw(st.integers(0, 2))
+    parts = draw(st.integers(1, 2))
+    spare = draw(st.integers(0, 2))
     numbers, group = draw(st.sampled_from(kept))
     scales = contracted // (group or contracted) if numbers else 0
     spare = spare or int(not any(rows))

@@ -12,7 +12,8 @@ def decode_cases(attention: PagedAttention, shape: Shape) -> list[Case]:
     """Rows that begin, that end a page, that begin one, that fill the table; none at all; one that
     was done.
     """
-    page, whole = shape.page_size, shape.context
+    page = shape.page_size
+    whole = shape.context
     return [
         Case(attention, shape, [0, page - 1, page, whole - 1, 0], [1, 1, 1, 1, 0], order=1),
         Case(
@@ -32,7 +33,8 @@ def chunk_cases(attention: PagedAttention, shape: Shape) -> list[Case]:
     """Prompts from the start, continuations over borders of pages, verified drafts, single tokens;
     none at all.
     """
-    page, whole = shape.page_size, shape.context
+    page = shape.page_size
+    whole = shape.context
     return [
         Case(
             attention, shape, [whole - 1, 0, page - 1, whole - 20, 0], [1, 33, 17, 20, 0], order=1
@@ -67,7 +69,8 @@ def check_tiles_of_few_tokens(
     attention: PagedAttention, shape: Shape, most: int, tolerance: float
 ) -> None:
     """Verified drafts, of at most so many tokens, are attended to as any chunk is."""
-    cached, new = [50, 13, 16, 90, 0], [1, most, most, most - 1, 0]
+    cached = [50, 13, 16, 90, 0]
+    new = [1, most, most, most - 1, 0]
     wide = Case(attention, shape, cached, new, order=1).run(5 * most, decode=False).out
     narrow = Case(attention, shape, cached, new, order=1).run(5 * most, decode=False, most=most).out
     np.testing.assert_allclose(
@@ -85,6 +88,7 @@ def check_that_nan_is_seen(attention: PagedAttention, shape: Shape) -> None:
 def check_that_lse_is_for_those_who_ask(attention: PagedAttention, shape: Shape) -> None:
     case = Case(attention, shape, cached=[40, 3, 0, 0, 0], new=[1, 1, 0, 0, 0])
     options = replace(shape.options(decode=True), lse=False)
-    asked, plain = case.run(ROWS, decode=True), case.run(ROWS, decode=True, options=options)
+    asked = case.run(ROWS, decode=True)
+    plain = case.run(ROWS, decode=True, options=options)
     assert asked.lse is not None and plain.lse is None
     np.testing.assert_array_equal(asked.out, plain.out)

@@ -44,10 +44,8 @@ def _multiply(
         plain = jax.tree.map(int, gpu_callbacks._remove_noop_transforms(transforms))
         return key, memory.access(key, plain)
 
-    acc, b = (
-        place(acc_allocation_key_as_array, acc_transforms),
-        place(b_allocation_key_as_array, b_transforms),
-    )
+    acc = place(acc_allocation_key_as_array, acc_transforms)
+    b = place(b_allocation_key_as_array, b_transforms)
     sums, right = (
         np.asarray(memory.get_buffer_content(*where, thread)[0], np.float32) for where in (acc, b)
     )

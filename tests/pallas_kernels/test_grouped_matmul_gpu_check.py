@@ -15,7 +15,8 @@ from pallas_kernels.grouped_matmul.gpu_body import TOGETHER, Body, Given
 from pallas_kernels.grouped_matmul.gpu_plan import NARROW, WIDE, plan_of
 from pallas_kernels.hopper import SHARED_BYTES
 
-BF16, F32 = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)
+BF16 = jnp.dtype(jnp.bfloat16)
+F32 = jnp.dtype(jnp.float32)
 H200 = Options(16, BF16, "NVIDIA H200")
 QWEN = Demand(2432, 128, 2, 2048, 768, BF16, "NVIDIA H200")
 INT8 = QWEN._replace(numbers=jnp.dtype("int8"), scales=1)

@@ -18,7 +18,8 @@ def assignments(draw: st.DrawFn) -> tuple[list[int], int, int]:
     """ids, experts, block: few and many, around the borders of chunks and blocks; some ids that are
     none of ours.
     """
-    experts, block = draw(st.sampled_from([1, 2, 5, 16])), draw(st.sampled_from([1, 8, 16]))
+    experts = draw(st.sampled_from([1, 2, 5, 16]))
+    block = draw(st.sampled_from([1, 8, 16]))
     size = draw(st.sampled_from([1, 2, 15, 16, 17, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5]))
     ids = st.integers(-2, experts + 2) if draw(st.booleans()) else st.sampled_from([0, experts - 1])
     return draw(st.lists(ids, min_size=size, max_size=size)), experts, block
@@ -38,7 +39,8 @@ def test_rows_are_sorted_by_expert_in_blocks_of_their_own(case: tuple[list[int],
     assert (
         len(groups.experts) == rows // block and position.dtype == groups.experts.dtype == np.int32
     )
-    expected, owners = np.full(len(ids), rows), []
+    expected = np.full(len(ids), rows)
+    owners = []
     for expert in range(experts):
         mine = [nth for nth, found in enumerate(ids) if found == expert]
         expected[mine] = len(owners) * block + np.arange(len(mine))

@@ -32,7 +32,12 @@ def test_random_rows_times_their_experts_weight(shape: Shape) -> None:
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
 def test_it_needs_one_experts_weight(dtype: type, scales: int) -> None:
     """And the result; no copy of all weights, also not in another dtype."""
-    experts, parts, contracted, columns, block, blocks = 16, 2, 256, 128, 8, 20
+    experts = 16
+    parts = 2
+    contracted = 256
+    columns = 128
+    block = 8
+    blocks = 20
     x = jax.ShapeDtypeStruct((blocks * block, contracted), dtype)
     weight = jax.ShapeDtypeStruct(
         (experts, parts, contracted, columns), np.int8 if scales else dtype

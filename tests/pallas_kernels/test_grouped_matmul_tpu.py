@@ -23,7 +23,8 @@ from tests.pallas_kernels.grouped_case import (
     shapes,
 )
 
-INT8, INT4 = np.int8, ml_dtypes.int4
+INT8 = np.int8
+INT4 = ml_dtypes.int4
 # shapes, and tiles that they would not have at this size: parts of K, of columns, with and without
 # a rest
 TILED = [

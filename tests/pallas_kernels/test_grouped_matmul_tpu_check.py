@@ -11,7 +11,8 @@ from pallas_kernels.grouped_matmul import tpu
 from pallas_kernels.grouped_matmul.api import Demand, KernelError, Options
 from pallas_kernels.grouped_matmul.tpu_plan import LARGEST_TILE_BYTES, VECTOR_MEMORY, plan_of
 
-BF16, F32 = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)
+BF16 = jnp.dtype(jnp.bfloat16)
+F32 = jnp.dtype(jnp.float32)
 V5E = Options(16, BF16, "TPU v5 lite")
 QWEN = Demand(2432, 128, 2, 2048, 768, BF16, "TPU v5 lite")
 

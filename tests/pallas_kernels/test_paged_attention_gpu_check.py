@@ -186,5 +186,6 @@ def test_a_row_is_split_by_its_own_length_alone() -> None:
         )
         return units_of(decode_tiles(ragged), few_plan(LLAMA, 32, 3, 1, 8192))[1].tolist()
 
-    alone, together = parts([3000, 0, 0]), parts([8192, 3000, 5])
+    alone = parts([3000, 0, 0])
+    together = parts([8192, 3000, 5])
     assert alone[0] == together[1] > 1

@@ -78,7 +78,8 @@ def test_a_context_of_128k_tokens() -> None:
     """Positions beyond 16 bits: the last tokens of a row that only just fits, and of one behind a
     window.
     """
-    length, most = 2**17, 2**11
+    length = 2**17
+    most = 2**11
     layout = Layout(1, 8, 256, jnp.dtype(np.float32))
     rng = np.random.default_rng(0)
     k, v = rng.normal(size=(2, length, 1, 8)).astype(np.float32)
@@ -109,8 +110,11 @@ def test_a_row_has_the_same_bits_whatever_its_neighbours(shape: Shape) -> None:
     """In any slot and packing offset, in any pages, beside rows that are longer, shorter, empty or
     NaN.
     """
-    mine, cached, new = 1234, shape.context - 37, 37
-    decoded, prefilled = set(), set()
+    mine = 1234
+    cached = shape.context - 37
+    new = 37
+    decoded = set()
+    prefilled = set()
     for order, others in ((1, [0, 0, 0, 0]), (2, [9, 7, 1, 0]), (3, [shape.context] * 4)):
         for poison in (False, True):
             # Rows as (seed, new, cached), mine among them where its size puts it.
@@ -167,7 +171,8 @@ def test_pages_travel_in_canonical_order(layout: Layout) -> None:
     """
     rng = np.random.default_rng(0)
     k, v = rng.normal(size=(2, 8, layout.kv_heads, 8)).astype(np.float32)
-    ids, offset = np.array([4, 1], np.int32), np.arange(8, dtype=np.int32) % 4
+    ids = np.array([4, 1], np.int32)
+    offset = np.arange(8, dtype=np.int32) % 4
     pages = jax.jit(write)(
         allocate(6, layout), k, None if layout.value_dim else v, ids.repeat(4), offset
     )
@@ -233,10 +238,8 @@ def test_nan_in_a_row_is_seen_by_that_row() -> None:
 def test_a_write_does_not_copy_the_pages(kv_heads: int, tokens: int) -> None:
     """One token of one head is the scatter that XLA turns into a select and a copy."""
     pages = jax.eval_shape(lambda: allocate(4096, Layout(kv_heads, 64, 16, jnp.dtype(np.float32))))
-    new, at = (
-        jax.ShapeDtypeStruct((tokens, kv_heads, 64), np.float32),
-        jax.ShapeDtypeStruct((tokens,), np.int32),
-    )
+    new = jax.ShapeDtypeStruct((tokens, kv_heads, 64), np.float32)
+    at = jax.ShapeDtypeStruct((tokens,), np.int32)
     memory = (
         jax.jit(reference.write, donate_argnums=0)
         .lower(pages, new, new, at, at)

@@ -15,7 +15,8 @@ from pallas_kernels.quantized_matmul import gpu, gpu_plan, tpu, tpu_plan
 from pallas_kernels.quantized_matmul.api import GROUPS, Demand, Options
 
 BF16 = jnp.dtype(jnp.bfloat16)
-H200, V5E = Options("NVIDIA H200"), Options("TPU v5 lite")
+H200 = Options("NVIDIA H200")
+V5E = Options("TPU v5 lite")
 GATE_UP = Demand(4096, (2, 14336), 128, BF16)
 
 
