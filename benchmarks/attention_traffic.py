@@ -82,12 +82,12 @@ def traffic(
     )
     tiles = tiles_of(ragged, plan, num_tokens)
     live = int(tiles.live[0])
-    begin, end = Span.of(tiles.first[:live], tiles.count[:live], options.window).pieces(
+    begin, end = Span.of(tiles.first[:live], tiles.count[:live], options.window).range_in(
         layout.page_size
     )
     span = Span.of(jnp.asarray(cached), jnp.asarray(new), options.window)
     has = np.asarray(new) > 0
-    seen_begin, seen_end = (np.asarray(x)[has] for x in span.pieces(layout.page_size))
+    seen_begin, seen_end = (np.asarray(x)[has] for x in span.range_in(layout.page_size))
     tokens_seen = int((np.asarray(span.last) - np.asarray(span.begin) + 1)[has].sum())
     fetched, floor_pages = int(jnp.sum(end - begin)), int((seen_end - seen_begin).sum())
     lanes, n = Lanes.of(layout), len(tiles.row)
@@ -98,7 +98,9 @@ def traffic(
     )
     inserted = int(scalars_of(ragged, tiles, 1).insert.sum())
     visits = (
-        0 if options.most == 1 else int(visits_of(ragged, num_tokens, layout.page_size).live[0])
+        0
+        if options.max_row_tokens == 1
+        else int(visits_of(ragged, num_tokens, layout.page_size).live[0])
     )
     query_bytes = 2 if layout.scaled else layout.dtype.itemsize
     moved = Traffic(
@@ -142,7 +144,7 @@ def main() -> None:
     for (name, (layout, heads)), rows, context in (
         (shape, rows, context) for shape in SHAPES.items() for rows in ROWS for context in CONTEXTS
     ):
-        options = Options(layout, 1.0, most=1)
+        options = Options(layout, 1.0, max_row_tokens=1)
         moved, _ = traffic(options, heads, spread(context, rows, layout.page_size), [1] * rows)
         sizes = (f"{moved.pages / 2**20:,.1f}", f"{moved.total / 2**20:,.1f}")
         shares = (f"{moved.over_floor:.3f}", f"{moved.dead / moved.floor:.1%}")

@@ -111,7 +111,7 @@ def attention(
 def measure(case: Case, heads: int, layout: Layout, names: list[str]) -> list[Result]:
     most = case.tokens if case.tokens <= DRAFT else None
     width, kind = -(-case.context // PAGE_SIZE), jax.devices()[0].device_kind
-    options = Options(layout, layout.head_dim**-0.5, most=most, device_kind=kind)
+    options = Options(layout, layout.head_dim**-0.5, max_row_tokens=most, device_kind=kind)
     demand = Demand(heads, case.rows, width, layout.dtype, kind)
     read = 2 * case.rows * case.context * layout.kv_heads * layout.head_dim * layout.dtype.itemsize
     seen = sum(range(case.context - case.tokens + 1, case.context + 1)) * case.rows

@@ -80,7 +80,7 @@ def paged(kv: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) ->
     ragged = Ragged(*(jnp.asarray(field, jnp.int32) for field in fields))
     newest = map(jnp.asarray, (q, k[-1:], v[-1:]))
     return np.asarray(
-        attend(*newest, written, ragged, options=Options(layout, scale, most=1)).out[0]
+        attend(*newest, written, ragged, options=Options(layout, scale, max_row_tokens=1)).out[0]
     )
 
 

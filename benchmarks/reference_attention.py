@@ -90,7 +90,7 @@ def compare(dtype: jnp.dtype, page_size: int, live: int) -> tuple[float, float]:
             step,
             reference.allocate(num_pages, layout),
             (q, new, new, ragged),
-            Options(layout, 0.125, most=1),
+            Options(layout, 0.125, max_row_tokens=1),
         )
         for step in (walk, gather_whole_table)
     ]

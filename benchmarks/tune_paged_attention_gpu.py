@@ -56,7 +56,7 @@ def timed(kind: str, sizes: Sizes, case: Case, heads: int, layout: Layout) -> fl
     options = Options(
         layout,
         layout.head_dim**-0.5,
-        most=1 if case.tokens == 1 else None,
+        max_row_tokens=1 if case.tokens == 1 else None,
         device_kind=jax.devices()[0].device_kind,
     )
 

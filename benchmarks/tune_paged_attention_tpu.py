@@ -111,7 +111,7 @@ def seconds(moved: Traffic, plan: Plan, chip: pltpu.TpuInfo, tiles: int, context
 
 def best(layout: Layout, heads: int, chip: pltpu.TpuInfo) -> tuple[Sizes, float, float]:
     """The sizes, and the model's seconds of both steps."""
-    decode, chunk = Options(layout, 1.0, most=1), Options(layout, 1.0)
+    decode, chunk = Options(layout, 1.0, max_row_tokens=1), Options(layout, 1.0)
     found: dict[bool, list[tuple[float, Sizes]]] = {True: [], False: []}
     for sizes in candidates():
         is_chunk = (sizes.decode_tokens, sizes.decode_tiles) == Sizes()[:2]

@@ -68,7 +68,7 @@ class Demand(NamedTuple):
     scales: int = 0  # g
 
     @property
-    def kept(self) -> jnp.dtype:
+    def stored_dtype(self) -> jnp.dtype:
         """Of weights as they lie in memory."""
         return self.dtype if self.numbers is None else self.numbers
 

@@ -22,7 +22,7 @@ from pallas_kernels.grouped_matmul.api import (
     demand_of,
     next_power_of_two,
 )
-from pallas_kernels.grouped_matmul.gpu_body import Body, Given, Raw, Shared
+from pallas_kernels.grouped_matmul.gpu_body import Body, Inputs, Raw, Shared
 from pallas_kernels.grouped_matmul.gpu_plan import DEPTH, STAGED_COLUMNS, Plan, plan_of
 from pallas_kernels.hopper import HOPPER, tiled
 
@@ -43,25 +43,22 @@ def check(options: Options, demand: Demand) -> None:
     if demand.dtype != jnp.bfloat16 or options.out_dtype not in (jnp.bfloat16, jnp.float32):
         raise KernelError(
             f"{demand.dtype} multiplied into {options.out_dtype}: the GPU kernel multiplies "
-            f"bfloat16, into that or "
-            f"float32 (--dtype bfloat16, or {instead})"
+            f"bfloat16, into that or float32 (--dtype bfloat16, or {instead})"
         )
     if demand.numbers not in (None, *NUMBERS) or demand.scales > 1:
         raise KernelError(
             f"weights of {demand.numbers} with {demand.scales} scales of a column: the GPU "
-            f"kernel has int8 and "
-            f"float8_e4m3fn with one (--weights int8 or fp8, or {instead})"
+            f"kernel has int8 and float8_e4m3fn with one (--weights int8 or fp8, or {instead})"
         )
     if options.block not in BLOCKS:
         raise KernelError(
             f"blocks of {options.block} rows: the GPU kernel has {BLOCKS} ({instead})"
         )
-    step = STEP * 2 // demand.kept.itemsize
+    step = STEP * 2 // demand.stored_dtype.itemsize
     if demand.contracted % STEP or demand.columns % step:
         raise KernelError(
-            f"weights of {demand.contracted} x {demand.columns} in {demand.kept}: the GPU kernel "
-            f"has multiples of "
-            f"{STEP} x {step} ({instead})"
+            f"weights of {demand.contracted} x {demand.columns} in {demand.stored_dtype}: the GPU "
+            f"kernel has multiples of {STEP} x {step} ({instead})"
         )
 
 
@@ -92,7 +89,7 @@ def multiply(
 
     def grouped_matmul(*refs: Any) -> None:
         count = len(operands)
-        Body(plan, Given(*refs[:count]), refs[count], Shared(*refs[count + 1 :])).run()
+        Body(plan, Inputs(*refs[:count]), refs[count], Shared(*refs[count + 1 :])).run()
 
     return plgpu.kernel(
         grouped_matmul,  # in profiles by this name
@@ -112,7 +109,7 @@ def _scratch(plan: Plan, demand: Demand, out_dtype: jnp.dtype) -> Shared:
     raw = None
     if plan.converts:
         raw = Raw(
-            weight=tiled((plan.stages, DEPTH, plan.columns), demand.kept),
+            weight=tiled((plan.stages, DEPTH, plan.columns), demand.stored_dtype),
             landed=plgpu.Barrier(num_arrivals=1, num_barriers=plan.stages),
             scales=plgpu.SMEM((plan.columns,), jnp.float32),
             scales_full=plgpu.Barrier(num_arrivals=1),

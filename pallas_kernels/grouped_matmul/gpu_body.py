@@ -34,7 +34,7 @@ CHUNK = 64  # numbers of a column, and columns, that are converted together
 Scalar = Any  # an int32, of the program or known before it
 
 
-class Given(NamedTuple):
+class Inputs(NamedTuple):
     """In global memory."""
 
     experts: Any  # [n]
@@ -76,7 +76,7 @@ class Unit(NamedTuple):
 @dataclass(frozen=True)
 class Body:
     plan: Plan
-    given: Given
+    inputs: Inputs
     out: Any  # [M, C, N] in global memory
     shared: Shared
 
@@ -117,13 +117,13 @@ class Body:
         """How many units this thread block has."""
         first = lax.axis_index("block")
         blocks = lax.axis_size("block")
-        units = self.given.live[0] * (self.plan.tiles * self.plan.parts)
+        units = self.inputs.live[0] * (self.plan.tiles * self.plan.parts)
         return lax.div(units - first + blocks - 1, jnp.int32(blocks))
 
     def _of_mine(self, nth: Scalar) -> Unit:
         first = lax.axis_index("block")
         blocks = lax.axis_size("block")
-        return self._unit(first + nth * blocks, nth * self.plan.steps, self.given.live[0])
+        return self._unit(first + nth * blocks, nth * self.plan.steps, self.inputs.live[0])
 
     def _unit(self, nth: Scalar, done: Scalar, live: Scalar) -> Unit:
         """Of a group of blocks all with the first tile, then all with the second: their rows stay
@@ -137,7 +137,7 @@ class Body:
         block = first + lax.rem(within, size)
         tile = lax.div(within, size)
         return Unit(
-            self.given.experts[block],
+            self.inputs.experts[block],
             lax.div(tile, jnp.int32(plan.tiles)),
             pl.multiple_of(block * plan.block, plan.block),
             pl.multiple_of(lax.rem(tile, jnp.int32(plan.tiles)) * plan.columns, plan.columns),
@@ -200,7 +200,7 @@ class Body:
         return total
 
     def _copy_weight(self, unit: Unit, step: Scalar, buffer: Any, full: Any) -> None:
-        weight = self.given.weight.at[
+        weight = self.inputs.weight.at[
             unit.expert, unit.part, _depth(step), pl.ds(unit.column, self.plan.columns)
         ]
         plgpu.copy_gmem_to_smem(weight, buffer, full)
@@ -208,7 +208,7 @@ class Body:
     def _copy_rows(self, unit: Unit, step: Scalar) -> None:
         slot = self._slot(unit, step)
         block = self.plan.block
-        rows = self.given.x.at[pl.ds(unit.row, block), _depth(step)]
+        rows = self.inputs.x.at[pl.ds(unit.row, block), _depth(step)]
         plgpu.copy_gmem_to_smem(
             rows, self.shared.x.at[slot, pl.ds(0, block)], self.shared.full.at[slot]
         )
@@ -217,7 +217,7 @@ class Body:
         raw = self.shared.raw
         assert raw is not None
         _wait_if(unit.done > 0, raw.scales_free)
-        scales = self.given.scales.at[
+        scales = self.inputs.scales.at[
             unit.expert, unit.part, 0, pl.ds(unit.column, self.plan.columns)
         ]
         plgpu.copy_gmem_to_smem(scales, raw.scales, raw.scales_full)

@@ -45,7 +45,7 @@ def plan_of(options: Options, demand: Demand) -> Plan:
     stage = DEPTH * (columns + warpgroups * WARPGROUP_ROWS) * demand.dtype.itemsize
     staged = warpgroups * WARPGROUP_ROWS * STAGED_COLUMNS * options.out_dtype.itemsize
     if converts := demand.numbers is not None:
-        stage += DEPTH * columns * demand.kept.itemsize
+        stage += DEPTH * columns * demand.stored_dtype.itemsize
         staged += ALIGNMENT  # the scales of a tile
     return Plan(
         *(options.block, warpgroups, columns, -(-demand.columns // columns), demand.parts),

@@ -9,7 +9,7 @@ import jax
 from pallas_kernels.errors import KernelError
 from pallas_kernels.grouped_matmul.api import Demand, Options
 
-LANES: Final = 128  # of a vector register
+TILE_LANES: Final = 128  # of a vector register
 MIB: Final = 2**20
 VECTOR_MEMORY: Final[Mapping[str, int]] = MappingProxyType(  # of a core, in MiB
     {"TPU v4": 16, "TPU v5 lite": 128, "TPU v5": 64, "TPU v6 lite": 128, "TPU7x": 64}
@@ -47,9 +47,8 @@ def plan_of(options: Options, demand: Demand) -> Plan:
     if not plans:
         raise KernelError(
             f"a block of {options.block} rows leaves no room in {memory} bytes of vector memory "
-            f"for a tile of a weight "
-            f"{demand.parts} x {demand.contracted} x {demand.columns} in {demand.kept} (--tensor "
-            f"makes it smaller)"
+            f"for a tile of a weight {demand.parts} x {demand.contracted} x {demand.columns} in "
+            f"{demand.stored_dtype} (--tensor makes it smaller)"
         )
     return min(plans, key=lambda plan: _cost(plan, options, demand))
 
@@ -67,7 +66,7 @@ def _plans(options: Options, demand: Demand, memory: int) -> Iterator[Plan]:
         if contracted < demand.contracted and demand.scales > 1 and scales % SUBLANES:
             continue
         rows = options.block * _lanes(contracted) * itemsize
-        for count in range(1, -(-demand.columns // LANES) + 1):
+        for count in range(1, -(-demand.columns // TILE_LANES) + 1):
             columns = demand.columns if count == 1 else _lanes(-(-demand.columns // count))
             tile = parts * contracted * _lanes(columns) * _bits(demand) // 8
             beside = (
@@ -82,8 +81,11 @@ def _plans(options: Options, demand: Demand, memory: int) -> Iterator[Plan]:
 
 def _whole_or_parts(contracted: int) -> list[int]:
     """K, and what divides it into parts of whole registers."""
-    registers = contracted // LANES if contracted % LANES == 0 else 0
-    return [contracted, *(LANES * n for n in range(registers - 1, 0, -1) if registers % n == 0)]
+    registers = contracted // TILE_LANES if contracted % TILE_LANES == 0 else 0
+    return [
+        contracted,
+        *(TILE_LANES * n for n in range(registers - 1, 0, -1) if registers % n == 0),
+    ]
 
 
 def _cost(plan: Plan, options: Options, demand: Demand) -> tuple[bool, int, int]:
@@ -102,11 +104,11 @@ def _cost(plan: Plan, options: Options, demand: Demand) -> tuple[bool, int, int]
 
 def _bits(demand: Demand) -> int:
     """Of a weight's number: chips pack two of four bits into a byte."""
-    return jax.dtypes.itemsize_bits(demand.kept)
+    return jax.dtypes.itemsize_bits(demand.stored_dtype)
 
 
 def _lanes(n: int) -> int:
-    return _up(n, LANES)
+    return _up(n, TILE_LANES)
 
 
 def _up(n: int, step: int) -> int:

@@ -115,7 +115,7 @@ class Options:
     scale: float
     window: int | None = None
     softcap: float | None = None
-    most: int | None = None
+    max_row_tokens: int | None = None
     lse: bool = False
     device_kind: str = ""
 

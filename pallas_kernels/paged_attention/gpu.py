@@ -20,7 +20,7 @@ from pallas_kernels.paged_attention import reference
 from pallas_kernels.paged_attention.api import Attended, Demand, KernelError, Options, Pages, Ragged
 from pallas_kernels.paged_attention.gpu_body import Body
 from pallas_kernels.paged_attention.gpu_plan import Plan, Sizes, few_plan, few_tokens, many_plan
-from pallas_kernels.paged_attention.gpu_refs import Given, Made, Raw, Shared
+from pallas_kernels.paged_attention.gpu_refs import Inputs, Outputs, Raw, Shared
 from pallas_kernels.paged_attention.gpu_work import Units, merged, units_of
 from pallas_kernels.paged_attention.tiles import (
     Tiles,
@@ -95,7 +95,7 @@ def attend(
     """few_sizes, many_sizes: instead of the table's, to tune them."""
     pages = reference.write(pages, k, v, ragged.page, ragged.offset)
     heads = q.shape[1]
-    most = options.most or len(q)
+    most = options.max_row_tokens or len(q)
     context = ragged.tables.shape[1] * options.layout.page_size
     few = few_tokens(options, heads)
 
@@ -105,7 +105,7 @@ def attend(
     if most <= few or len(q) <= SMALL_STEP * few:
         tiles = (
             decode_tiles(ragged)
-            if options.most == 1
+            if options.max_row_tokens == 1
             else ragged_tiles(ragged, len(q), min(few, most))
         )
         out, lse = _walk(q, pages, ragged, tiles, plan_few(tiles), sinks)
@@ -148,14 +148,14 @@ def _call(
     inputs = (*units, tables, q, *(pool for pool in pages if pool is not None))
 
     def paged_attention(*refs: Any) -> None:
-        given = refs[: len(inputs)]
-        made = refs[len(inputs) :][:2]
+        input_refs = refs[: len(inputs)]
+        output_refs = refs[len(inputs) :][:2]
         shared = refs[len(inputs) + 2 :]
-        operands = Given(Units(*given[: len(units)]), *given[len(units) :])
+        operands = Inputs(Units(*input_refs[: len(units)]), *input_refs[len(units) :])
         buffers = Shared(*shared)
         if plan.is_latent:
             buffers = buffers._replace(v=buffers.k)
-        Body(plan, operands, Made(*made), buffers).run()
+        Body(plan, operands, Outputs(*output_refs), buffers).run()
 
     out, lse = plgpu.kernel(
         paged_attention,  # in profiles by this name

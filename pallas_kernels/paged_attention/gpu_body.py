@@ -30,7 +30,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.paged_attention.gpu_fetch import CHUNK, Fetcher
 from pallas_kernels.paged_attention.gpu_plan import WARPGROUP_ROWS, Plan
-from pallas_kernels.paged_attention.gpu_refs import Given, Made, Scalar, Shared, Unit
+from pallas_kernels.paged_attention.gpu_refs import Inputs, Outputs, Scalar, Shared, Unit
 
 REGISTERS, FETCHING_REGISTERS = (
     512,
@@ -53,8 +53,8 @@ class Running(NamedTuple):
 @dataclass(frozen=True)
 class Body:
     plan: Plan
-    given: Given
-    made: Made
+    inputs: Inputs
+    outputs: Outputs
     shared: Shared
 
     def run(self) -> None:
@@ -84,7 +84,7 @@ class Body:
 
     @property
     def _fetcher(self) -> Fetcher:
-        return Fetcher(self.plan, self.given, self.shared)
+        return Fetcher(self.plan, self.inputs, self.shared)
 
     def _fetch_and_attend(self, unit: Unit) -> None:
         self._fetcher.fetch_first(unit)
@@ -94,13 +94,13 @@ class Body:
         """How many blocks that were."""
         block = lax.axis_index("block")
         blocks = lax.axis_size("block")
-        live = self.given.units.live[0] * self.plan.heads
+        live = self.inputs.units.live[0] * self.plan.heads
 
         def one(number: Scalar, done: Scalar) -> Scalar:
             nth = block + number * blocks
             index = lax.div(nth, jnp.int32(self.plan.heads))
             head = lax.rem(nth, jnp.int32(self.plan.heads))
-            row, first, count, begin, end, place = (ref[index] for ref in self.given.units[:-1])
+            row, first, count, begin, end, place = (ref[index] for ref in self.inputs.units[:-1])
             size = lax.div(
                 end - begin + (self.plan.block_tokens - 1), jnp.int32(self.plan.block_tokens)
             )
@@ -183,7 +183,7 @@ class Body:
         plgpu.barrier_wait(shared.k_full.at[slot])
         scores = self._scores(shared.k.at[slot])
         if not self.plan.is_latent:
-            free(self.given.k, shared.k, shared.k_full, shared.k_free)
+            free(self.inputs.k, shared.k, shared.k_full, shared.k_free)
         if border:
             scores = jnp.where(self._seen(unit, begin, scores.shape), scores, -jnp.inf)
         peak = jnp.maximum(running.peak, scores.max(axis=1))
@@ -199,7 +199,7 @@ class Body:
         if self.plan.is_latent:
             plgpu.barrier_arrive(shared.k_free.at[slot])
         else:
-            free(self.given.v, shared.v, shared.v_full, shared.v_free)
+            free(self.inputs.v, shared.v, shared.v_full, shared.v_free)
         return Running(acc, peak, total)
 
     def _scores(self, keys: Any) -> jax.Array:
@@ -321,11 +321,11 @@ class Body:
             if j == 0:
                 shared.lse[mine] = lse
             plgpu.commit_smem()
-            made = self.made.out.at[unit.place, unit.head, used, self._columns(j)]
-            plgpu.copy_smem_to_gmem(staged.at[used], made)
+            target = self.outputs.out.at[unit.place, unit.head, used, self._columns(j)]
+            plgpu.copy_smem_to_gmem(staged.at[used], target)
             if j == 0:
                 plgpu.copy_smem_to_gmem(
-                    shared.lse.at[used], self.made.lse.at[unit.place, unit.head, used]
+                    shared.lse.at[used], self.outputs.lse.at[unit.place, unit.head, used]
                 )
         if shared.out is None:
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
@@ -336,10 +336,10 @@ class Body:
         """From registers, which takes float32: there is no room left for a result of so many
         columns.
         """
-        self.made.out[unit.place, unit.head, :, self._columns(0)] = result
+        self.outputs.out[unit.place, unit.head, :, self._columns(0)] = result
 
         @pl.when(self._warpgroup == 0)
         def _() -> None:
-            self.made.lse[unit.place, unit.head] = lse
+            self.outputs.lse[unit.place, unit.head] = lse
 
         plgpu.barrier_arrive(self.shared.q_free)

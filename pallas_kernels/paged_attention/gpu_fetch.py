@@ -11,7 +11,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.paged_attention.gpu_plan import Plan
-from pallas_kernels.paged_attention.gpu_refs import Given, Scalar, Shared, Unit
+from pallas_kernels.paged_attention.gpu_refs import Inputs, Scalar, Shared, Unit
 
 Pieces = tuple[tuple[Scalar, Scalar], ...]  # of a block: page, and where in it
 CHUNK = 64  # positions and dimensions that are held in registers at a time
@@ -20,7 +20,7 @@ CHUNK = 64  # positions and dimensions that are held in registers at a time
 @dataclass(frozen=True)
 class Fetcher:
     plan: Plan
-    given: Given
+    inputs: Inputs
     shared: Shared
 
     def fetch(self, unit: Unit) -> None:
@@ -33,11 +33,11 @@ class Fetcher:
             reused = unit.done + i >= stages
             ahead = self.pieces(unit, i + 1)  # known before they are wanted
             _wait_if(reused, shared.k_free.at[slot])
-            self.copy_block(self.given.k, pieces, unit, shared.k.at[slot], shared.k_full.at[slot])
+            self.copy_block(self.inputs.k, pieces, unit, shared.k.at[slot], shared.k_full.at[slot])
             if not self.plan.is_latent:
                 _wait_if(reused, shared.v_free.at[slot])
                 self.copy_block(
-                    self.given.v, pieces, unit, shared.v.at[slot], shared.v_full.at[slot]
+                    self.inputs.v, pieces, unit, shared.v.at[slot], shared.v_full.at[slot]
                 )
             self._copy_queries_after(unit, i)
             return ahead
@@ -48,7 +48,7 @@ class Fetcher:
         """The same for 8-bit pages: they are copied ahead, and become bfloat16 as soon as buffers
         for that are free.
         """
-        given = self.given
+        inputs = self.inputs
         shared = self.shared
         raw = self.shared.raw
         stages = self.plan.stages
@@ -58,8 +58,8 @@ class Fetcher:
             pieces = self.pieces(unit, i)
             slot = self.slot(unit, i)
             for pool, scales, buffer, scale_buffer, landed in (
-                (given.k, given.k_scale, raw.k, raw.k_scale, raw.k_landed),
-                (given.v, given.v_scale, raw.v, raw.v_scale, raw.v_landed),
+                (inputs.k, inputs.k_scale, raw.k, raw.k_scale, raw.k_landed),
+                (inputs.v, inputs.v_scale, raw.v, raw.v_scale, raw.v_landed),
             ):
                 self.copy_block(pool, pieces, unit, buffer.at[slot], landed.at[slot])
                 self.copy_block(scales, pieces, unit, scale_buffer.at[slot], landed.at[slot])
@@ -111,8 +111,8 @@ class Fetcher:
         shared = self.shared
         pieces = self.pieces(unit, i)
         slot = self.slot(unit, i)
-        self.copy_block(self.given.k, pieces, unit, shared.k.at[slot], shared.k_full.at[slot])
-        self.copy_block(self.given.v, pieces, unit, shared.v.at[slot], shared.v_full.at[slot])
+        self.copy_block(self.inputs.k, pieces, unit, shared.k.at[slot], shared.k_full.at[slot])
+        self.copy_block(self.inputs.v, pieces, unit, shared.v.at[slot], shared.v_full.at[slot])
 
     def pieces(self, unit: Unit, i: Scalar) -> Pieces:
         """Of the unit's i-th block; beyond its last piece that one again."""
@@ -124,7 +124,7 @@ class Fetcher:
         )
         held = [jnp.minimum(position, unit.end - size) for position in wanted]
         return tuple(
-            (self.given.tables[unit.row, lax.div(at, page)], lax.rem(at, page)) for at in held
+            (self.inputs.tables[unit.row, lax.div(at, page)], lax.rem(at, page)) for at in held
         )
 
     def copy_block(self, pool: Any, pieces: Pieces, unit: Unit, buffer: Any, full: Any) -> None:
@@ -141,7 +141,7 @@ class Fetcher:
     def _copy_queries(self, unit: Unit) -> None:
         tile = lax.div(unit.place, jnp.int32(self.plan.splits))
         rows = self.shared.q.at[pl.ds(0, self.plan.rows)]
-        plgpu.copy_gmem_to_smem(self.given.q.at[tile, unit.head], rows, self.shared.q_full)
+        plgpu.copy_gmem_to_smem(self.inputs.q.at[tile, unit.head], rows, self.shared.q_full)
 
     def slot(self, unit: Unit, i: Scalar) -> Scalar:
         return lax.rem(unit.done + i, jnp.int32(self.plan.stages))

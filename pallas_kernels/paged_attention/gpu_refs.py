@@ -8,7 +8,7 @@ from pallas_kernels.paged_attention.gpu_work import Units
 Scalar = Any  # an int32, of the program or known before it
 
 
-class Given(NamedTuple):
+class Inputs(NamedTuple):
     """In global memory."""
 
     units: Units  # of refs
@@ -20,7 +20,7 @@ class Given(NamedTuple):
     v_scale: Any = None
 
 
-class Made(NamedTuple):
+class Outputs(NamedTuple):
     """In global memory: of every unit, a softmax of its own."""
 
     out: Any  # [n*S, K, M, H]

@@ -8,11 +8,11 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.paged_attention.api import Layout
 
-LANES = 128  # of a vector register
+TILE_LANES = 128  # of a vector register
 
 
 def lane_multiple(n: int) -> int:
-    return -(-n // LANES) * LANES
+    return -(-n // TILE_LANES) * TILE_LANES
 
 
 def sublanes(dtype: jnp.dtype) -> int:
@@ -44,8 +44,8 @@ class Lanes:
             return Lanes(
                 lane_multiple(dim), lane_multiple(dim), 0, lane_multiple(layout.value_dim), 0
             )
-        if 2 * dim <= LANES:
-            return Lanes(LANES, LANES, 0, LANES, LANES // 2)
+        if 2 * dim <= TILE_LANES:
+            return Lanes(TILE_LANES, TILE_LANES, 0, TILE_LANES, TILE_LANES // 2)
         half = lane_multiple(dim)
         return Lanes(2 * half, half, half, half, 0)
 

@@ -129,7 +129,7 @@ def attend(
     pages = write(pages, k, v, ragged.page, ragged.offset)
     heads = q.shape[1]
     no_sink = jnp.full(heads, MASKED) if sinks is None else sinks.astype(jnp.float32)
-    attention = _decode if options.most == 1 else _ragged
+    attention = _decode if options.max_row_tokens == 1 else _ragged
     out, lse = attention(q, pages, ragged, options, no_sink)
     return Attended(out.astype(q.dtype), pages, lse if options.lse else None)
 

@@ -37,7 +37,7 @@ from pallas_kernels.paged_attention.api import (
     Pages,
     Ragged,
 )
-from pallas_kernels.paged_attention.lanes import LANES, Lanes, pack, sublanes, unpack, widen
+from pallas_kernels.paged_attention.lanes import TILE_LANES, Lanes, pack, sublanes, unpack, widen
 from pallas_kernels.paged_attention.tiles import (
     Tiles,
     by_token,
@@ -131,7 +131,7 @@ def attend(
 ) -> Attended:
     new = tpu_write.stored(k, v, options.layout)
     plan = plan_of(options, q.shape[1], len(ragged.lengths), len(q), ragged.tables.shape[1])
-    if options.most != 1:
+    if options.max_row_tokens != 1:
         pages = tpu_write.write_chunks(pages, new, ragged, options.layout)
     return _walk(q, new, pages, ragged, tiles_of(ragged, plan, len(q)), plan, sinks)
 
@@ -139,7 +139,7 @@ def attend(
 def tiles_of(ragged: Ragged, plan: Plan, num_tokens: int) -> Tiles:
     tiles = (
         decode_tiles(ragged)
-        if plan.options.most == 1
+        if plan.options.max_row_tokens == 1
         else ragged_tiles(ragged, num_tokens, plan.tokens)
     )
     return tiles.padded_to(plan.per_step)
@@ -257,8 +257,8 @@ def _scratch(plan: Plan, pools: Sequence[str]) -> dict[str, Any]:
     total = plan.lanes.total
     found = {
         "acc": pltpu.VMEM((heads, rows, plan.lanes.value_lanes), jnp.float32),
-        "peak": pltpu.VMEM((heads, rows, LANES), jnp.float32),
-        "total": pltpu.VMEM((heads, rows, LANES), jnp.float32),
+        "peak": pltpu.VMEM((heads, rows, TILE_LANES), jnp.float32),
+        "total": pltpu.VMEM((heads, rows, TILE_LANES), jnp.float32),
         "slot": pltpu.SMEM((1,), jnp.int32),
         "arrived": pltpu.SemaphoreType.DMA((2,)),
         "written": pltpu.SemaphoreType.DMA(()),

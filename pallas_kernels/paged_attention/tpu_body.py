@@ -43,7 +43,7 @@ class Span(NamedTuple):
         begin = 0 * first if window is None else jnp.maximum(first - window + 1, 0)
         return Span(begin, first + count - 1)
 
-    def pieces(self, size: int) -> tuple[Scalar, Scalar]:
+    def range_in(self, size: int) -> tuple[Scalar, Scalar]:
         """The first of the pages, or blocks, of this size that have any of them, and the one behind
         the last.
         """
@@ -98,7 +98,7 @@ class Body:
     def _copies(self, tile: Scalar, group: Scalar, block: Scalar, slot: Scalar, what: str) -> None:
         """Start, or wait for, the copies of the block's pages that the tile's queries see."""
         plan = self.plan
-        first, end = self._span(tile).pieces(self.plan.page_size)
+        first, end = self._span(tile).range_in(self.plan.page_size)
         size = plan.page_size
         per_block = plan.block_pages
         heads = self._of_heads(group)
@@ -138,7 +138,7 @@ class Body:
     def _walk(self, tile: Scalar, nth: Scalar, rows: int) -> None:
         span = self._span(tile)
         group = pl.program_id(1)
-        begin, end = span.pieces(self.plan.block_tokens)
+        begin, end = span.range_in(self.plan.block_tokens)
         self._start(rows)
 
         def block_step(block: Scalar, _: None) -> None:

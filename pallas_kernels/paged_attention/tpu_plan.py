@@ -72,7 +72,7 @@ def plan_of(
     layout = options.layout
     groups = heads // layout.kv_heads
     sizes = sizes or tuned(options.device_kind, shape_of(layout, groups))
-    if options.most == 1:
+    if options.max_row_tokens == 1:
         tokens = 1
         together = layout.kv_heads
         per_step = sizes.decode_tiles
@@ -82,7 +82,7 @@ def plan_of(
         most = min(
             sizes.query_rows // groups,
             max(16, 4 * num_tokens // rows),
-            options.most or num_tokens,
+            options.max_row_tokens or num_tokens,
             num_tokens,
         )
         tokens = max(1, most)

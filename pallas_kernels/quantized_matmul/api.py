@@ -28,7 +28,7 @@ class Demand(NamedTuple):
     columns: tuple[int, ...]  # N
     group: int  # g
     dtype: jnp.dtype  # of activations
-    turned: bool = False  # whether the weight is kept with K behind N
+    transposed: bool = False  # whether the weight is kept with K behind N
 
 
 @dataclass(frozen=True)

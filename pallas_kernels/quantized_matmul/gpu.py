@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, Int4
 from pallas_kernels.errors import KernelError
 from pallas_kernels.hopper import HOPPER, WARPGROUP_ROWS, tiled
 from pallas_kernels.quantized_matmul.api import GROUPS, Demand, Options
-from pallas_kernels.quantized_matmul.gpu_body import Body, Given, Shared
+from pallas_kernels.quantized_matmul.gpu_body import Body, Inputs, Shared
 from pallas_kernels.quantized_matmul.gpu_plan import DEPTHS, WARPGROUPS, Plan, plan_of
 
 # columns of a tile of shared memory, of which an array that is copied into some has whole ones
@@ -66,7 +66,7 @@ def multiply(
     by_column = jnp.moveaxis(numbers, 0, -1).reshape(columns, contracted)  # as it lies in memory
 
     def quantized_matmul(*refs: Any) -> None:
-        Body(plan, Given(*refs[:3]), refs[3], Shared(*refs[4:])).run()
+        Body(plan, Inputs(*refs[:3]), refs[3], Shared(*refs[4:])).run()
 
     x = jnp.pad(x, ((0, -rows % plan.staged), (0, 0)))
     parts = plgpu.kernel(

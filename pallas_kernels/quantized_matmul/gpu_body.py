@@ -25,7 +25,7 @@ FETCHING_REGISTERS, MULTIPLYING_REGISTERS = 56, 224  # of every thread; of 512 f
 Scalar = Any  # an int32, of the program or known before it
 
 
-class Given(NamedTuple):
+class Inputs(NamedTuple):
     """In global memory."""
 
     x: Any  # [T, K]
@@ -56,7 +56,7 @@ class Unit(NamedTuple):
 @dataclass(frozen=True)
 class Body:
     plan: Plan
-    given: Given
+    inputs: Inputs
     out: Any  # [splits, N, T] in global memory
     shared: Shared
 
@@ -116,7 +116,7 @@ class Body:
 
     def _fetch(self, unit: Unit) -> None:
         """What lies behind the last row and column comes as zeros."""
-        given = self.given
+        inputs = self.inputs
         shared = self.shared
         plan = self.plan
         columns = pl.ds(unit.column, plan.columns)
@@ -128,10 +128,12 @@ class Body:
             depth = pl.ds(pl.multiple_of(at * plan.depth, plan.depth), plan.depth)
             groups = pl.ds(at * plan.scales, plan.scales)
             full = shared.full.at[slot]
-            plgpu.copy_gmem_to_smem(given.numbers.at[columns, depth], shared.numbers.at[slot], full)
-            plgpu.copy_gmem_to_smem(given.scales.at[groups, columns], shared.scales.at[slot], full)
             plgpu.copy_gmem_to_smem(
-                given.x.at[pl.ds(unit.row, plan.rows), depth], shared.x.at[slot], full
+                inputs.numbers.at[columns, depth], shared.numbers.at[slot], full
+            )
+            plgpu.copy_gmem_to_smem(inputs.scales.at[groups, columns], shared.scales.at[slot], full)
+            plgpu.copy_gmem_to_smem(
+                inputs.x.at[pl.ds(unit.row, plan.rows), depth], shared.x.at[slot], full
             )
 
         lax.fori_loop(0, unit.steps, one, None)

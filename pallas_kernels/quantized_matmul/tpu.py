@@ -23,7 +23,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int4
 
 from pallas_kernels.errors import KernelError
-from pallas_kernels.grouped_matmul.tpu_plan import LANES
+from pallas_kernels.grouped_matmul.tpu_plan import TILE_LANES
 from pallas_kernels.quantized_matmul.api import GROUPS, Demand, Options
 from pallas_kernels.quantized_matmul.tpu_plan import FEW, Plan, plan_of
 
@@ -42,16 +42,16 @@ def check(options: Options, demand: Demand) -> None:
         raise KernelError(
             f"groups of {demand.group} numbers: the TPU kernel has {GROUPS} ({instead})"
         )
-    if demand.turned:
+    if demand.transposed:
         raise KernelError(
             f"a weight whose last dimension is summed over: the TPU kernel takes none ({instead})"
         )
     *parts, columns = demand.columns
-    narrow = columns in NARROW and math.prod(parts) % (LANES // columns) == 0
-    if math.prod(parts) > 1 and columns % LANES and not narrow:
+    narrow = columns in NARROW and math.prod(parts) % (TILE_LANES // columns) == 0
+    if math.prod(parts) > 1 and columns % TILE_LANES and not narrow:
         raise KernelError(
             f"a weight in {math.prod(parts)} parts of {columns} columns: on a TPU they are "
-            f"multiples of {LANES}, or of "
+            f"multiples of {TILE_LANES}, or of "
             f"{NARROW} columns so many that they fill as much ({instead})"
         )
     for rows in (FEW, FEW + 1):
@@ -86,7 +86,7 @@ def multiply(
 
     converted = pltpu.VMEM((plan.parts, contracted, plan.columns), jnp.bfloat16)
     product = pl.pallas_call(
-        partial(_multiply_kept if plan.kept else _multiply_few, plan, group),
+        partial(_multiply_kept if plan.keeps_converted else _multiply_few, plan, group),
         out_shape=jax.ShapeDtypeStruct((rows, count * columns), jnp.float32),
         grid=(count // plan.parts, tiles, -(-rows // plan.rows)),
         in_specs=[
@@ -98,7 +98,7 @@ def multiply(
             (plan.rows, plan.parts * plan.columns),
             lambda part, column, row: (row, part * tiles + column),
         ),
-        scratch_shapes=[converted] if plan.kept else [],
+        scratch_shapes=[converted] if plan.keeps_converted else [],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "arbitrary"), vmem_limit_bytes=plan.limit
         ),

@@ -4,7 +4,7 @@ from itertools import product
 from typing import Final, NamedTuple
 
 from pallas_kernels.errors import KernelError
-from pallas_kernels.grouped_matmul.tpu_plan import LANES, LEAST_MEMORY, MIB, VECTOR_MEMORY
+from pallas_kernels.grouped_matmul.tpu_plan import LEAST_MEMORY, MIB, TILE_LANES, VECTOR_MEMORY
 
 FEW: Final = (
     128  # rows that meet a tile's numbers while they are converted; more find the tile converted
@@ -23,7 +23,7 @@ class Plan(NamedTuple):
     parts: int
     columns: int
     chunk: int  # of K
-    kept: bool  # whether the converted tile is, for the next rows
+    keeps_converted: bool  # whether the converted tile is, for the next rows
     limit: int  # bytes of vector memory that the compiler may take
 
 
@@ -35,11 +35,11 @@ def plan_of(
     tiles = (
         [(width, rows) for width in WIDTHS]
         if rows <= FEW
-        else [*product(WIDTHS, HEIGHTS), (LANES, LOWEST)]
+        else [*product(WIDTHS, HEIGHTS), (TILE_LANES, LOWEST)]
     )
     for width, height in tiles:
         some_parts, some_columns = _tile(parts, columns, width)
-        lanes = -(-some_columns // LANES) * LANES
+        lanes = -(-some_columns // TILE_LANES) * TILE_LANES
         tile = some_parts * lanes
         chunk = _chunk(contracted, group)
         kept = rows > height
@@ -63,12 +63,14 @@ def _tile(parts: int, columns: int, width: int) -> tuple[int, int]:
     lanes.
     """
     if parts == 1:
-        return 1, min(width, -(-columns // LANES) * LANES)
-    if columns < LANES:
-        whole = LANES // columns
+        return 1, min(width, -(-columns // TILE_LANES) * TILE_LANES)
+    if columns < TILE_LANES:
+        whole = TILE_LANES // columns
         return next(n for n in range(width // columns, 0, -whole) if parts % n == 0), columns
     wide = next(
-        n for n in range(min(width, columns) // LANES * LANES, 0, -LANES) if columns % n == 0
+        n
+        for n in range(min(width, columns) // TILE_LANES * TILE_LANES, 0, -TILE_LANES)
+        if columns % n == 0
     )
     some = next(n for n in range(max(width // wide, 1), 0, -1) if parts % n == 0)
     return (some, wide) if wide == columns else (1, wide)
@@ -79,6 +81,8 @@ def _chunk(contracted: int, group: int) -> int:
     all of it.
     """
     fitting = (
-        n for n in range(min(CHUNK, contracted) // LANES * LANES, 0, -LANES) if contracted % n == 0
+        n
+        for n in range(min(CHUNK, contracted) // TILE_LANES * TILE_LANES, 0, -TILE_LANES)
+        if contracted % n == 0
     )
     return next(fitting, contracted)

@@ -72,10 +72,16 @@ class Shape:
         return 0.9 * self.head_dim**-0.5
 
     def options(self, *, decode: bool) -> Options:
-        most = 1 if decode else None
+        max_row_tokens = 1 if decode else None
         kind = jax.devices()[0].device_kind
         return Options(
-            self.layout, self.scale, self.window, self.softcap, most, lse=True, device_kind=kind
+            self.layout,
+            self.scale,
+            self.window,
+            self.softcap,
+            max_row_tokens,
+            lse=True,
+            device_kind=kind,
         )
 
     def scores(self, products: np.ndarray) -> np.ndarray:
@@ -274,11 +280,17 @@ class Case:
         return np.concatenate([[0], np.cumsum(self.new)]).astype(np.int32)
 
     def run(
-        self, tokens: int, *, decode: bool, most: int | None = None, options: Options | None = None
+        self,
+        tokens: int,
+        *,
+        decode: bool,
+        max_row_tokens: int | None = None,
+        options: Options | None = None,
     ) -> Attended:
         """The step: its new tokens packed into `tokens`. Queries that belong to no row are NaN.
 
-        most: of Options, where it is no decode step. options: instead of the shape's own.
+        max_row_tokens: as in `Options`, for a step that is no decode step. options: replaces the
+        options of the shape.
         """
         s = self.shape
         live = int(self.starts[-1])
@@ -302,7 +314,9 @@ class Case:
         ragged = Ragged(self.tables, self.lengths, self.starts, split, page, offset)
         q, k, v = parts
         pages = self._in_memory()
-        options = options or replace(s.options(decode=decode), most=1 if decode else most)
+        options = options or replace(
+            s.options(decode=decode), max_row_tokens=1 if decode else max_row_tokens
+        )
         found = compiled(self.attention, options)(
             q, k, None if s.value_dim else v, pages, ragged, self.sinks
         )

@@ -66,13 +66,17 @@ def check_that_neighbours_change_no_bit(attention: PagedAttention, shape: Shape)
 
 
 def check_tiles_of_few_tokens(
-    attention: PagedAttention, shape: Shape, most: int, tolerance: float
+    attention: PagedAttention, shape: Shape, max_row_tokens: int, tolerance: float
 ) -> None:
-    """Verified drafts, of at most so many tokens, are attended to as any chunk is."""
+    """Verified drafts, of at max_row_tokens so many tokens, are attended to as any chunk is."""
     cached = [50, 13, 16, 90, 0]
-    new = [1, most, most, most - 1, 0]
-    wide = Case(attention, shape, cached, new, order=1).run(5 * most, decode=False).out
-    narrow = Case(attention, shape, cached, new, order=1).run(5 * most, decode=False, most=most).out
+    new = [1, max_row_tokens, max_row_tokens, max_row_tokens - 1, 0]
+    wide = Case(attention, shape, cached, new, order=1).run(5 * max_row_tokens, decode=False).out
+    narrow = (
+        Case(attention, shape, cached, new, order=1)
+        .run(5 * max_row_tokens, decode=False, max_row_tokens=max_row_tokens)
+        .out
+    )
     np.testing.assert_allclose(
         np.asarray(narrow, np.float32), np.asarray(wide, np.float32), atol=tolerance
     )

@@ -11,7 +11,7 @@ import pytest
 
 from pallas_kernels.grouped_matmul import gpu
 from pallas_kernels.grouped_matmul.api import Demand, KernelError, Options
-from pallas_kernels.grouped_matmul.gpu_body import TOGETHER, Body, Given
+from pallas_kernels.grouped_matmul.gpu_body import TOGETHER, Body, Inputs
 from pallas_kernels.grouped_matmul.gpu_plan import NARROW, WIDE, plan_of
 from pallas_kernels.hopper import SHARED_BYTES
 
@@ -107,7 +107,7 @@ def test_every_tile_of_every_live_block_is_somebodys(live: int) -> None:
     """Once; and the blocks of a group take a tile of columns one after the other."""
     plan = plan_of(H200, QWEN)._replace(tiles=3, parts=2, columns=256)
     experts = np.arange(152) % 128
-    body = Body(plan, Given(experts, [live], None, None), None, SimpleNamespace())
+    body = Body(plan, Inputs(experts, [live], None, None), None, SimpleNamespace())
     units = [body._unit(jnp.int32(nth), jnp.int32(0), jnp.int32(live)) for nth in range(live * 6)]
     found = [(int(u.row) // 16, int(u.part), int(u.column) // 256) for u in units]
     assert sorted(found) == [

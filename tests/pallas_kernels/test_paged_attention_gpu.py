@@ -80,9 +80,9 @@ def test_a_row_has_the_same_bits_whatever_its_neighbours() -> None:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("most", [5, 32])
-def test_chunks_of_a_few_tokens_have_tiles_of_a_few(most: int) -> None:
-    check_tiles_of_few_tokens(gpu, BF16_SHAPES[0], most, BF16_TOLERANCE)
+@pytest.mark.parametrize("max_row_tokens", [5, 32])
+def test_chunks_of_a_few_tokens_have_tiles_of_a_few(max_row_tokens: int) -> None:
+    check_tiles_of_few_tokens(gpu, BF16_SHAPES[0], max_row_tokens, BF16_TOLERANCE)
 
 
 @pytest.mark.kernels

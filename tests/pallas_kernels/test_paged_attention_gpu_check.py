@@ -15,7 +15,7 @@ from pallas_kernels.paged_attention.gpu_work import units_of
 from pallas_kernels.paged_attention.tiles import decode_tiles
 
 BF16 = jnp.dtype(jnp.bfloat16)
-LLAMA = Options(Layout(8, 128, 64, BF16), 1.0, most=1, device_kind="NVIDIA H200")
+LLAMA = Options(Layout(8, 128, 64, BF16), 1.0, max_row_tokens=1, device_kind="NVIDIA H200")
 
 
 def check(

@@ -95,7 +95,7 @@ def test_a_context_of_128k_tokens() -> None:
         jnp.array([255]),
     )
     for window in (None, most):
-        options = Options(layout, 1.0, window, most=1)
+        options = Options(layout, 1.0, window, max_row_tokens=1)
         out = reference.attend(q, k[-1:], v[-1:], pages, ragged, options).out
         first = 0 if window is None else length - most
         weights = np.exp(np.float64(q[0] @ k[first:, 0].T))[0]

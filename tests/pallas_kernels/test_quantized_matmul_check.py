@@ -62,7 +62,7 @@ def test_what_the_gpu_kernel_refuses(demand: Demand, reason: str) -> None:
             "a weight in 2 parts of 90 columns: on a TPU they are multiples of 128",
         ),
         (GATE_UP._replace(columns=(3, 64)), "a weight in 3 parts of 64 columns"),
-        (GATE_UP._replace(turned=True), "a weight whose last dimension is summed over"),
+        (GATE_UP._replace(transposed=True), "a weight whose last dimension is summed over"),
         (
             GATE_UP._replace(contracted=2**22),
             r"a sum over 4194304 numbers leaves no room in 134217728 bytes",
@@ -99,7 +99,10 @@ def test_a_tpu_s_tiles_cover_a_weight(kind: str, contracted: int, parts: int, co
         assert plan.parts == 1 or plan.columns == columns
         assert plan.parts * plan.columns % 128 == 0 or plan.parts == parts
         assert contracted % plan.chunk == 0 and plan.chunk % group == 0
-        assert plan.kept == (rows > plan.rows) and plan.limit <= VECTOR_MEMORY.get(kind, 16) * 2**20
+        assert (
+            plan.keeps_converted == (rows > plan.rows)
+            and plan.limit <= VECTOR_MEMORY.get(kind, 16) * 2**20
+        )
 
 
 @pytest.mark.parametrize(

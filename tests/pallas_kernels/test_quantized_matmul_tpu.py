@@ -52,7 +52,7 @@ def test_tiles_of_a_small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tpu_plan, "LEAST_MEMORY", 3)
     shape = Shape(300, 1024, (2, 256), 64)
     plan = tpu_plan.plan_of(300, 1024, 2, 256, 64, "cpu")
-    assert (plan.rows, plan.parts, plan.columns, plan.kept) == (128, 1, 128, True)
+    assert (plan.rows, plan.parts, plan.columns, plan.keeps_converted) == (128, 1, 128, True)
     check(tpu, shape, ROUNDED)
 
 

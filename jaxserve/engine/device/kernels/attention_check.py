@@ -65,7 +65,7 @@ def prove_attention(
             difference = max(_apart(a, b) for a, b in zip(ours, theirs, strict=True))
             if not difference <= BOUNDS[dtype]:
                 kind = {1: "a decode step", None: "a step of prompts"}.get(
-                    options.most, "a verification"
+                    options.max_row_tokens, "a verification"
                 )
                 raise EngineError(
                     f"attention {name!r} differs from the reference by {difference:.2g} in "
@@ -162,9 +162,13 @@ def _rows(options: Options, extent: Extent) -> tuple[list[int], list[int]]:
         long + 2,
     ]
     cached = [before[row % len(before)] for row in range(extent.rows)]
-    if options.most == 1:
+    if options.max_row_tokens == 1:
         return cached, [1] * extent.rows
-    longest = (7, size + 5) if options.most is None else (options.most, -(-options.most // 2))
+    longest = (
+        (7, size + 5)
+        if options.max_row_tokens is None
+        else (options.max_row_tokens, -(-options.max_row_tokens // 2))
+    )
     return cached, [1 if row < extent.rows // 3 else longest[row % 2] for row in range(extent.rows)]
 
 
