@@ -97,7 +97,7 @@ def gathered(q: Float[Array, "T N H"], tiles: Tiles, kv_heads: int) -> Float[Arr
 
 
 def by_token(x: Float[Array, "n K M V"], tiles: Tiles, empty: float) -> Float[Array, "T N V"]:
-    """Return a tile's rows by token, the inverse of `gathered`, and `empty` for the other tokens."""
+    """Return a tile's rows by token, and `empty` for other tokens: the inverse of `gathered`."""
     n, kv_heads, _, dim = x.shape
     found = (
         x.reshape(n, kv_heads, tiles.tokens, -1, dim)
