@@ -1,18 +1,18 @@
-"""What a thread block of the Hopper kernel does: FlashAttention-2's running softmax over blocks of
-pages.
+"""Body of the Hopper kernel: a thread block's walk over units of work.
 
-Thread block c of C takes units c, c + C, ... of the list, every kv head a unit of its own. The list
-is in the device's memory, so that one captured graph does for rows of any lengths.
+The walk keeps FlashAttention-2's running softmax over blocks of pages. Thread block c of C takes
+units c, c + C, ... of the list, every kv head being a unit of its own. The list is in the device's
+memory, so that one captured graph serves rows of any lengths.
 
 With few query rows one warpgroup does everything: it starts a block's copies as soon as the buffers
-are free, and what it waits for its neighbours on the multiprocessor fill in. With many rows
-warpgroups have 64 each and share keys and values, and one more fetches (FlashAttention-3's division
-of labour), ahead of them by as many blocks as there are buffers, also from unit to unit. Either way
-a block's keys are free once its scores are known, its values later.
+are free, and while it waits its neighbours on the multiprocessor compute. With many rows warpgroups
+have 64 each and share keys and values, and one more warpgroup fetches (FlashAttention-3's division
+of labour); it is ahead of the others by as many blocks as there are buffers, also from unit to
+unit. Either way a block's key buffer is free once its scores are known, and its value buffer later.
 
-Latent pages have one array, which is both. A value of 512 numbers would fill all registers of a
-warpgroup, so that two share the same 64 rows: both compute the scores, each adds up half of the
-values.
+Latent pages have one array, which is key and value. A value of 512 numbers would fill all registers
+of a warpgroup, so two warpgroups share the same 64 rows: both compute the scores, and each adds up
+half of the value's columns.
 """
 
 import math
@@ -32,34 +32,39 @@ from pallas_kernels.paged_attention.gpu_fetch import CHUNK, Fetcher
 from pallas_kernels.paged_attention.gpu_plan import WARPGROUP_ROWS, Plan
 from pallas_kernels.paged_attention.gpu_refs import Inputs, Outputs, Scalar, Shared, Unit
 
-REGISTERS, FETCHING_REGISTERS = (
-    512,
-    56,
-)  # of a multiprocessor, for every thread of a warpgroup; of one that fetches
-LOWEST = (
-    -1e30
-)  # of a running peak: scores that do not count are -inf, and their distance to it must be -inf too
+# A multiprocessor has 64 Ki registers: 512 for each thread index of its warpgroups together.
+REGISTERS = 512
+FETCHING_REGISTERS = 56  # of a thread of the warpgroup that fetches
+# Start of a running peak. It is finite: scores that do not count are -inf, and exp2(-inf - peak)
+# must be 0 and not NaN.
+LOWEST = -1e30
 LOG2E = math.log2(math.e)
 
 
 class Running(NamedTuple):
-    """The softmax so far, of a warpgroup's rows: peak in units of log2."""
+    """Softmax so far of a warpgroup's 64 rows."""
 
-    acc: tuple[Any, ...]  # [64, columns], side by side H of them; of latent pages this warpgroup's
-    peak: Any  # [64]
-    total: Any  # [64]
+    # Weighted sums of values, [64, columns] each; together V columns, or for latent pages the
+    # columns of this warpgroup.
+    acc: tuple[Any, ...]
+    peak: Any  # [64] largest score, in units of log2
+    total: Any  # [64] the denominator over exp2(peak)
 
 
 @dataclass(frozen=True)
 class Body:
+    """Work of one thread block; each of its warpgroups runs `run`."""
+
     plan: Plan
     inputs: Inputs
     outputs: Outputs
     shared: Shared
 
     def run(self) -> None:
+        """Fetch or attend, according to the warpgroup, until all units are done."""
         if not self.plan.has_fetcher:
             self._every_unit(self._fetch_and_attend)
+            # Shared memory must stay until the last results have left it.
             plgpu.wait_smem_to_gmem(0)
             return
         warpgroup = lax.axis_index("warpgroup")
@@ -77,6 +82,7 @@ class Body:
         @pl.when(warpgroup < self.plan.warpgroups)
         def _() -> None:
             if self.plan.warpgroups > 1:
+                # The registers that the fetcher gave up, in steps of 8; hardware has 255 at most.
                 left = (REGISTERS - FETCHING_REGISTERS) // self.plan.warpgroups // 8 * 8
                 plgpu.set_max_registers(min(left, 232), action="increase")
             self._every_unit(self._attend)
@@ -84,14 +90,16 @@ class Body:
 
     @property
     def _fetcher(self) -> Fetcher:
+        """Return the fetcher of this thread block."""
         return Fetcher(self.plan, self.inputs, self.shared)
 
     def _fetch_and_attend(self, unit: Unit) -> None:
+        """Do a unit in a warpgroup that fetches for itself."""
         self._fetcher.fetch_first(unit)
         self._attend(unit)
 
     def _every_unit(self, work: Callable[[Unit], None]) -> Scalar:
-        """How many blocks that were."""
+        """Do `work` for every unit of this thread block; return the number of blocks walked."""
         block = lax.axis_index("block")
         blocks = lax.axis_size("block")
         live = self.inputs.units.live[0] * self.plan.heads
@@ -111,24 +119,26 @@ class Body:
 
     @property
     def _warpgroup(self) -> Scalar:
+        """Return the number of this warpgroup among those that multiply."""
         return lax.axis_index("warpgroup") if self.plan.has_fetcher else jnp.int32(0)
 
     @property
     def _first_row(self) -> Scalar:
-        """Of the multiplying warpgroup's 64."""
+        """Return the first of this warpgroup's 64 rows of queries."""
         return 0 if self.plan.is_latent else self._warpgroup * WARPGROUP_ROWS
 
     def _columns(self, j: int) -> Any:
-        """Of values and results: the multiplying warpgroup's j-th."""
+        """Return the slice of this warpgroup's j-th columns of values and results."""
         size = self.plan.result_columns
         return pl.ds(
             pl.multiple_of(self._warpgroup * size, size) if self.plan.is_latent else j * size, size
         )
 
     def _attend(self, unit: Unit) -> None:
+        """Walk over a unit's blocks and write its result."""
         size = self.plan.block_tokens
         window = self.plan.options.window
-        # Blocks in between are seen by all queries throughout.
+        # Blocks inner_begin to inner_end - 1 are seen by all queries throughout: no mask is needed.
         inner_begin = jnp.int32(0)
         if window is not None:
             seen_by_all = unit.first + unit.count - window
@@ -151,6 +161,7 @@ class Body:
         self._hand_out(unit, running)
 
     def _nothing(self) -> Running:
+        """Return the running softmax before the first block."""
         each = plgpu.Layout.WGMMA.reduce(1)
         wide = self.plan.result_columns
         parts = self.plan.columns // self.plan.result_columns
@@ -164,13 +175,16 @@ class Body:
         )
 
     def _block(self, unit: Unit, i: Scalar, running: Running, border: bool) -> Running:
-        """One more block. border: not every query sees all of it."""
+        """Return the running softmax after the unit's i-th block.
+
+        border: some query does not see all of the block, so that scores are masked.
+        """
         shared = self.shared
         slot = self._fetcher.slot(unit, i)
         later = () if self.plan.has_fetcher else self._fetcher.pieces(unit, i + self.plan.stages)
 
         def free(pool: Any, buffer: Any, full: Any, barrier: Any) -> None:
-            """For whoever fetches, or to be filled again."""
+            """Free a buffer for the fetcher, or start to fill it again."""
             if self.plan.has_fetcher:
                 plgpu.barrier_arrive(barrier.at[slot])
             else:
@@ -203,7 +217,7 @@ class Body:
         return Running(acc, peak, total)
 
     def _scores(self, keys: Any) -> jax.Array:
-        """In units of log2."""
+        """Return the scores of this warpgroup's rows with a block's keys, in units of log2."""
         options = self.plan.options
         shape = (WARPGROUP_ROWS, self.plan.block_tokens)
         queries = self.shared.q.at[pl.ds(self._first_row, WARPGROUP_ROWS)]
@@ -215,12 +229,13 @@ class Body:
         products = pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
         if options.softcap is None:
             return products * (options.scale * LOG2E)
-        # Not jnp.tanh: the chip's is right to 11 bits only.
+        # tanh(x) = 1 - 2 / (exp(2x) + 1). With approx_math jnp.tanh is the chip's instruction, which
+        # has 11 correct bits only.
         twice = jnp.exp2(products * (2 * LOG2E * options.scale / options.softcap))
         return (1 - 2 / (twice + 1)) * (options.softcap * LOG2E)
 
     def _seen(self, unit: Unit, begin: Scalar, shape: tuple[int, ...]) -> jax.Array:
-        """Of a block that begins at this position."""
+        """Return which positions of a block that begins at `begin` each row sees."""
         row = plgpu.broadcasted_iota(jnp.int32, shape[:1], 0, layout=plgpu.Layout.WGMMA.reduce(1))
         query = unit.first - begin + lax.div(row + self._first_row, jnp.int32(self.plan.groups))
         query = lax.broadcast_in_dim(
@@ -235,17 +250,17 @@ class Body:
         )
 
     def _clear(self, unit: Unit, begin: Scalar, slot: Scalar) -> None:
-        """Zeros where no query of the tile looks: NaN may lie there, and a weight of 0 would not
-        help.
+        """Zero the values of positions that no query of the tile sees.
+
+        The positions may hold NaN, and 0 x NaN is NaN.
         """
         values = self.shared.v.at[slot]
         window = self.plan.options.window
 
         def clear() -> None:
             shape = self.plan.block_tokens, self.plan.options.layout.out_dim
-            for row, column in product(
-                *(range(0, size, CHUNK) for size in shape)
-            ):  # for want of registers
+            # In chunks, for want of registers.
+            for row, column in product(*(range(0, size, CHUNK) for size in shape)):
                 some = values.at[pl.ds(row, CHUNK), pl.ds(column, CHUNK)]
                 old = plgpu.load(some, layout=plgpu.Layout.WGMMA)
                 position = (
@@ -263,7 +278,9 @@ class Body:
             clear()
             return
 
-        if self.plan.is_latent:  # everybody is done with it as keys
+        # One warpgroup clears for all. The values of latent pages are their keys too, so it waits
+        # until every warpgroup has its scores, and all wait for it.
+        if self.plan.is_latent:
             plgpu.barrier_arrive(self.shared.scored.at[slot])
 
         @pl.when(self._warpgroup == 0)
@@ -276,9 +293,9 @@ class Body:
         plgpu.barrier_wait(self.shared.cleared.at[slot])
 
     def _add_values(self, acc: tuple[Any, ...], weights: jax.Array, values: Any) -> tuple[Any, ...]:
-        if (
-            self.shared.weights is not None
-        ):  # the interpreter has no product of an operand in registers
+        """Return the sums with a block's values, weighted, added to them."""
+        # The interpreter has no product of an operand in registers: it goes through memory.
+        if self.shared.weights is not None:
             operand = self.shared.weights.at[self._warpgroup]
             operand[...] = weights
             plgpu.commit_smem()
@@ -289,6 +306,7 @@ class Body:
         )
 
     def _add_product(self, acc: Any, weights: Any, values: Any) -> Any:
+        """Return a sum plus the product of weights and values."""
         if self.shared.weights is None:  # the form for the chip
             return pl.run_state(lambda ref: plgpu.wgmma(ref, weights, values))(
                 plgpu.WGMMAAccumulatorRef.init(acc)
@@ -301,7 +319,10 @@ class Body:
         return acc + pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef(acc.shape, jnp.float32))
 
     def _hand_out(self, unit: Unit, running: Running) -> None:
-        """Rows that see nothing in this part: zeros, and LOWEST as the logarithm of nothing."""
+        """Write a unit's result and its log-sum-exp.
+
+        Rows that see nothing in this part get zeros, and LOWEST as the logarithm of nothing.
+        """
         shared = self.shared
         rows = min(self.plan.rows, WARPGROUP_ROWS)
         some = jnp.where(
@@ -316,7 +337,8 @@ class Body:
         used = pl.ds(self._first_row, rows)
         staged = shared.q if shared.out is None else shared.out
         for j, result in enumerate(results):
-            plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # what was handed out before
+            # The copy of the results before has to have read the buffer.
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
             staged[mine] = result.astype(staged.dtype)
             if j == 0:
                 shared.lse[mine] = lse
@@ -327,14 +349,17 @@ class Body:
                 plgpu.copy_smem_to_gmem(
                     shared.lse.at[used], self.outputs.lse.at[unit.place, unit.head, used]
                 )
+        # Results that are staged where the queries were: the next queries must not overwrite them.
         if shared.out is None:
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         if self.plan.has_fetcher:
             plgpu.barrier_arrive(shared.q_free)
 
     def _hand_out_latent(self, unit: Unit, result: jax.Array, lse: jax.Array) -> None:
-        """From registers, which takes float32: there is no room left for a result of so many
-        columns.
+        """Write a latent unit's result from registers.
+
+        There is no room in shared memory for so many columns; results in registers are written in
+        float32.
         """
         self.outputs.out[unit.place, unit.head, :, self._columns(0)] = result
 

@@ -43,6 +43,7 @@ class Span(NamedTuple):
     @staticmethod
     def of(first: Scalar, count: Scalar, window: int | None) -> "Span":
         """Return the span of `count` queries from position `first` on."""
+        # 0 * first: a zero of the type and shape of `first`, which benchmarks pass as an array.
         begin = 0 * first if window is None else jnp.maximum(first - window + 1, 0)
         return Span(begin, first + count - 1)
 
@@ -215,7 +216,7 @@ class Body:
             self._copies(follower, jnp.where(is_last_group, 0, group + 1), first, slot, "start")
 
     def _clear(self, span: Span, block: Scalar, slot: Scalar) -> None:
-        """Zero the values of a block's positions that no query of the tile sees.
+        """Zero the keys and values of a block's positions that no query of the tile sees.
 
         The positions may hold NaN, and 0 x NaN is NaN.
         """
