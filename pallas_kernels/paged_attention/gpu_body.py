@@ -82,7 +82,7 @@ class Body:
         @pl.when(warpgroup < self.plan.warpgroups)
         def _() -> None:
             if self.plan.warpgroups > 1:
-                # The registers that the fetcher gave up, in steps of 8; hardware has 255 at most.
+                # What the fetcher leaves, shared out evenly; the hardware wants multiples of 8.
                 left = (REGISTERS - FETCHING_REGISTERS) // self.plan.warpgroups // 8 * 8
                 plgpu.set_max_registers(min(left, 232), action="increase")
             self._every_unit(self._attend)
@@ -229,8 +229,8 @@ class Body:
         products = pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
         if options.softcap is None:
             return products * (options.scale * LOG2E)
-        # tanh(x) = 1 - 2 / (exp(2x) + 1). With approx_math jnp.tanh is the chip's instruction, which
-        # has 11 correct bits only.
+        # tanh(x) = 1 - 2 / (exp(2x) + 1). jnp.tanh would be the chip's instruction, of which only 11
+        # bits are correct.
         twice = jnp.exp2(products * (2 * LOG2E * options.scale / options.softcap))
         return (1 - 2 / (twice + 1)) * (options.softcap * LOG2E)
 
