@@ -2,8 +2,8 @@
 
 Units of work, a block of rows times a tile of columns each, are shared out over as many thread
 blocks as the GPU has multiprocessors (`gpu_body.py`). A warpgroup always multiplies 64 rows: with
-few rows of an expert most of them are empty, which costs nothing as long as the weight takes longer
-to come than to be multiplied.
+few rows of an expert most of them are empty, which costs nothing as long as fetching the weight
+takes longer than multiplying it.
 """
 
 from typing import Any
@@ -26,13 +26,14 @@ from pallas_kernels.grouped_matmul.gpu_body import Body, Inputs, Raw, Shared
 from pallas_kernels.grouped_matmul.gpu_plan import DEPTH, STAGED_COLUMNS, Plan, plan_of
 from pallas_kernels.hopper import HOPPER, tiled
 
-BLOCKS = (8, 16, 32, 64, 128)  # rows
-LEAST_ROWS = 16
-NUMBERS = (jnp.int8, jnp.float8_e4m3fn)  # of weights that have scales
-STEP = 8  # numbers: a bulk copy's rows begin at multiples of 16 bytes
+BLOCKS = (8, 16, 32, 64, 128)  # rows of a block
+LEAST_ROWS = 16  # of a block, however few rows are expected
+NUMBERS = (jnp.int8, jnp.float8_e4m3fn)  # dtypes of weights with scales
+STEP = 8  # bfloat16 numbers: the rows of a bulk copy begin at multiples of 16 bytes
 
 
 def check(options: Options, demand: Demand) -> None:
+    """Raise KernelError for chips, dtypes and sizes that the kernel cannot take."""
     check_rows(options, demand)
     instead = "--grouped-matmul reference"
     if options.device_kind.startswith("NVIDIA") and not HOPPER.match(options.device_kind):
@@ -63,8 +64,9 @@ def check(options: Options, demand: Demand) -> None:
 
 
 def block_rows(dtype: jnp.dtype, rows_per_expert: int) -> int:
-    """Twice as many as are expected: an expert's second block fetches the weight again, though from
-    the L2 cache.
+    """Return the power of two above twice the expected rows, within limits.
+
+    An expert's second block fetches the weight again, though from the L2 cache.
     """
     return min(max(LEAST_ROWS, next_power_of_two(2 * rows_per_expert)), BLOCKS[-1])
 
@@ -76,10 +78,11 @@ def multiply(
     options: Options,
     scales: Float[Array, "E C g N"] | None = None,
 ) -> Float[Array, "M C N"]:
+    """Return each row times its expert's weight; see `api.GroupedMatmul.multiply`."""
     demand = demand_of(x, weight, scales, options.device_kind)
     plan = plan_of(options, demand)
 
-    operands = [
+    operands = [  # in the order of `Inputs`
         groups.experts,
         groups.live.reshape(1),
         x,
@@ -92,7 +95,7 @@ def multiply(
         Body(plan, Inputs(*refs[:count]), refs[count], Shared(*refs[count + 1 :])).run()
 
     return plgpu.kernel(
-        grouped_matmul,  # in profiles by this name
+        grouped_matmul,  # the name that profiles show
         out_type=jax.ShapeDtypeStruct(
             (demand.rows, demand.parts, demand.columns), options.out_dtype
         ),
@@ -106,6 +109,7 @@ def multiply(
 
 
 def _scratch(plan: Plan, demand: Demand, out_dtype: jnp.dtype) -> Shared:
+    """Return the shared memory and barriers of a thread block."""
     raw = None
     if plan.converts:
         raw = Raw(

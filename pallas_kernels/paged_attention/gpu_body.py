@@ -229,8 +229,8 @@ class Body:
         products = pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
         if options.softcap is None:
             return products * (options.scale * LOG2E)
-        # tanh(x) = 1 - 2 / (exp(2x) + 1). jnp.tanh would be the chip's instruction, of which only 11
-        # bits are correct.
+        # tanh(x) = 1 - 2 / (exp(2x) + 1). jnp.tanh would be the chip's instruction, which has only
+        # 11 correct bits.
         twice = jnp.exp2(products * (2 * LOG2E * options.scale / options.softcap))
         return (1 - 2 / (twice + 1)) * (options.softcap * LOG2E)
 
