@@ -1,5 +1,4 @@
-"""The contract of the grouped matrix product: rows sorted by expert, each times its expert's
-weight.
+"""The contract of the grouped matrix product: rows sorted by expert, times their expert's weight.
 
 No row is dropped. An implementation is a module with the functions of `GroupedMatmul`. The
 functions work on one layer and one shard's experts, inside shard_map. Rows come in blocks of one
@@ -117,7 +116,8 @@ def check_rows(options: Options, demand: Demand) -> None:
         raise KernelError(f"{demand.rows} rows cannot be cut into blocks of {options.block}")
     if not jnp.issubdtype(demand.dtype, jnp.floating):
         raise KernelError(
-            f"rows and weights of {demand.dtype}: a grouped product is one of floating point numbers"
+            f"rows and weights of {demand.dtype}: a grouped product is one of floating point "
+            f"numbers"
         )
     if demand.scales and demand.contracted % demand.scales:
         raise KernelError(

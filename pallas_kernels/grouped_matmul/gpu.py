@@ -64,7 +64,7 @@ def check(options: Options, demand: Demand) -> None:
 
 
 def block_rows(dtype: jnp.dtype, rows_per_expert: int) -> int:
-    """Return the power of two above twice the expected rows, within limits.
+    """Return twice the expected rows, as a power of two within limits.
 
     An expert's second block fetches the weight again, though from the L2 cache.
     """

@@ -196,7 +196,10 @@ def _each(shape: tuple[int, int, int], multiply: Callable[[int, Any], None]) -> 
 
 
 def _in_turns(size: int, step: int, work: Callable[[Any, int], None]) -> None:
-    """Call `work` with the first and the number of every `step` of `size` items, and of the rest."""
+    """Call `work` for every `step` of `size` items, and for those that are left.
+
+    work: is given the first item of a turn, and how many there are.
+    """
     whole = size // step
     if whole:
         lax.fori_loop(0, whole, lambda nth, _: work(nth * step, step), None)

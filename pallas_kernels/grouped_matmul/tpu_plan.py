@@ -18,7 +18,7 @@ VECTOR_MEMORY: Final[Mapping[str, int]] = MappingProxyType(
 LEAST_MEMORY: Final = 16  # MiB, for chips that the table lacks
 SPARED: Final = 8  # one eighth of the memory is left to the compiler
 # A tile should be large enough for a fast copy, and no larger: nothing is computed while the first
-# one is copied. Every block of rows meets every tile, however, so with tall blocks larger tiles pay.
+# one is copied. Since every block of rows meets every tile, larger tiles pay with tall blocks.
 TILE_BYTES = 4 * MIB
 LARGEST_TILE_BYTES = 32 * MIB
 ROW_TIMES: Final = 16  # bytes of a tile, in bytes of a block of rows

@@ -1,4 +1,4 @@
-"""How the TPU kernel cuts a quantized product into tiles, by chip and shape."""
+"""Sizes of the TPU kernel's tiles of a quantized weight, by chip and shape."""
 
 from itertools import product
 from typing import Final, NamedTuple
@@ -6,31 +6,30 @@ from typing import Final, NamedTuple
 from pallas_kernels.errors import KernelError
 from pallas_kernels.grouped_matmul.tpu_plan import LEAST_MEMORY, MIB, TILE_LANES, VECTOR_MEMORY
 
-FEW: Final = (
-    128  # rows that meet a tile's numbers while they are converted; more find the tile converted
-)
-HEIGHTS: Final = (256, 128)  # of a tile of more rows
-LOWEST: Final = 64  # where nothing else fits
+# Rows that meet a tile's numbers while they are converted; more rows find the tile converted.
+FEW: Final = 128
+HEIGHTS: Final = (256, 128)  # rows of a tile, where there are more than FEW
+LOWEST: Final = 64  # rows of a tile, where nothing else fits
 WIDTHS: Final = (512, 256, 128)  # columns of a tile
-CHUNK: Final = 1024  # of K, that are converted and multiplied together
-SPARED: Final = 8  # one part in so many of vector memory, for what the compiler puts there beside
+CHUNK: Final = 1024  # numbers of K that are converted and multiplied together
+SPARED: Final = 8  # one eighth of vector memory is left to the compiler
 
 
 class Plan(NamedTuple):
-    """A tile is `parts` of the weight, all of K and so many columns of each."""
+    """A tile: `parts` parts of the weight, all of K and `columns` columns of each."""
 
     rows: int
     parts: int
     columns: int
-    chunk: int  # of K
-    keeps_converted: bool  # whether the converted tile is, for the next rows
+    chunk: int  # numbers of K that are converted together
+    keeps_converted: bool  # the converted tile is kept for the next rows
     limit: int  # bytes of vector memory that the compiler may take
 
 
 def plan_of(
     rows: int, contracted: int, parts: int, columns: int, group: int, device_kind: str
 ) -> Plan:
-    """The largest tile that fits. KernelError when none does."""
+    """Return the plan with the largest tile that fits; KernelError when none does."""
     memory = VECTOR_MEMORY.get(device_kind, LEAST_MEMORY) * MIB
     tiles = (
         [(width, rows) for width in WIDTHS]
@@ -45,6 +44,8 @@ def plan_of(
         kept = rows > height
         numbers = tile * contracted // 2
         scales = 4 * tile * contracted // group
+        # Two buffers of everything that the pipeline brings; then the converted tile, and a chunk
+        # in float32, scaled, and in bfloat16: 10 bytes for each number.
         used = 2 * (numbers + scales + 2 * height * contracted + 4 * height * tile)
         used += (2 * contracted * tile if kept else 0) + 10 * chunk * lanes
         if used <= memory - memory // SPARED:
@@ -59,8 +60,9 @@ def plan_of(
 
 
 def _tile(parts: int, columns: int, width: int) -> tuple[int, int]:
-    """Parts, and columns of each, that lie beside each other in the result and fill its registers'
-    lanes.
+    """Return the parts of a tile, and the columns of each.
+
+    They lie beside each other in the result and fill the lanes of its registers.
     """
     if parts == 1:
         return 1, min(width, -(-columns // TILE_LANES) * TILE_LANES)
@@ -77,8 +79,9 @@ def _tile(parts: int, columns: int, width: int) -> tuple[int, int]:
 
 
 def _chunk(contracted: int, group: int) -> int:
-    """The largest part of K that divides it, has whole groups and begins at a whole register; or
-    all of it.
+    """Return the largest part of K that divides it and begins at a whole register, or all of K.
+
+    A part of whole registers has whole groups.
     """
     fitting = (
         n
