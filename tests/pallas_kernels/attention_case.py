@@ -1,8 +1,7 @@
-"""Cases of paged attention and what they must give: dense attention in numpy, float64, one head at
-a time.
+"""Cases of paged attention, and their expected results from dense attention in float64 numpy.
 
 Any implementation of the contract is run through them. Pages lie in random order, and whatever no
-query may read is poison: free pages, dead tails, unused entries of the tables, and what lies before
+query may read is poison: free pages, dead tails, unused entries of the tables, and positions before
 the window of a row's first token.
 """
 
@@ -31,7 +30,7 @@ LARGEST = {np.dtype(np.int8): 127.0, np.dtype(ml_dtypes.float8_e4m3fn): 448.0}
 
 @dataclass(frozen=True)
 class Shape:
-    """dtype: of queries, keys and values; stored: of pages."""
+    """Sizes of a case; dtype: of queries, keys and values; stored: of pages."""
 
     heads: int
     kv_heads: int
@@ -68,7 +67,7 @@ class Shape:
 
     @property
     def scale(self) -> float:
-        """Not what anybody would guess."""
+        """Return a scale other than the usual one, so that a kernel that ignores it is caught."""
         return 0.9 * self.head_dim**-0.5
 
     def options(self, *, decode: bool) -> Options:
@@ -89,12 +88,12 @@ class Shape:
         return scaled if self.softcap is None else self.softcap * np.tanh(scaled / self.softcap)
 
     def seen(self, queries: np.ndarray) -> np.ndarray:
-        """[M, S]: which positions the queries see."""
+        """Return which positions the queries see, [M, S]."""
         distance = queries[:, None] - np.arange(self.context)
         return (distance >= 0) & (distance < (self.window or self.context))
 
     def as_stored(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Vectors [..., H] as pages hold them, and their scales [...] where pages have some."""
+        """Return vectors [..., H] as pages hold them, and their scales [...] if pages have some."""
         if np.dtype(self.stored) not in LARGEST:
             return x.astype(self.stored), None
         wide = x.astype(np.float32)
@@ -199,7 +198,7 @@ BF16_TOLERANCE = 2e-2  # weights are rounded before they meet values around 1, a
 
 @cache
 def compiled(attention: PagedAttention, options: Options) -> Callable[..., Attended]:
-    """attend(q, k, v, pages, ragged, sinks); the pages are donated."""
+    """Return a compiled attend(q, k, v, pages, ragged, sinks); the pages are donated."""
     return jax.jit(
         lambda *arguments: attention.attend(*arguments[:5], options, *arguments[5:]),
         donate_argnums=3,
@@ -208,12 +207,11 @@ def compiled(attention: PagedAttention, options: Options) -> Callable[..., Atten
 
 @dataclass
 class Case:
-    """Rows with `cached` tokens in pages before the step and `new` ones in it; every number random,
-    by row seed.
+    """Rows with `cached` tokens in pages before the step and `new` ones in it, with random numbers.
 
-    new: in the order that the contract wants, see `ordered`. poisoned: rows of which every number
-    is NaN. done: rows that ended before the step: their tokens are not to be stored, and their
-    results are nobody's.
+    Numbers depend on the row's seed alone. new: in the order of the contract, see `ordered`.
+    poisoned: rows whose numbers are all NaN. done: rows that ended before the step: their tokens
+    must not be stored, and their results are not checked.
     """
 
     attention: PagedAttention
@@ -250,8 +248,10 @@ class Case:
         self.tables, self.pages = self._paged()
 
     def _paged(self) -> tuple[np.ndarray, Pages]:
-        """Canonical pages [P, K, Z, H] with the cached tokens that queries see, and tables for all
-        tokens.
+        """Return canonical pages [P, K, Z, H] with the cached tokens that queries see, and the
+        tables.
+
+        The tables have entries for all tokens.
         """
         s = self.shape
         rng = np.random.default_rng(self.order)
@@ -287,10 +287,10 @@ class Case:
         max_row_tokens: int | None = None,
         options: Options | None = None,
     ) -> Attended:
-        """The step: its new tokens packed into `tokens`. Queries that belong to no row are NaN.
+        """Run the step with its new tokens packed into `tokens`.
 
-        max_row_tokens: as in `Options`, for a step that is no decode step. options: replaces the
-        options of the shape.
+        Queries that belong to no row are NaN. max_row_tokens: as in `Options`, for a step that is
+        no decode step. options: replaces the options of the shape.
         """
         s = self.shape
         live = int(self.starts[-1])
@@ -327,7 +327,7 @@ class Case:
         return found
 
     def _in_memory(self) -> Pages:
-        """The pages as the implementation lays them out."""
+        """Return the pages as the implementation lays them out."""
         num_pages = len(self.pages.k)
         canonical = jax.tree.map(lambda x: jnp.asarray(x.swapaxes(1, 2)), self.pages)
         return self.attention.write_back(
@@ -338,10 +338,10 @@ class Case:
         )
 
     def _check_pages(self, after: Pages) -> None:
-        """New tokens are where they belong and nothing else has changed, bit for bit.
+        """Check that new tokens are stored in their places and that nothing else has changed.
 
-        But for numbers of 8 bits and their scales: where a quotient lies between two of them,
-        either will do. What becomes of NaN in 8 bits nobody promises.
+        The comparison is bit for bit, except for 8-bit numbers and their scales: where a quotient
+        lies between two numbers, either is right. NaN in 8 bits has no defined result.
         """
         self.written = jax.tree.map(np.copy, self.pages)
         for row, size in enumerate(self.new):
@@ -364,7 +364,7 @@ class Case:
         self.written = found
 
     def _read(self, row: int, name: str) -> np.ndarray:
-        """A row's keys ("k") or values ("v") as they lie in pages after the step, [S, K, H]
+        """Return a row's keys ("k") or values ("v") from the pages after the step, [S, K, H]
         float64.
         """
         positions = np.arange(self.shape.context)
@@ -379,13 +379,15 @@ class Case:
             return stored if scale is None else stored * scale[at][..., None]
 
     def decoded(self) -> tuple[np.ndarray, np.ndarray]:
-        """out [R, N, V] and lse [R, N]."""
+        """Return out [R, N, V] and lse [R, N] of a decode step."""
         found = self.run(ROWS, decode=True)
         return np.asarray(found.out), np.asarray(found.lse)
 
     def prefilled(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Per row out [new, N, V] and lse [new, N]. Tokens that belong to no row must give
-        zeros."""
+        """Return out [new, N, V] and lse [new, N] of each row.
+
+        Tokens that belong to no row must have zeros.
+        """
         found = self.run(TOKENS, decode=False)
         *out, rest = np.split(np.asarray(found.out), self.starts[1:])
         assert not rest.any()
@@ -394,7 +396,7 @@ class Case:
         return out, lse
 
     def expected(self, row: int) -> tuple[np.ndarray, np.ndarray]:
-        """Dense attention of a row's new queries: out [new, N, V] and lse [new, N], float64."""
+        """Return dense attention of a row's new queries: out [new, N, V], lse [new, N], float64."""
         s = self.shape
         positions = np.arange(self.lengths[row] - self.new[row], self.lengths[row])
         groups = s.heads // s.kv_heads
@@ -417,7 +419,7 @@ class Case:
 
 
 def _same(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """Where numbers in pages are what they have to be."""
+    """Return where numbers in pages are what they have to be."""
     a = ours.astype(np.float32)
     b = theirs.astype(np.float32)
     if theirs.dtype == np.int8:
@@ -428,7 +430,7 @@ def _same(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
 
 
 def _poisoned(s: Shape, num_pages: int) -> Pages:
-    """Pages of which nothing may be read: NaN, or numbers with NaN for a scale."""
+    """Return pages that may not be read: NaN, or numbers with NaN for a scale."""
 
     def pool() -> tuple[np.ndarray, np.ndarray | None]:
         shape = (num_pages, s.kv_heads, s.page_size)

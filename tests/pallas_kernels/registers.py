@@ -1,5 +1,4 @@
-"""Pallas's interpreter of GPUs has no product with an operand in registers: here it is given
-one."""
+"""A product with an operand in registers for Pallas's interpreter of GPUs, which has none."""
 
 from typing import Any
 
@@ -11,8 +10,10 @@ from jax._src.pallas.mosaic_gpu.interpret.shared_memory import HostAllocationKey
 
 
 def multiply_from_registers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its callback takes keys of operands' memory. An operand in registers comes as it is, a
-    matrix: that one is multiplied here.
+    """Let the interpreter multiply an operand in registers.
+
+    The interpreter's callback takes keys of operands' memory. An operand in registers arrives as a
+    matrix instead, and is multiplied here.
     """
     from_memory = gpu_callbacks.wgmma
 

@@ -1,6 +1,4 @@
-"""What the Hopper kernel takes and what it refuses, before any compiler is asked; and how it shares
-work out.
-"""
+"""Sizes that the Hopper kernel takes and refuses before compiling, and how it shares work out."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -104,7 +102,7 @@ def test_stages_fit_into_shared_memory(
 
 @pytest.mark.parametrize("live", [0, 1, 7, 8, 9, 20, 131])
 def test_every_tile_of_every_live_block_is_somebodys(live: int) -> None:
-    """Once; and the blocks of a group take a tile of columns one after the other."""
+    """Each tile once; the blocks of a group take a tile of columns one after the other."""
     plan = plan_of(H200, QWEN)._replace(tiles=3, parts=2, columns=256)
     experts = np.arange(152) % 128
     body = Body(plan, Inputs(experts, [live], None, None), None, SimpleNamespace())

@@ -1,5 +1,6 @@
-"""Every assignment has a row of its own, in a block of its expert, in order; and no fewer blocks
-would do for all.
+"""Every assignment has a row of its own, in a block of its expert, in order.
+
+Fewer blocks would not do for all assignments.
 """
 
 from itertools import product
@@ -15,8 +16,9 @@ from pallas_kernels.grouped_matmul.grouping import CHUNK, arrange, blocks_needed
 
 @st.composite
 def assignments(draw: st.DrawFn) -> tuple[list[int], int, int]:
-    """ids, experts, block: few and many, around the borders of chunks and blocks; some ids that are
-    none of ours.
+    """Draw ids, experts and block.
+
+    Sizes are few and many, around the borders of chunks and blocks; some ids are out of range.
     """
     experts = draw(st.sampled_from([1, 2, 5, 16]))
     block = draw(st.sampled_from([1, 8, 16]))
@@ -53,7 +55,7 @@ def test_rows_are_sorted_by_expert_in_blocks_of_their_own(case: tuple[list[int],
 
 @pytest.mark.parametrize(("experts", "block"), list(product([1, 2, 3], [1, 2, 3, 4])))
 def test_no_fewer_blocks_would_do(experts: int, block: int) -> None:
-    """The most that any counts of assignments take, of all of them tried."""
+    """Compare with the most blocks that any counts of assignments take, having tried all."""
     for size in range(12):
         counts = (c for c in product(range(size + 1), repeat=experts) if sum(c) <= size)
         most = max(sum(-(-count // block) for count in c) for c in counts)
@@ -61,7 +63,7 @@ def test_no_fewer_blocks_would_do(experts: int, block: int) -> None:
 
 
 def test_thousands_of_assignments() -> None:
-    """As a step of prompts has them."""
+    """Arrange as many assignments as a step of prompts has."""
     ids = np.random.default_rng(0).zipf(1.3, 16384).astype(np.int32) % 140
     groups, position = jax.tree.map(np.asarray, arrange_compiled(ids, 128, 128))
     ours = ids < 128

@@ -1,6 +1,4 @@
-"""The TPU kernel keeps the contract, in Pallas's TPU interpreter: right against float64, whatever
-is in padding.
-"""
+"""The TPU kernel keeps the contract, in Pallas's TPU interpreter, whatever is in padding."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,6 +1,4 @@
-"""What the TPU kernel takes and what it refuses, before any compiler is asked; and the tiles that
-it cuts.
-"""
+"""Sizes that the TPU kernel takes and refuses before compiling, and the tiles that it cuts."""
 
 from dataclasses import replace
 
@@ -110,7 +108,7 @@ def test_tiles_fit_and_cover_a_weight(
 
 
 def test_a_decode_step_reads_a_weight_once() -> None:
-    """All of K in one tile, so that a second block of an expert finds it there."""
+    """A tile has all of K, so that a second block of an expert finds it in memory."""
     for kind in VECTOR_MEMORY:
         for sizes in ((2, 4096, 14336), (1, 14336, 4096), (2, 7168, 2048), (2, 2880, 2880)):
             demand = Demand(160, 8, *sizes, BF16, kind)

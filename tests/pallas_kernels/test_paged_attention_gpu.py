@@ -1,9 +1,8 @@
-"""The Hopper kernel keeps the contract, in Pallas's interpreter of GPUs: copies, barriers and
-warpgroups, races found.
+"""The Hopper kernel keeps the contract, in Pallas's interpreter of GPUs.
 
-Numbers are right against dense attention in float64, whatever lies in pages that nobody sees. One
-step of the kernel is in another form here: the interpreter has no matrix product of one operand in
-registers.
+The interpreter runs copies, barriers and warpgroups, and finds races. Numbers are right against
+dense attention in float64, whatever lies in pages that no query sees. One step of the kernel has
+another form here: the interpreter has no matrix product of one operand in registers.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,4 @@
-"""What the Hopper kernel takes and what it refuses, before any compiler is asked; and what it does
-of a step.
-"""
+"""Sizes that the Hopper kernel takes and refuses before compiling, and how it cuts a step."""
 
 from dataclasses import replace
 
@@ -153,8 +151,9 @@ def test_more_than_64_query_heads_are_shared_out(
 
 
 def test_parts_cover_what_a_row_sees_and_nothing_else() -> None:
-    """Of rows of any length, with and without a window: page by page once, no part smaller than
-    asked but the last.
+    """Parts cover each seen page of a row once, with and without a window.
+
+    No part but the last is smaller than asked.
     """
     lengths = np.array([1, 64, 65, 256, 257, 5000, 8192, 300, 0, 0], np.int32)
     rows = len(lengths)

@@ -1,7 +1,7 @@
-"""The TPU kernel keeps the contract, in Pallas's TPU interpreter: what a chip would do copy by
-copy, races found.
+"""The TPU kernel keeps the contract, in Pallas's TPU interpreter.
 
-Numbers are right against dense attention in float64, whatever lies in pages that nobody sees.
+The interpreter does what a chip would do copy by copy, and finds races. Numbers are right against
+dense attention in float64, whatever lies in pages that no query sees.
 """
 
 from collections.abc import Iterator
@@ -124,7 +124,7 @@ def test_lse_is_for_those_who_ask() -> None:
 
 @pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[6], SHAPES[9]], ids=str)
 def test_pages_travel_in_canonical_order(shape: Shape) -> None:
-    """What is written back comes out again, [n, Z, K, H], and nothing else changes."""
+    """Pages written back are read again as [n, Z, K, H], and nothing else changes."""
     rng = np.random.default_rng(0)
     layout = shape.layout
     heads = (3, shape.page_size, shape.kv_heads)

@@ -1,4 +1,4 @@
-"""What the TPU kernel takes and what it refuses, before any compiler is asked."""
+"""Sizes that the TPU kernel takes and refuses before compiling."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

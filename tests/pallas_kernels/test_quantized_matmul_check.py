@@ -1,6 +1,4 @@
-"""What the kernels for int4 in groups take and what they refuse, before any compiler is asked; and
-their tiles.
-"""
+"""Sizes that the kernels for int4 in groups take and refuse before compiling, and their tiles."""
 
 from dataclasses import replace
 from itertools import product

@@ -1,4 +1,4 @@
-"""The quantized product in plain XLA, in both of its forms: against float64."""
+"""Both forms of the quantized product in plain XLA are right against float64."""
 
 import numpy as np
 import pytest
