@@ -1,5 +1,6 @@
-"""How many bytes does a step of the TPU kernel move? Counted from its own tiles, spans and visits;
-nothing runs.
+"""Bytes that a step of the TPU kernel moves, counted from its tiles, spans and visits.
+
+Nothing runs on a device.
 
     python -m benchmarks.attention_traffic [--out FILE.json]
 
@@ -38,7 +39,7 @@ ROWS, CONTEXTS = (8, 64, 256), (512, 2048, 8192, 32768)
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes of one layer's step. floor: every page once of which a query sees anything."""
+    """Bytes of one layer's step; floor: each page once of which a query sees anything."""
 
     pages: int  # fetched for attention
     inserted: int  # written around the tokens of rows that have one
@@ -67,8 +68,9 @@ def traffic(
     sizes: Sizes | None = None,
     num_tokens: int | None = None,
 ) -> tuple[Traffic, Plan]:
-    """Of rows with so many tokens in pages and so many new ones, in the contract's order.
-    num_tokens: T.
+    """Return the traffic of rows with `cached` tokens in pages and `new` ones in the step.
+
+    Rows are in the contract's order. num_tokens: T.
     """
     layout, rows, num_tokens = options.layout, len(new), num_tokens or max(sum(new), 1)
     lengths = np.add(cached, new) * (np.asarray(new) > 0)
@@ -118,9 +120,7 @@ def traffic(
 
 
 def spread(context: int, rows: int, page_size: int) -> list[int]:
-    """Cached tokens of rows around this context, whose last pages are filled evenly from hardly to
-    wholly.
-    """
+    """Return cached tokens of rows around this context, whose last pages are evenly filled."""
     return [context - 1 - (row * page_size // rows) % page_size for row in range(rows)]
 
 

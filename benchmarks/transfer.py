@@ -1,5 +1,4 @@
-"""How fast do keys and values come from another server? Beside a copy in memory, and TCP on the
-loopback device.
+"""Speed of keys and values from another server, beside a copy in memory and loopback TCP.
 
     python -m benchmarks.transfer [--mebibytes 16 --mebibytes 256] [--pieces 8] [--prompts 1
     --prompts 4] [--rounds 5]
@@ -77,7 +76,7 @@ class OnePiece:
 
 
 def serve_tcp(listening: socket.socket, data: memoryview) -> None:
-    """To whoever connects, as often as it sends a byte."""
+    """Send to each connection, as often as it sends a byte."""
     connection, _ = listening.accept()
     while connection.recv(1):
         connection.sendall(data)
@@ -103,7 +102,7 @@ async def serve(nbytes: int) -> None:
 
 
 class Sender:
-    """That process, seen from here."""
+    """The sending process, seen from here."""
 
     def __init__(self, nbytes: int):
         command = [
@@ -152,7 +151,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Round:
-    """copy, tcp: GB/s."""
+    """Figures of a round; copy, tcp: GB/s."""
 
     copy: float
     tcp: float
@@ -169,7 +168,7 @@ class Result:
         return statistics.median(map(of, self.rounds))
 
     def share(self, of: Callable[[Round], float]) -> str:
-        """gRPC's share of another speed: the median, the least and the largest."""
+        """Return gRPC's share of another speed: the median, the least and the largest."""
         shares = sorted(r.grpc.speed / of(r) for r in self.rounds)
         return f"{statistics.median(shares):.0%} ({shares[0]:.0%}-{shares[-1]:.0%})"
 
