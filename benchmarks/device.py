@@ -69,9 +69,9 @@ def about() -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Return commit and date of jaxserve and the version of jax, for a file of results.
+    """Return the versions of jaxserve and its libraries, for a file of results.
 
-    COMMIT in the environment stands for a copy without git.
+    COMMIT in the environment names the commit of a copy without git.
     """
     return environment.versions() | {"commit": os.environ.get("COMMIT") or _commit() or "unknown"}
 

@@ -76,14 +76,14 @@ class OnePiece:
 
 
 def serve_tcp(listening: socket.socket, data: memoryview) -> None:
-    """Send to each connection, as often as it sends a byte."""
+    """Send the data to one connection, as often as it sends a byte."""
     connection, _ = listening.accept()
     while connection.recv(1):
         connection.sendall(data)
 
 
 async def serve(nbytes: int) -> None:
-    """A line for every line that comes: CPU seconds so far; the first is of ports."""
+    """Run the sender: print its ports, then its CPU seconds so far for every line that it reads."""
     piece = piece_of(nbytes)
     shelf = Shelf(4 * nbytes)
     server = aio.server()

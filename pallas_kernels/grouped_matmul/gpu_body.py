@@ -202,6 +202,8 @@ class Body:
             unit, step, slot = place(nth)
             _wait_if(nth >= stages, shared.free.at[slot])
             self._copy_rows(unit, step)
+            # Scales have one buffer, which the unit before uses until its result is written; a unit
+            # needs them at its end only.
             pl.when(step == steps - 1)(lambda: self._copy_scales(unit))
             plgpu.barrier_wait(raw.landed.at[slot])
             _convert(raw.weight.at[slot], shared.weight.at[slot])

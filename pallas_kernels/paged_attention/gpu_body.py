@@ -181,6 +181,8 @@ class Body:
         """
         shared = self.shared
         slot = self._fetcher.slot(unit, i)
+        # Pages of the block that comes into these buffers next: the table is read early, so that
+        # the copy does not wait for it.
         later = () if self.plan.has_fetcher else self._fetcher.pieces(unit, i + self.plan.stages)
 
         def free(pool: Any, buffer: Any, full: Any, barrier: Any) -> None:
@@ -196,6 +198,7 @@ class Body:
         begin = unit.begin + i * self.plan.block_tokens
         plgpu.barrier_wait(shared.k_full.at[slot])
         scores = self._scores(shared.k.at[slot])
+        # The product has read the keys. A latent block is still wanted for its values.
         if not self.plan.is_latent:
             free(self.inputs.k, shared.k, shared.k_full, shared.k_free)
         if border:

@@ -130,6 +130,7 @@ class Body:
                 )
                 getattr(copy, what)()
 
+        # A block at an end of the span has pages that no query sees; they are not copied.
         begin = jnp.maximum(first, block * per_block)
         stop = jnp.minimum(end, (block + 1) * per_block)
         lax.fori_loop(begin, stop, one, None)
@@ -142,6 +143,8 @@ class Body:
         is_few = self.scalars.count[tile] == 1
         if plan.tokens == 1:
             return self._walk(tile, nth, plan.rows)
+
+        # The number of rows is static, so the walk is compiled twice.
 
         @pl.when(is_few)
         def _() -> None:
@@ -162,10 +165,13 @@ class Body:
             # Which of the two buffers is next carries over between tiles and grid steps, since the
             # number of blocks of a tile is known to the device alone.
             slot = self.work["slot"][0]
+            # Copies of the next block start before this one's are awaited, so that they run while
+            # this one is computed.
             self._fetch_next(tile, group, block, end, 1 - slot)
             self._copies(tile, group, block, slot, "wait")
             self.work["slot"][0] = 1 - slot
 
+            # The new token's query sees the token itself, so it has to be in the block by now.
             @pl.when((block == end - 1) & (self.scalars.insert[tile] > 0))
             def _() -> None:
                 self._insert(tile, nth, span.last, slot)
@@ -269,6 +275,7 @@ class Body:
         if options.softcap is not None:
             scores = options.softcap * jnp.tanh(scores / options.softcap)
         seen = self._seen(tile, block, rows)
+        # Scores of keys that are not seen may be NaN; they are replaced, never multiplied.
         scores = jnp.where(seen, scores, MASKED)
         peak_ref, total_ref, acc_ref = (
             self.work[name].at[head, :rows] for name in ("peak", "total", "acc")

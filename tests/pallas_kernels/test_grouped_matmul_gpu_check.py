@@ -101,7 +101,7 @@ def test_stages_fit_into_shared_memory(
 
 
 @pytest.mark.parametrize("live", [0, 1, 7, 8, 9, 20, 131])
-def test_every_tile_of_every_live_block_is_somebodys(live: int) -> None:
+def test_every_tile_of_every_live_block_has_one_owner(live: int) -> None:
     """Each tile once; the blocks of a group take a tile of columns one after the other."""
     plan = plan_of(H200, QWEN)._replace(tiles=3, parts=2, columns=256)
     experts = np.arange(152) % 128
