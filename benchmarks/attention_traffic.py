@@ -1,5 +1,6 @@
-"""How many bytes does a step of the TPU kernel move? Counted from its own tiles, spans and visits;
-nothing runs.
+"""Bytes that a step of the TPU kernel moves, counted from its tiles, spans and visits.
+
+Nothing runs on a device.
 
     python -m benchmarks.attention_traffic [--out FILE.json]
 
@@ -38,7 +39,7 @@ ROWS, CONTEXTS = (8, 64, 256), (512, 2048, 8192, 32768)
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes of one layer's step. floor: every page once of which a query sees anything."""
+    """Bytes of one layer's step; floor: each page once of which a query sees anything."""
 
     pages: int  # fetched for attention
     inserted: int  # written around the tokens of rows that have one
@@ -67,8 +68,9 @@ def traffic(
     sizes: Sizes | None = None,
     num_tokens: int | None = None,
 ) -> tuple[Traffic, Plan]:
-    """Of rows with so many tokens in pages and so many new ones, in the contract's order.
-    num_tokens: T.
+    """Return the traffic of rows with `cached` tokens in pages and `new` ones in the step.
+
+    Rows are in the contract's order. num_tokens: T.
     """
     layout, rows, num_tokens = options.layout, len(new), num_tokens or max(sum(new), 1)
     lengths = np.add(cached, new) * (np.asarray(new) > 0)
@@ -82,12 +84,12 @@ def traffic(
     )
     tiles = tiles_of(ragged, plan, num_tokens)
     live = int(tiles.live[0])
-    begin, end = Span.of(tiles.first[:live], tiles.count[:live], options.window).pieces(
+    begin, end = Span.of(tiles.first[:live], tiles.count[:live], options.window).range_in(
         layout.page_size
     )
     span = Span.of(jnp.asarray(cached), jnp.asarray(new), options.window)
     has = np.asarray(new) > 0
-    seen_begin, seen_end = (np.asarray(x)[has] for x in span.pieces(layout.page_size))
+    seen_begin, seen_end = (np.asarray(x)[has] for x in span.range_in(layout.page_size))
     tokens_seen = int((np.asarray(span.last) - np.asarray(span.begin) + 1)[has].sum())
     fetched, floor_pages = int(jnp.sum(end - begin)), int((seen_end - seen_begin).sum())
     lanes, n = Lanes.of(layout), len(tiles.row)
@@ -98,7 +100,9 @@ def traffic(
     )
     inserted = int(scalars_of(ragged, tiles, 1).insert.sum())
     visits = (
-        0 if options.most == 1 else int(visits_of(ragged, num_tokens, layout.page_size).live[0])
+        0
+        if options.max_row_tokens == 1
+        else int(visits_of(ragged, num_tokens, layout.page_size).live[0])
     )
     query_bytes = 2 if layout.scaled else layout.dtype.itemsize
     moved = Traffic(
@@ -116,9 +120,7 @@ def traffic(
 
 
 def spread(context: int, rows: int, page_size: int) -> list[int]:
-    """Cached tokens of rows around this context, whose last pages are filled evenly from hardly to
-    wholly.
-    """
+    """Return cached tokens of rows around this context, whose last pages are evenly filled."""
     return [context - 1 - (row * page_size // rows) % page_size for row in range(rows)]
 
 
@@ -142,7 +144,7 @@ def main() -> None:
     for (name, (layout, heads)), rows, context in (
         (shape, rows, context) for shape in SHAPES.items() for rows in ROWS for context in CONTEXTS
     ):
-        options = Options(layout, 1.0, most=1)
+        options = Options(layout, 1.0, max_row_tokens=1)
         moved, _ = traffic(options, heads, spread(context, rows, layout.page_size), [1] * rows)
         sizes = (f"{moved.pages / 2**20:,.1f}", f"{moved.total / 2**20:,.1f}")
         shares = (f"{moved.over_floor:.3f}", f"{moved.dead / moved.floor:.1%}")

@@ -1,4 +1,4 @@
-"""What the README says of the bundled models, measured with the engine that serves them.
+"""Figures of the bundled models in the README, measured with the engine that serves them.
 
     python -m benchmarks.bundled_models TARGET [--draft DRAFT] > evaluation.json
 
@@ -50,8 +50,9 @@ def user(text: str) -> list[Message]:
 
 
 def wrong_sums(llm: LLM) -> list[str]:
-    """Answers to `What is A plus B?`, greedily, for every sum of the trained range, that are not
-    right.
+    """Return the wrong answers to `What is A plus B?`, for every sum of the trained range.
+
+    Answers are greedy.
     """
     asked: list[Sum] = all_sums()
     answers = llm.chat(
@@ -67,7 +68,7 @@ def wrong_sums(llm: LLM) -> list[str]:
 
 
 def fitting(vocabulary: bytes, room: int, document: Document) -> tuple[list[Message], str]:
-    """A held-out chat up to its last answer within so many tokens, and that answer."""
+    """Return a held-out chat up to its last answer within so many tokens, and that answer."""
     turns = document.turns
     while len(encoded(vocabulary, [Document(document.kind, turns)])[0].ids) > room:
         turns = turns[:-2]
@@ -77,7 +78,7 @@ def fitting(vocabulary: bytes, room: int, document: Document) -> tuple[list[Mess
 def right_answers(
     llm: LLM, chats: Sequence[tuple[list[Message], str]]
 ) -> tuple[int, list[Completion]]:
-    """How many last answers of chats the model gives word by word, greedily, and what it said."""
+    """Return how many last answers of chats are given word by word, greedily, and the answers."""
     told = llm.chat(
         [chat for chat, _ in chats], SamplingParams(temperature=0.0, max_tokens=LONGEST_ANSWER)
     )
@@ -85,9 +86,7 @@ def right_answers(
 
 
 def agreement(draft: LLM, told: Sequence[Completion]) -> tuple[int, int]:
-    """Of the tokens in these completions, how many the draft puts first too; and how many there
-    are.
-    """
+    """Return how many tokens of these completions the draft puts first too, and their number."""
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
     scored = draft.generate([(*a.prompt_token_ids, *a.token_ids) for a in told], params)
     same = 0
@@ -98,8 +97,9 @@ def agreement(draft: LLM, told: Sequence[Completion]) -> tuple[int, int]:
 
 
 def stories(llm: LLM) -> dict[str, str]:
-    """Ten stories at temperature 0.7, with fixed seeds: seven by request, three continued from
-    their first words.
+    """Return ten stories at temperature 0.7, with fixed seeds.
+
+    Seven are told by request, three continued from their first words.
     """
     asked = [user(f"Tell me a short story about {subject}.") for subject in SUBJECTS]
     params = [SamplingParams(temperature=0.7, seed=number, max_tokens=400) for number in range(10)]

@@ -1,4 +1,6 @@
-"""Are the answers right on the device at hand? Against somebody else's, before anything is timed.
+"""Correctness of answers on the device at hand, against independent implementations.
+
+To be run before anything is timed.
 
     python -m benchmarks.correctness
 

@@ -1,6 +1,4 @@
-"""What the first device of this machine can do, measured here, and what it and the software are
-called.
-"""
+"""Name, versions and measured limits of the first device of this machine."""
 
 import os
 import subprocess
@@ -19,8 +17,9 @@ from jaxserve.plan.roofline import Limits
 def seconds(
     run: Callable[[], Any], repeats: int, rounds: int = 5, before: Callable[[], None] = lambda: None
 ) -> float:
-    """Of one call, the least of several rounds; the calls of a round are launched together. before:
-    of each round.
+    """Return the seconds of one call, the least of several rounds.
+
+    The calls of a round are launched together. before: is called ahead of each round.
     """
     before()
     jax.block_until_ready(run())
@@ -36,7 +35,7 @@ def seconds(
 
 
 def measure_limits(dtype: jnp.dtype) -> Limits:
-    """Of products of this dtype with float32 accumulation.
+    """Return the limits of products of this dtype with float32 accumulation.
 
     bandwidth: the faster of summing a large array and of negating it in place (read and written
     bytes). flops: of a square product of random numbers: a GPU is faster on equal ones, which take
@@ -51,7 +50,7 @@ def measure_limits(dtype: jnp.dtype) -> Limits:
 
 
 def _bandwidth(size: int) -> float:
-    """Donated, since a new array costs a CPU its page faults."""
+    """Return the bandwidth; arrays are donated, since a new one costs a CPU its page faults."""
     arrays = [jnp.zeros(size // 4, jnp.float32)]
     negate, total = jax.jit(lambda x: -x, donate_argnums=0), jax.jit(lambda x: x.sum())
 
@@ -65,13 +64,14 @@ def _bandwidth(size: int) -> float:
 
 
 def about() -> dict[str, str]:
-    """The device's name and `versions`."""
+    """Return the device's name and `versions`."""
     return {"device": jax.devices()[0].device_kind} | versions()
 
 
 def versions() -> dict[str, str]:
-    """Of our software and of jax, commit and date, for a file of results. COMMIT in the environment
-    speaks for a copy without git.
+    """Return the versions of jaxserve and its libraries, for a file of results.
+
+    COMMIT in the environment names the commit of a copy without git.
     """
     return environment.versions() | {"commit": os.environ.get("COMMIT") or _commit() or "unknown"}
 

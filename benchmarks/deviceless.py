@@ -1,5 +1,6 @@
-"""What do the real compilers of TPUs and of an H200 say of the steps of published models? Nothing
-runs.
+"""Reports of the real compilers of TPUs and of an H200 on the steps of published models.
+
+Nothing runs on a device.
 
     python -m benchmarks.deviceless [--model NAME ...] [--chip NAME ...] --out FILE.json
 
@@ -45,8 +46,9 @@ MEBI = 2**20
 
 @dataclass(frozen=True)
 class Row:
-    """One compiled step, by these versions. MiB are of one device; seconds are those of the
-    compiler.
+    """A compiled step, and the versions that compiled it.
+
+    MiB are of one device; seconds are those of the compiler.
     """
 
     commit: str
@@ -67,8 +69,9 @@ class Row:
 
 
 def fitting(model: str, chip: str) -> int | None:
-    """The smallest tensor parallelism at which three quarters of a device hold its share of the
-    weights; None: none.
+    """Return the smallest tensor parallelism at which a model leaves room for pages, or None.
+
+    Its share of the weights takes three quarters of a device at most.
     """
     spec = spec_of(model)
     for tensor in (1, 2, 4, 8):
@@ -129,7 +132,7 @@ def compiler_of(chip: str) -> str:
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
-    """The rows as a table, behind lines that say what compiled them."""
+    """Return the rows as a table, behind lines that say what compiled them."""
     about = sorted({f"{row['commit']} with jax {row['jax']} and {row['compiler']}" for row in rows})
     head = (
         "model",

@@ -1,5 +1,6 @@
-"""Do long prompts hold up other people's streams less when another server computes them? Three ways
-to use two cores.
+"""Effect of disaggregation on streams beside long prompts: three ways to use two cores.
+
+Question: do long prompts delay other requests' streams less when another server computes them?
 
     python -m benchmarks.disaggregation [--trace FILE] [--rate 0 --rate 1 ...] [--seconds 30]
     [--json] [--out FILE]
@@ -77,7 +78,7 @@ type Counts = Counter[tuple[str, ...]]  # samples by name and labels
 
 @dataclass(frozen=True)
 class Load:
-    """rate: of long prompts, per second."""
+    """A load of requests; rate: of long prompts, per second."""
 
     rate: float
     short: list[Arrival]
@@ -86,7 +87,8 @@ class Load:
 
 @dataclass(frozen=True)
 class Handovers:
-    """What a decode server says of a load: prompts by decision, and by the reason of a failure.
+    """Counts of a decode server under a load: prompts by decision, failures by reason.
+
     seconds: of a trip.
     """
 
@@ -98,9 +100,9 @@ class Handovers:
 
 @dataclass(frozen=True)
 class Result:
-    """rate: of long prompts, per second. gaps: the longest of each short stream. all: of both
-    kinds.
+    """Figures of an arrangement under a load.
 
+    rate: of long prompts, per second. gaps: the longest of each short stream. all: of both kinds.
     handovers: None without a decode server.
     """
 
@@ -117,12 +119,12 @@ class Result:
 
 
 def context_of(model: Path) -> int:
-    """Tokens."""
+    """Return the context in tokens."""
     return json.loads((model / "config.json").read_text())["max_position_embeddings"]
 
 
 def loads_of(args: argparse.Namespace, context: int) -> list[Load]:
-    """One for each rate; the same for every arrangement."""
+    """Return a load for each rate, the same for every arrangement."""
     trace = resized(read_trace(args.trace, None), args.token_scale)
     trace, _ = capped(trace, context - MOST_LONG_OUTPUT, MOST_LONG_OUTPUT)
     return [
@@ -136,7 +138,7 @@ def short_ones(args: argparse.Namespace) -> list[Arrival]:
 
 
 def long_ones(trace: Sequence[Arrival], rate: float, seconds: float) -> list[Arrival]:
-    """The first of the trace, at times of a Poisson process."""
+    """Return the first requests of the trace, at times of a Poisson process."""
     if not rate:
         return []
     due = due_times(Process("poisson", rate).gaps(SEED), None, seconds)
@@ -148,7 +150,7 @@ def long_ones(trace: Sequence[Arrival], rate: float, seconds: float) -> list[Arr
 
 @dataclass(frozen=True)
 class Servers:
-    """addresses: gRPC of those that clients call, in turn. metrics: URL of the decode server's."""
+    """Running servers; addresses: gRPC, called in turn; metrics: URL of the decode server's."""
 
     addresses: list[str]
     metrics: str | None
@@ -165,7 +167,7 @@ def read(url: str) -> str:
 
 
 def metrics_of(text: str) -> Counts:
-    """Those of disaggregation; a name without its prefix, and the values of its labels."""
+    """Return the metrics of disaggregation, by name without prefix and by label values."""
     families = text_string_to_metric_families(text)
     samples = (
         sample for family in families for sample in family.samples if sample.name.startswith(NAME)
@@ -191,7 +193,7 @@ def handovers(before: Counts, after: Counts) -> Handovers:
 def flags_of(
     arrangement: str, args: argparse.Namespace, context: int, first: str
 ) -> tuple[list[str], list[str]]:
-    """Of the two servers; first: gRPC address of the first one."""
+    """Return the flags of the two servers; first: gRPC address of the first one."""
     tokens = context if arrangement == "neither" else args.step_tokens
     both = ["--model", str(args.model), "--step-tokens", str(tokens)]
     if arrangement != "disaggregated":
@@ -278,7 +280,7 @@ class Bench:
         )
 
     def _loop(self) -> Loop:
-        """Its prompts are those of no other run, nor are its pages."""
+        """Return a loop whose prompts, and so whose pages, are those of no other run."""
         self._runs += 1
         return Loop(
             self._caller,
@@ -310,7 +312,7 @@ async def measure(args: argparse.Namespace) -> AsyncIterator[Result]:
 
 
 def warm_up(loads: Sequence[Load]) -> Load:
-    """A few of both kinds, all at once."""
+    """Return a load of a few requests of both kinds, all at once."""
     most = max(loads, key=lambda load: load.rate)
     return Load(
         most.rate,
@@ -322,7 +324,7 @@ def warm_up(loads: Sequence[Load]) -> Load:
 
 
 def verdicts(results: Sequence[Result]) -> Iterator[str]:
-    """For each rate, whether disaggregation pays."""
+    """Return a verdict for each rate."""
     found = {(r.rate, r.arrangement): r for r in results}
     for rate in dict.fromkeys(r.rate for r in results):
         apart, beside = found.get((rate, "disaggregated")), found.get((rate, "chunked"))
@@ -331,7 +333,7 @@ def verdicts(results: Sequence[Result]) -> Iterator[str]:
 
 
 def verdict(apart: Result, beside: Result) -> str:
-    """Beside chunks alone: what streams gain or lose by it, and what the machine does.
+    """Return a sentence that says whether disaggregation pays, against chunks alone.
 
     It pays where p99 of ITL is a tenth shorter, and the median no longer.
     """
@@ -408,7 +410,7 @@ def told(handovers: Handovers | None) -> tuple[str, str, str, str]:
 
 
 def charts(results: Sequence[Result]) -> list[Chart]:
-    """p99 and p50 against the rate of long prompts."""
+    """Return charts of p99 and p50 against the rate of long prompts."""
 
     def lines(of: Callable[[Result], Spread | None]) -> Iterator[Line]:
         for name in dict.fromkeys(r.arrangement for r in results):
@@ -494,8 +496,9 @@ def trace_found() -> Path | None:
 
 
 def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """cores: of the two servers; others: of the load generator. Ends with 2 where something is not
-    there.
+    """Return the arguments, with the cores of the two servers and of the load generator.
+
+    Ends with exit status 2 where something is missing.
     """
     p = parser()
     args = p.parse_args(arguments)

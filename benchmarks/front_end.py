@@ -1,4 +1,4 @@
-"""What does the front end cost, when the device is perfect? And what does the engine feel of it?
+"""Cost of the front end beside a perfect device, and its effect on the engine.
 
     python -m benchmarks.front_end [--streams 256] [--step-ms 50] [--steps 100] [--loop
     asyncio|uvloop]
@@ -62,7 +62,7 @@ PROMPT = "Once upon a time"
 
 @dataclass
 class Result:
-    """Microseconds of CPU per message; milliseconds of lag and of a step beyond the device's."""
+    """Microseconds of CPU per message, milliseconds of lag and of a step beyond the device's."""
 
     streams: int
     step_ms: float
@@ -82,8 +82,10 @@ class Result:
 
 
 class SteadyDevice(NoDevice):
-    """A step takes `seconds` from the end of the one before, or from its launch if that is
-    later."""
+    """A device whose steps take `seconds`.
+
+    A step begins at the end of the one before, or at its launch if that is later.
+    """
 
     def __init__(self, config: EngineConfig, seconds: float):
         super().__init__(config)
@@ -106,7 +108,7 @@ class SteadyDevice(NoDevice):
 
 
 class Bare(inference_pb2_grpc.InferenceServiceServicer):
-    """Streams of a ready message, one a step. made: how many were written."""
+    """Streams of a ready message, one a step; made: how many were written."""
 
     def __init__(self, seconds: float):
         self._seconds, self.made = seconds, 0

@@ -1,5 +1,6 @@
-"""How fast are the implementations of the grouped matrix product? Bytes and FLOP per second beside
-the device's.
+"""Speed of the grouped matrix product's implementations, beside the device's limits.
+
+Figures are bytes and FLOP per second.
 
     python -m benchmarks.grouped_matmul [--experts 128 --per-token 8 --model 2048 --mlp 768] [--out
     FILE]
@@ -32,7 +33,7 @@ XLA = "ragged_dot"  # XLA's own: a kernel on TPUs; on CPUs and GPUs every row ti
 
 @dataclass(frozen=True)
 class Product:
-    """parts: of weights [experts, parts, contracted, columns]."""
+    """A product; parts: of weights [experts, parts, contracted, columns]."""
 
     name: str
     parts: int
@@ -52,7 +53,7 @@ class Layer:
         return Product("up", 2, self.model, self.mlp), Product("down", 1, self.mlp, self.model)
 
     def ids(self, tokens: int) -> np.ndarray:
-        """An expert for every assignment, `per_token` different ones for each token."""
+        """Return the expert of every assignment, `per_token` different ones for each token."""
         rng = np.random.default_rng(0)
         chosen = [rng.permutation(self.experts)[: self.per_token] for _ in range(tokens)]
         return np.concatenate(chosen).astype(np.int32)
@@ -72,7 +73,7 @@ class Result:
 def kernel_call(
     kernel: GroupedMatmul, layer: Layer, product: Product, ids: np.ndarray, dtype: jnp.dtype
 ) -> tuple[int, Callable[[], jax.Array]]:
-    """Its block, and a call of it; KernelError when it cannot do this."""
+    """Return a kernel's block and a call of it; KernelError when it cannot do this."""
     kind = jax.devices()[0].device_kind
     options = Options(kernel.block_rows(dtype, len(ids) // layer.experts), dtype, kind)
     groups, _ = jax.jit(arrange, static_argnums=(1, 2))(ids, layer.experts, options.block)
@@ -87,7 +88,7 @@ def kernel_call(
 def xla_call(
     layer: Layer, product: Product, ids: np.ndarray, dtype: jnp.dtype
 ) -> Callable[[], jax.Array]:
-    """Parts side by side; rows sorted, without padding."""
+    """Return a call of XLA's product, with parts side by side and no padding."""
     columns = product.parts * product.columns
     x = jnp.ones((len(ids), product.contracted), dtype)
     weight = jnp.ones((layer.experts, product.contracted, columns), dtype)

@@ -1,5 +1,6 @@
-"""What does the host spend on a step? Microseconds of planning, launching, collecting and
-committing a decode step.
+"""Time that the host spends on a decode step, in microseconds.
+
+Planning, launching, collecting and committing are measured apart.
 
     python -m benchmarks.host_path [--rows 1 --rows 64 --rows 256] [--steps 300] [--model NAME]
     [--out FILE]
@@ -52,8 +53,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Result:
-    """Microseconds per step: the median of each part and of all, and the mean of the slowest
-    hundredth of all.
+    """Microseconds per step: the median of each part and of all, and the slowest hundredth's mean.
 
     wall and device, of a model on a device: a step's time in the running engine, and back to back.
     """
@@ -67,14 +67,15 @@ class Result:
 
     @property
     def idle(self) -> float | None:
-        """How long the device waits for the host in each step; below 0 by as much as the two
-        measurements err.
+        """Return how long the device waits for the host in each step.
+
+        The errors of both measurements may make it negative.
         """
         return None if self.wall is None or self.device is None else self.wall - self.device
 
 
 class Clock:
-    """Adds up what the parts of a step take."""
+    """Sums of the time that the parts of a step take."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = defaultdict(list)
@@ -87,7 +88,7 @@ class Clock:
 
 
 def config_for(rows: int, steps: int, spec: ModelSpec | None = None) -> EngineConfig:
-    """Room for everybody, and for all prompts in one step."""
+    """Return a configuration with room for all rows, and for all prompts in one step."""
     longest = PROMPT_TOKENS + steps + 8
     options = EngineOptions(
         max_batch=rows,
@@ -125,8 +126,9 @@ class NoDevice:
 
 
 class Loop:
-    """An engine in full flight, its parts timed: every row decodes; one step is on its way, the
-    next is planned.
+    """An engine in full flight, with its parts timed.
+
+    Every row decodes; one step is in flight while the next is planned.
     """
 
     def __init__(self, config: EngineConfig, runner: Runner, steps: int):
@@ -158,7 +160,7 @@ class Loop:
 
 
 def run(loop: Loop, steps: int) -> tuple[Clock, float]:
-    """The parts' times, and the wall time of a step in seconds."""
+    """Return the parts' times, and the wall time of a step in seconds."""
     clock, began = Clock(), time.perf_counter()
     for _ in range(steps):
         loop.step(clock)
@@ -182,8 +184,9 @@ def measure(rows: int, steps: int) -> Result:
 
 
 def measure_model(spec: ModelSpec, dtype: str, rows: int, steps: int) -> Result:
-    """The engine's loop, and then its last plan again and again, whose tokens come back on the
-    device.
+    """Measure the engine's loop, and then its last plan launched again and again.
+
+    The tokens of the latter come back on the device.
     """
     config, mesh = config_for(rows, steps, spec), MeshSpec().build(jax.devices())
     runner = DeviceRunner(

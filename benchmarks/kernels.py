@@ -1,5 +1,6 @@
-"""How fast are the implementations of paged attention? Bytes and FLOP per second beside what the
-device can do.
+"""Speed of the implementations of paged attention, beside the device's limits.
+
+Figures are bytes and FLOP per second.
 
     python -m benchmarks.kernels [--heads 32 --kv-heads 8 --head-dim 128] [--out FILE]
 
@@ -39,7 +40,7 @@ DRAFT = 5  # tokens of a row whose draft is verified
 
 @dataclass(frozen=True)
 class Case:
-    """rows of `tokens` queries each, at the end of `context` positions, which count them."""
+    """A step: `rows` rows of `tokens` queries each, the last of `context` positions."""
 
     rows: int
     tokens: int
@@ -63,7 +64,7 @@ class Result:
 
 
 def ragged_for(case: Case) -> Ragged:
-    """Rows whose pages lie in random order."""
+    """Return rows whose pages lie in random order."""
     width = -(-case.context // PAGE_SIZE)
     tables = (
         np.random.default_rng(0)
@@ -87,7 +88,10 @@ def ragged_for(case: Case) -> Ragged:
 def attention(
     kernel: PagedAttention, case: Case, heads: int, options: Options
 ) -> Callable[[], jax.Array]:
-    """A call of it that owns its pages: they are donated from call to call, as in a step."""
+    """Return a call of an implementation.
+
+    The call owns its pages: they are donated from call to call, as in a step.
+    """
     layout, ragged = options.layout, ragged_for(case)
     q, new = (
         jnp.ones((case.rows * case.tokens, count, layout.head_dim), layout.dtype)
@@ -111,7 +115,7 @@ def attention(
 def measure(case: Case, heads: int, layout: Layout, names: list[str]) -> list[Result]:
     most = case.tokens if case.tokens <= DRAFT else None
     width, kind = -(-case.context // PAGE_SIZE), jax.devices()[0].device_kind
-    options = Options(layout, layout.head_dim**-0.5, most=most, device_kind=kind)
+    options = Options(layout, layout.head_dim**-0.5, max_row_tokens=most, device_kind=kind)
     demand = Demand(heads, case.rows, width, layout.dtype, kind)
     read = 2 * case.rows * case.context * layout.kv_heads * layout.head_dim * layout.dtype.itemsize
     seen = sum(range(case.context - case.tokens + 1, case.context + 1)) * case.rows

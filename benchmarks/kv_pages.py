@@ -1,4 +1,4 @@
-"""How far off is attention over pages of fewer bits, by the length it reads?
+"""Error of attention over pages of fewer bits, by the length it reads.
 
     python -m benchmarks.kv_pages [--out benchmarks/results/kv_pages.md]
 
@@ -34,7 +34,7 @@ attend = jax.jit(reference.attend, static_argnames="options")
 def attention_error(
     kv: str, length: int, spread: float, numbers: str = "normal", trials: int = TRIALS
 ) -> float:
-    """Root mean square of what is off, as a share of that of the result."""
+    """Return the root mean square of the error, as a share of that of the result."""
     off, whole = 0.0, 0.0
     for seed in range(trials):
         rng = np.random.default_rng((seed, length))
@@ -49,14 +49,14 @@ def attention_error(
 
 
 def drawn(rng: np.random.Generator, numbers: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Of variance 1."""
+    """Return random numbers of variance 1."""
     if numbers == "normal":
         return rng.standard_normal(shape)
     return rng.standard_t(FREEDOM, shape) / math.sqrt(FREEDOM / (FREEDOM - 2))
 
 
 def dense(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> np.ndarray:
-    """[N, H], float64."""
+    """Return dense attention [N, H] in float64."""
     grouped = q.reshape(KV_HEADS, -1, HEAD_DIM)
     scores = np.einsum("kgh,skh->kgs", grouped, k) * scale
     weights = np.exp(scores - scores.max(-1, keepdims=True))
@@ -64,8 +64,9 @@ def dense(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> np.ndarr
 
 
 def paged(kv: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> np.ndarray:
-    """The same by the reference, from pages that all but the last token were written to before: [N,
-    H] float32.
+    """Return attention by the reference, [N, H] float32.
+
+    All tokens but the last were written to pages before.
     """
     length = len(k)
     width = -(-length // PAGE_SIZE)
@@ -80,7 +81,7 @@ def paged(kv: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) ->
     ragged = Ragged(*(jnp.asarray(field, jnp.int32) for field in fields))
     newest = map(jnp.asarray, (q, k[-1:], v[-1:]))
     return np.asarray(
-        attend(*newest, written, ragged, options=Options(layout, scale, most=1)).out[0]
+        attend(*newest, written, ragged, options=Options(layout, scale, max_row_tokens=1)).out[0]
     )
 
 

@@ -1,5 +1,6 @@
-"""Models to measure: those that ship with the planner, and a small one; specs of them without a
-checkpoint.
+"""Models to measure, as specs without a checkpoint.
+
+They are those that ship with the planner, and a small one.
 """
 
 from dataclasses import replace
@@ -14,7 +15,7 @@ NAMES: Final = (SMALL, *shipped())
 
 
 def config_of(name: str) -> dict[str, Any]:
-    """Its config.json."""
+    """Return the model's config.json."""
     if name != SMALL:
         return read_config(name)[1]
     return {
@@ -32,7 +33,7 @@ def config_of(name: str) -> dict[str, Any]:
 
 
 def spec_of(name: str, layers: int | None = None) -> ModelSpec:
-    """Of the whole model, or of its first layers: its steps compile the faster."""
+    """Return the spec of the whole model, or of its first layers, which compile faster."""
     spec = read_spec(config_of(name))[1]
     return (
         replace(spec, num_layers=layers, windows=spec.windows and spec.windows[:layers])

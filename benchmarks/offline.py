@@ -1,5 +1,6 @@
-"""How fast is offline generation on a CPU beside transformers, on the same machine, model and
-requests?
+"""Throughput of offline generation on a CPU beside transformers.
+
+Machine, model and requests are the same for both.
 
     python -m benchmarks.offline --peer PYTHON [--streams 16 --streams 4 ...] [--repeats 5] [--out
     FILE]
@@ -86,7 +87,7 @@ class Result:
 
 
 def write_model(folder: Path) -> None:
-    """Random weights in bfloat16, spread as a fresh model's."""
+    """Write random weights in bfloat16, spread as a fresh model's."""
     rng = np.random.default_rng(0)
     d, mlp, vocab = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["vocab_size"]
     kv = d // CONFIG["num_attention_heads"] * CONFIG["num_key_value_heads"]
@@ -117,7 +118,7 @@ def _norms(layer: int) -> list[str]:
 
 
 def serve_jobs(folder: Path, dtype: str, threads: int) -> None:
-    """The worker process: the model on the engine, one JSON job per line."""
+    """Run the worker process: the model on the engine, one JSON job per line."""
     os.sched_setaffinity(
         0, sorted(os.sched_getaffinity(0))[:threads]
     )  # before jax counts the cores
@@ -209,7 +210,7 @@ def workers(folder: Path, peer: str, dtype: str, threads: int) -> Iterator[tuple
 
 
 def measure(case: Case, pair: tuple[Worker, Worker], requests: int, repeats: int) -> Result:
-    """Turns of both after one that is thrown away."""
+    """Measure turns of both, after one that is thrown away."""
     rng = np.random.default_rng(1)
     lengths = MIXED_LENGTHS[:requests] if case.lengths == "mixed" else [EQUAL_TOKENS] * requests
     prompts = rng.integers(3, CONFIG["vocab_size"], (len(lengths), PROMPT_TOKENS)).tolist()

@@ -1,5 +1,6 @@
-"""transformers as its users run it offline: static batches, left padding, until the longest of the
-batch is done.
+"""Offline generation with transformers as its users run it, the peer of benchmarks.offline.
+
+Batches are static, with left padding, and run until the longest of the batch is done.
 
 Started by benchmarks.offline in an environment of its own (torch and transformers; nothing of
 jaxserve). Reads one JSON job per line and answers each with one JSON line.
@@ -15,8 +16,9 @@ from transformers import AutoModelForCausalLM  # pyright: ignore[reportMissingIm
 
 @torch.inference_mode()
 def generate(model: torch.nn.Module, prompts: list[list[int]], new_tokens: int) -> int:
-    """Greedy, blind to end tokens; prompts are of one length. Returns the tokens generated for
-    each.
+    """Generate greedily, blind to end tokens; return the tokens generated for each prompt.
+
+    Prompts are of one length.
     """
     ids = torch.tensor(prompts)
     out = model.generate(
@@ -31,7 +33,7 @@ def generate(model: torch.nn.Module, prompts: list[list[int]], new_tokens: int) 
 
 
 def run(model: torch.nn.Module, job: dict) -> float:
-    """Seconds for all requests, `streams` at a time in the order given."""
+    """Return the seconds for all requests, `streams` at a time in the order given."""
     began = time.perf_counter()
     for start in range(0, len(job["lengths"]), job["streams"]):
         lengths = job["lengths"][start : start + job["streams"]]

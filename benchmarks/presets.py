@@ -1,5 +1,6 @@
-"""Which preset waits least, and which serves most? The three of them under the same loads, each a
-server of its own.
+"""Latency and throughput of the presets under the same loads, each in a server of its own.
+
+Question: which of the three waits least, and which serves most?
 
     python -m benchmarks.presets --out presets.json -- --rate 1,2,4,8 --slo ttft=500,tpot=50
     --prompt-tokens 64-192
@@ -21,7 +22,7 @@ from jaxserve.plan.plot import Chart, Line, picture
 
 
 def command(preset: str, flags: Sequence[str]) -> list[str]:
-    """flags: of the benchmark, and after a -- of the server."""
+    """Return the command; flags: of the benchmark, and after a -- of the server."""
     own, more = list(flags), list[str]()
     if "--" in own:
         at = own.index("--")
@@ -31,7 +32,7 @@ def command(preset: str, flags: Sequence[str]) -> list[str]:
 
 
 def charts(found: dict[str, Any]) -> list[Chart]:
-    """TTFT and TPOT against throughput; found: by preset what bench serve says."""
+    """Return TTFT and TPOT against throughput; found: the report of bench serve by preset."""
     return [
         Chart(title, "output tokens/s", "ms", list(_lines(found, name)))
         for title, name in (("time to first token", "ttft"), ("time per output token", "tpot"))
@@ -39,7 +40,7 @@ def charts(found: dict[str, Any]) -> list[Chart]:
 
 
 def _lines(found: dict[str, Any], name: str) -> Iterator[Line]:
-    """Two for each preset, through its loads in their order."""
+    """Return two lines for each preset, through its loads in their order."""
     for preset, result in found.items():
         summaries = [point["summary"] for point in result["results"]]
         for quantile in ("p50", "p99"):

@@ -1,5 +1,6 @@
-"""What numbers of fewer bits cost in quality: perplexity of held-out text, and tokens that are no
-longer the same.
+"""Cost in quality of numbers with fewer bits: perplexity and tokens that change.
+
+Perplexity is that of held-out text.
 
     python -m benchmarks.quality --out benchmarks/results/quality.json
 
@@ -64,7 +65,7 @@ table have groups that do not divide the model's sums.
 
 
 class Scores(NamedTuple):
-    """Of tokens, in their order."""
+    """Scores of tokens, in their order."""
 
     logprobs: np.ndarray
     best: np.ndarray  # the most probable token in its place
@@ -76,7 +77,7 @@ class Scores(NamedTuple):
 
 @dataclass(frozen=True)
 class Quality:
-    """Shares, and change: against float32. greedy, answers: None where they were not measured."""
+    """Shares, and change against float32; greedy, answers: None where they were not measured."""
 
     model: str
     weights: str
@@ -98,7 +99,7 @@ class Quality:
 
 
 class Measurement:
-    """Of one model. What the others are compared with, float32, is measured first."""
+    """Measurement of one model; float32, which others are compared with, comes first."""
 
     def __init__(self, subject: Subject):
         self.subject = subject
@@ -108,8 +109,10 @@ class Measurement:
             self._answers = [done.token_ids for done in llm.generate(subject.prompts, greedy)]
 
     def of(self, weights: str, kv: str, greedy: bool = True) -> Quality:
-        """greedy: whether to count greedy tokens too. ModelError where this model cannot be
-        quantized so.
+        """Return the quality of a format.
+
+        greedy: whether to count greedy tokens too. ModelError where this model cannot be quantized
+        so.
         """
         with self._open(weights, kv) as llm:
             found, same = self._scored(llm), self._same(llm) if greedy else []
@@ -120,7 +123,7 @@ class Measurement:
         return self._quality(PLAIN, PLAIN, self._plain, [])
 
     def _quality(self, weights: str, kv: str, found: Scores, same: Sequence[np.ndarray]) -> Quality:
-        """same: of each answer, or of none if they were not asked about."""
+        """Return the figures; same: of each answer, or of none if answers were not asked for."""
         return Quality(
             self.subject.name,
             weights,
@@ -134,7 +137,10 @@ class Measurement:
         )
 
     def _open(self, weights: str, kv: str) -> LLM:
-        """With as few steps as there can be: most of the time goes into compiling them."""
+        """Open the model with as few compiled steps as possible.
+
+        Most of the time is spent compiling them.
+        """
         options = EngineOptions(
             max_batch=16,
             step_tokens=512,
@@ -153,7 +159,7 @@ class Measurement:
         return Scores(logprobs, best)
 
     def _same(self, llm: LLM) -> list[np.ndarray]:
-        """Of each answer, which of its tokens are most probable here."""
+        """Return which tokens of each answer are most probable here."""
         pairs = list(zip(self.subject.prompts, self._answers, strict=True))
         found = scores(llm, [[*prompt, *answer] for prompt, answer in pairs])
         return [
@@ -163,7 +169,10 @@ class Measurement:
 
 
 def scores(llm: LLM, texts: Sequence[Sequence[int]]) -> list[Scores]:
-    """Of every token but the first of each text, read from pages like any step."""
+    """Return the scores of every token but the first of each text.
+
+    Keys and values are read from pages, as in any step.
+    """
     params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1)
     entries = [done.prompt_logprobs or () for done in llm.generate(texts, params)]
     return [
@@ -176,8 +185,9 @@ def scores(llm: LLM, texts: Sequence[Sequence[int]]) -> list[Scores]:
 
 
 def measured(subjects: Sequence[Subject], console: Console) -> Iterator[Quality]:
-    """Of all formats, those alone first, but for those that a model's sizes do not allow: why is
-    told.
+    """Yield the quality of all formats, single ones first.
+
+    Formats that a model's sizes do not allow are left out, and the reason is printed.
     """
     measurements = [Measurement(subject) for subject in subjects]
     yield from (measurement.plain for measurement in measurements)

@@ -1,5 +1,6 @@
-"""What benchmarks.quality measures on: a model, documents that it was not trained on, and prompts
-cut from such.
+"""Subjects of benchmarks.quality: a model, documents it was not trained on, and prompts.
+
+Prompts are cut from such documents.
 """
 
 import os
@@ -19,8 +20,9 @@ NOVEL = "CHAPTER I", "*** END"  # where Botchan begins and ends in its file
 
 @dataclass(frozen=True)
 class Subject:
-    """texts: whose perplexity is measured. prompts: token ids. source: what they are, for the
-    table.
+    """A model to measure.
+
+    texts: whose perplexity is measured. prompts: token ids. source: what they are, for the table.
     """
 
     name: str
@@ -31,13 +33,14 @@ class Subject:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest text, and one more."""
+        """Return the tokens of the longest text, and one more."""
         return 1 + max(len(text.ids) for text in self.texts)
 
 
 def bundled(count: int, prompts: int) -> Subject:
-    """Of the corpus's held-out split, which holds no text of the training split; of chats the
-    answers count.
+    """Return the subject from the corpus's held-out split, which shares no text with training.
+
+    Of chats the answers count.
     """
     tokenizer = (BUNDLED / "tokenizer.model").read_bytes()
     texts = encoded(tokenizer, documents(0, "held-out", count))
@@ -49,10 +52,10 @@ def bundled(count: int, prompts: int) -> Subject:
 
 
 def babyllama(count: int, prompts: int) -> Subject | None:
-    """In windows of its context, Botchan, an English novel: not what it was trained on, which is
-    stories for children.
+    """Return the subject that others trained, or None where JAXSERVE_TEST_DATA lacks it.
 
-    None where JAXSERVE_TEST_DATA has no such model.
+    Its text is Botchan, an English novel, in windows of its context; it was trained on stories for
+    children.
     """
     data = Path(os.environ.get("JAXSERVE_TEST_DATA", ""))
     folder, file = data / "models" / "babyllama", data / "text" / "botchan.txt"

@@ -1,5 +1,6 @@
-"""How fast are the products with int4 in groups, and are they right? Bytes and FLOP per second
-beside the device's.
+"""Speed and error of products with int4 in groups, beside the device's limits.
+
+Figures are bytes and FLOP per second.
 
     python -m benchmarks.quantized_matmul [--model 4096 --mlp 14336 --group 128] [--out FILE]
 
@@ -65,7 +66,7 @@ class Operands:
 
     @classmethod
     def of(cls, weight: Weight) -> "Operands":
-        """Random, in the order that a model's weights have on this platform."""
+        """Return random operands, in the order that a model's weights have on this platform."""
         mesh, rng = MeshSpec().build(jax.devices()), np.random.default_rng(0)
 
         def put(values: np.ndarray, dtype: jnp.dtype, summed: str = "") -> jax.Array:
@@ -90,7 +91,7 @@ def product(x: jax.Array, weight: jax.Array, exact: bool) -> jax.Array:
 
 
 def calls(weight: Weight, operands: Operands, x: jax.Array) -> dict[str, Callable[[], jax.Array]]:
-    """By implementation; what one refuses is said."""
+    """Return calls by implementation; the reason of one that refuses is printed."""
     kind, platform = jax.devices()[0].device_kind, jax.devices()[0].platform
     demand = Demand(weight.shape[0], weight.shape[1:], weight.group, BF16)
     found: dict[str, Callable[[], jax.Array]] = {}

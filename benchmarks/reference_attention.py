@@ -1,5 +1,6 @@
-"""How should the reference attention read pages on a CPU: walk over blocks, or gather the whole
-table?
+"""Time of two ways to read pages on a CPU: a walk over blocks, and a gather of the table.
+
+Question: how should the reference attention read pages?
 
     python -m benchmarks.reference_attention
 
@@ -26,7 +27,7 @@ ROWS, HEADS, KV_HEADS, HEAD_DIM, WIDTH = 16, 16, 4, 64, 2048
 def gather_whole_table(
     q: jax.Array, k: jax.Array, v: jax.Array, pages: Pages, ragged: Ragged, options: Options
 ) -> tuple[jax.Array, Pages]:
-    """The obvious way: one gather of every page in the table, then dense attention with a mask."""
+    """Attend by one gather of every page in the table, then dense attention with a mask."""
     written = reference.write(pages, k, v, ragged.page, ragged.offset)
     k, v = (
         x[ragged.tables].swapaxes(1, 2).reshape(ROWS, KV_HEADS, WIDTH, HEAD_DIM)
@@ -77,7 +78,7 @@ class Contestant:
 
 
 def compare(dtype: jnp.dtype, page_size: int, live: int) -> tuple[float, float]:
-    """Best of five of each, taken in turns, in ms: (walk, gather)."""
+    """Return the best of five of each, taken in turns, in ms: (walk, gather)."""
     num_pages = ROWS * WIDTH // page_size
     layout = Layout(KV_HEADS, HEAD_DIM, page_size, dtype)
     tables = np.random.default_rng(0).permutation(num_pages).astype(np.int32).reshape(ROWS, -1)
@@ -90,7 +91,7 @@ def compare(dtype: jnp.dtype, page_size: int, live: int) -> tuple[float, float]:
             step,
             reference.allocate(num_pages, layout),
             (q, new, new, ragged),
-            Options(layout, 0.125, most=1),
+            Options(layout, 0.125, max_row_tokens=1),
         )
         for step in (walk, gather_whole_table)
     ]

@@ -1,4 +1,6 @@
-"""Does a server that is left running stay as it was? Mixed traffic for a while, and what grew.
+"""Growth of a server's memory, descriptors and threads under mixed traffic.
+
+Question: does a server that is left running stay as it was?
 
     python -m benchmarks.soak [--minutes 10] [--clients 12] [--model DIR] [--out FILE]
 
@@ -67,7 +69,7 @@ class Samples:
         self.descriptors.append(float(len(os.listdir(f"/proc/{pid}/fd"))))
 
     def slopes(self) -> dict[str, float]:
-        """Growth per minute of each, by least squares, in the second half."""
+        """Return each figure's growth per minute, by least squares, in the second half."""
         first = len(self.seconds) // 2
         minutes = np.array(self.seconds[first:]) / 60
         return {

@@ -1,5 +1,6 @@
-"""What drafts bring, and where they stop paying: plain decodes beside --speculate ngram and draft,
-by batch.
+"""Gain of speculation by batch size: plain decodes beside --speculate ngram and draft.
+
+Question: what do drafts bring, and where do they stop paying?
 
     python -m benchmarks.speculation [--streams 1 --streams 4 ...] [--runs 5] [--tokens 128] [--out
     FILE] python -m benchmarks.speculation --shape llama3.1-8b --layers 8 --agreement 0.8 [...]
@@ -66,9 +67,7 @@ type Said = dict[str, list[int]]  # tokens by request
 
 @dataclass(frozen=True)
 class Run:
-    """One run of an engine. launches: of its decodes and verifications, by drafts that they are
-    compiled for.
-    """
+    """One run of an engine; launches: of decodes and verifications, by compiled drafts."""
 
     seconds: float
     tokens: int
@@ -83,8 +82,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Result:
-    """milliseconds: of a token of one stream. floor: of a plain step. formula, speed_up: beside
-    plain decodes.
+    """Figures of a batch.
+
+    milliseconds: of a token of one stream. floor: of a plain step. formula, speed_up: beside plain
+    decodes.
     """
 
     streams: int
@@ -177,8 +178,9 @@ def bundled(streams: int, tokens: int) -> tuple[list[Side], Prompts, ModelSpec, 
 
 
 class Knowing:
-    """An engine.speculation.Proposer: right tokens, each of them spoilt with a chance of 1 -
-    agreement.
+    """An engine.speculation.Proposer that knows the right tokens.
+
+    Each token is spoilt with a chance of 1 - agreement.
     """
 
     waits, has_pages = True, False
@@ -204,8 +206,10 @@ class Knowing:
 def of_shape(
     spec: ModelSpec, params: dict, streams: int, tokens: int, agreement: float
 ) -> tuple[list[Side], Prompts]:
-    """Its plain engine, and one with a drafter that knows what the first says after these
-    prompts."""
+    """Return a shape's plain engine, and one with a drafter.
+
+    The drafter knows what the first engine says after these prompts.
+    """
     mesh, draw = MeshSpec().build(jax.devices()), random.Random(0)
     prompts = [tuple(draw.randrange(1000) for _ in range(32)) for _ in range(streams)]
     sides = []
@@ -228,8 +232,9 @@ def of_shape(
 
 
 def in_turns(sides: list[Side], prompts: Prompts, tokens: int, runs: int) -> dict[str, list[Run]]:
-    """The first turn, in which caches of the machine are filled, does not count. Every engine has
-    to say the same.
+    """Run the engines in turns; the first turn, which fills the machine's caches, does not count.
+
+    Every engine has to say the same.
     """
     found: dict[str, list[Run]] = {side.name: [] for side in sides}
     for turn in range(1 + runs):
@@ -274,7 +279,7 @@ def result(side: Side, runs: list[Run], plain: list[Run], streams: int, floor: f
 
 
 def floor_of(spec: ModelSpec, dtype: jnp.dtype, streams: int, tokens: int, limits: Limits) -> float:
-    """Seconds of a plain decode step, its rows half-way."""
+    """Return the seconds of a plain decode step, its rows half-way."""
     return work_of(spec, dtype, Case("decode", streams, 32 + tokens // 2, streams)).floor(limits)
 
 

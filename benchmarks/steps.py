@@ -1,4 +1,4 @@
-"""How near to the hardware's limits are the compiled steps? Share of the roofline by batch.
+"""Share of the hardware's roofline that compiled steps reach, by batch.
 
     python -m benchmarks.steps [--model llama3.1-8b] [--layers 8] [--rows 1 --rows 8 ...] [--context
     2048] [--out FILE]
@@ -41,7 +41,7 @@ from sharding.params import random_params
 
 @dataclass(frozen=True)
 class Result:
-    """milliseconds: of one step. share: of the roofline."""
+    """Figures of a step; milliseconds: of one; share: of the roofline."""
 
     case: Case
     weights: str
@@ -54,7 +54,10 @@ class Result:
 def config_for(
     case: Case, launches: int, spec: ModelSpec, kv: str, dtype: jnp.dtype
 ) -> EngineConfig:
-    """Room for the rows, and for all that the launches of a round add to them."""
+    """Return a configuration with room for the rows.
+
+    It also has room for all tokens that the launches of a round add.
+    """
     longest = case.context + (case.tokens // case.rows) * case.steps * (launches + 1)
     page_size = 128 if kv in EIGHT_BITS else 64
     span = -(-longest // page_size) * page_size
@@ -79,8 +82,9 @@ def config_for(
 
 
 def admissions(config: EngineConfig, case: Case, length: int) -> list[Admission]:
-    """Greedy rows with all their pages, and `length` positions of zeros in them. Pages behind a
-    window are shared.
+    """Return greedy rows with all their pages, and `length` positions of zeros in them.
+
+    Pages behind a window are shared.
     """
     count = config.pages_per_row
     plain: dict[str, Any] = dict(choice=0, seed=0, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -108,8 +112,10 @@ def admissions(config: EngineConfig, case: Case, length: int) -> list[Admission]
 
 
 class Steps:
-    """A runner whose rows are all busy; every launch goes on from the one before, until
-    `rewind`."""
+    """A runner whose rows are all busy.
+
+    Every launch goes on from the one before, until `rewind`.
+    """
 
     def __init__(self, spec: ModelSpec, params: dict, case: Case, launches: int, kv: str = "auto"):
         self.config = config_for(case, launches, spec, kv, params["embed"].dtype)
@@ -143,7 +149,7 @@ class Steps:
         )
 
     def rewind(self) -> None:
-        """Rows as long as they were."""
+        """Make the rows as long as they were."""
         for admission in self._admissions:
             self.runner.admit(admission)
         self.runner.wait()
@@ -174,7 +180,7 @@ def measure(
 
 
 def show(results: list[Result], limits: Limits, picture: Path | None) -> None:
-    """A table with a bar for every share; as a picture too, where one is wanted."""
+    """Show a table with a bar for every share, and write a picture where one is asked for."""
     title = (
         f"memory {limits.bandwidth / 1e9:.1f} GB/s, product {limits.flops / 1e9:.0f} "
         f"GFLOP/s, ridge {limits.ridge:.0f}"

@@ -1,5 +1,4 @@
-"""How fast do keys and values come from another server? Beside a copy in memory, and TCP on the
-loopback device.
+"""Speed of keys and values from another server, beside a copy in memory and loopback TCP.
 
     python -m benchmarks.transfer [--mebibytes 16 --mebibytes 256] [--pieces 8] [--prompts 1
     --prompts 4] [--rounds 5]
@@ -79,14 +78,14 @@ class OnePiece:
 
 
 def serve_tcp(listening: socket.socket, data: memoryview) -> None:
-    """To whoever connects, as often as it sends a byte."""
+    """Send the data to one connection, as often as it sends a byte."""
     connection, _ = listening.accept()
     while connection.recv(1):
         connection.sendall(data)
 
 
 async def serve(nbytes: int) -> None:
-    """A line for every line that comes: CPU seconds so far; the first is of ports."""
+    """Run the sender: print its ports, then its CPU seconds so far for every line that it reads."""
     piece = piece_of(nbytes)
     offers = OfferStore(4 * nbytes)
     server = aio.server()
@@ -105,7 +104,7 @@ async def serve(nbytes: int) -> None:
 
 
 class Sender:
-    """That process, seen from here."""
+    """The sending process, seen from here."""
 
     def __init__(self, nbytes: int):
         command = [
@@ -154,7 +153,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Round:
-    """copy, tcp: GB/s."""
+    """Figures of a round; copy, tcp: GB/s."""
 
     copy: float
     tcp: float
@@ -171,7 +170,7 @@ class Result:
         return statistics.median(map(of, self.rounds))
 
     def share(self, of: Callable[[Round], float]) -> str:
-        """gRPC's share of another speed: the median, the least and the largest."""
+        """Return gRPC's share of another speed: the median, the least and the largest."""
         shares = sorted(r.grpc.speed / of(r) for r in self.rounds)
         return f"{statistics.median(shares):.0%} ({shares[0]:.0%}-{shares[-1]:.0%})"
 

@@ -1,4 +1,6 @@
-"""Which blocks, parts and thread blocks suit the Hopper kernel? Timed on the GPU at hand.
+"""Search for the sizes that suit the Hopper kernel, timed on the GPU at hand.
+
+Sizes are those of blocks, parts and thread blocks.
 
     python -m benchmarks.tune_paged_attention_gpu [--shape 'K8 G4 H128' ...] [--out FILE]
 
@@ -52,11 +54,11 @@ def candidates(kind: str) -> Iterator[Sizes]:
 
 
 def timed(kind: str, sizes: Sizes, case: Case, heads: int, layout: Layout) -> float:
-    """Seconds of one layer's attention with these sizes; KernelError where they do not fit."""
+    """Return the seconds of one layer's attention; KernelError where the sizes do not fit."""
     options = Options(
         layout,
         layout.head_dim**-0.5,
-        most=1 if case.tokens == 1 else None,
+        max_row_tokens=1 if case.tokens == 1 else None,
         device_kind=jax.devices()[0].device_kind,
     )
 
@@ -70,7 +72,7 @@ def timed(kind: str, sizes: Sizes, case: Case, heads: int, layout: Layout) -> fl
 def best(
     kind: str, heads: int, layout: Layout, cases: Sequence[Case]
 ) -> tuple[Sizes, list[float], list[float]]:
-    """The sizes, the times with them, and the default's."""
+    """Return the sizes, the times with them, and the default's."""
     found: dict[Sizes, list[float]] = {}
     for sizes in [DEFAULTS[kind], *candidates(kind)]:
         try:

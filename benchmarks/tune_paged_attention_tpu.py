@@ -1,5 +1,6 @@
-"""Which tiles and blocks suit the TPU kernel, by chip and shape? Ranked by a model: no TPU has
-timed them.
+"""Search for the tiles and blocks that suit the TPU kernel, by chip and shape.
+
+Candidates are ranked by a model: no TPU has timed them.
 
     python -m benchmarks.tune_paged_attention_tpu [--write]
 
@@ -62,8 +63,9 @@ def candidates() -> Iterator[Sizes]:
 
 
 def vector_bytes(plan: Plan) -> int:
-    """What the kernel keeps on the chip: blocks that come and go twice, its own arrays, and one
-    head's scores.
+    """Return the bytes that the kernel keeps on the chip.
+
+    Blocks that come and go count twice; its own arrays and one head's scores are added.
     """
     layout, lanes, rows, tokens = (
         plan.options.layout,
@@ -84,7 +86,7 @@ def vector_bytes(plan: Plan) -> int:
 
 
 def seconds(moved: Traffic, plan: Plan, chip: pltpu.TpuInfo, tiles: int, context: int) -> float:
-    """Of one layer's step, by the model."""
+    """Return the seconds of one layer's step, by the model."""
     layout, lanes = plan.options.layout, plan.lanes
     blocks = tiles * (layout.kv_heads // plan.heads) * -(-context // plan.block_tokens)
     rows = max(
@@ -110,8 +112,8 @@ def seconds(moved: Traffic, plan: Plan, chip: pltpu.TpuInfo, tiles: int, context
 
 
 def best(layout: Layout, heads: int, chip: pltpu.TpuInfo) -> tuple[Sizes, float, float]:
-    """The sizes, and the model's seconds of both steps."""
-    decode, chunk = Options(layout, 1.0, most=1), Options(layout, 1.0)
+    """Return the sizes, and the model's seconds of both steps."""
+    decode, chunk = Options(layout, 1.0, max_row_tokens=1), Options(layout, 1.0)
     found: dict[bool, list[tuple[float, Sizes]]] = {True: [], False: []}
     for sizes in candidates():
         is_chunk = (sizes.decode_tokens, sizes.decode_tiles) == Sizes()[:2]

@@ -1,8 +1,8 @@
-"""Which implementation of a kernel a step is lowered with: by name, or the first that the
-platform's list has to offer.
+"""Choice of the implementation of a kernel that a step is lowered with.
 
+An implementation is chosen by name, or as the first of the platform's list that can run the steps.
 The platform is that of the mesh the step is lowered for, never the default backend: steps are
-compiled for hardware that is not there.
+compiled for hardware that is not present.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,10 +30,9 @@ GROUPED: Final[Mapping[str, grouped.GroupedMatmul]] = MappingProxyType(
 QUANTIZED: Final[Mapping[str, quantized.QuantizedMatmul]] = MappingProxyType(
     {"reference": quantized_reference, "gpu": quantized_gpu, "tpu": quantized_tpu}
 )
-PLATFORMS: Final[Mapping[str, str]] = MappingProxyType(
-    {"gpu": "gpu", "tpu": "tpu"}
-)  # of those that run on one alone
-# What "auto" tries on each platform, in this order.
+# The platform of each implementation that runs on one alone.
+PLATFORMS: Final[Mapping[str, str]] = MappingProxyType({"gpu": "gpu", "tpu": "tpu"})
+# Implementations that "auto" tries on each platform, in this order.
 CANDIDATES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {"cpu": ("reference",), "gpu": ("gpu", "reference"), "tpu": ("tpu",)}
 )
@@ -48,10 +47,12 @@ def choose(
     steps: Sequence[tuple[paged.Options, paged.Demand]],
     refused: Callable[[str, KernelError], None] = lambda name, error: None,
 ) -> str:
-    """The name of the implementation of paged attention that takes all of these steps.
+    """Return the name of the implementation of paged attention that takes all of these steps.
 
-    "auto": the first of the platform's candidates that can; `refused` is told of those before it,
-    and why they cannot. A name is that one or KernelError: nothing takes its place.
+    name: an implementation, or "auto" for the first of the platform's candidates that takes the
+    steps; `refused` is called with each candidate before it, and with its error. KernelError is
+    raised when a named implementation cannot run the steps, since nothing takes its place, and when
+    no candidate can.
     """
     return _choose("attention", IMPLEMENTATIONS, name, platform, lambda kernel: steps, refused)
 
@@ -62,8 +63,10 @@ def choose_grouped(
     demands: Callable[[grouped.GroupedMatmul], Sequence[tuple[grouped.Options, grouped.Demand]]],
     refused: Callable[[str, KernelError], None] = lambda name, error: None,
 ) -> str:
-    """The same of the grouped matrix product, for all products that are asked of an
-    implementation."""
+    """Return the name of the implementation of the grouped matrix product; see `choose`.
+
+    demands: the products that a given implementation would be asked for.
+    """
     return _choose("grouped-matmul", GROUPED, name, platform, demands, refused)
 
 
@@ -73,7 +76,10 @@ def choose_quantized(
     asked: tuple[quantized.Options, quantized.Demand],
     refused: Callable[[str, KernelError], None] = lambda name, error: None,
 ) -> str:
-    """The same of the quantized matrix product, for one weight."""
+    """Return the name of the implementation of the quantized matrix product; see `choose`.
+
+    asked: the product of one weight.
+    """
     return _choose(
         "quantized-matmul",
         QUANTIZED,
@@ -94,7 +100,10 @@ def _choose(
     refused: Callable[[str, KernelError], None],
     by_platform: Mapping[str, tuple[str, ...]] | None = None,
 ) -> str:
-    """what: the kernel, as its flag has it. by_platform: what "auto" tries; None: CANDIDATES."""
+    """Return the name of the first implementation that meets all demands.
+
+    what: the kernel's name in its flag. by_platform: the candidates of "auto"; None: CANDIDATES.
+    """
     candidates = CANDIDATES if by_platform is None else by_platform
     known = ", ".join(built_in)
     if name != "auto" and name not in built_in:
@@ -105,10 +114,12 @@ def _choose(
         raise KernelError(
             f"no {what} is known to run on {platform!r}; name one of {known} (--{what})"
         )
-    if (own := PLATFORMS.get(name, platform)) != platform:
+    own = PLATFORMS.get(name, platform)
+    if own != platform:
         raise KernelError(
             f"{what} {name!r} runs on {own!r}, and this is {platform!r}; choose auto (--{what})"
         )
+    # The last candidate's refusal is not caught: the caller learns why nothing can run the steps.
     *others, last = candidates[platform] if name == "auto" else (name,)
     for candidate in others:
         try:
@@ -122,5 +133,6 @@ def _choose(
 
 
 def _check(implementation: Any, demands: Callable[[Any], Sequence[tuple[Any, Any]]]) -> None:
+    """Raise KernelError if the implementation cannot meet all demands."""
     for options, demand in demands(implementation):
         implementation.check(options, demand)

@@ -1,5 +1,5 @@
-"""What a kernel says when it cannot do what it is asked to."""
+"""Error of a kernel that cannot do what it is asked to."""
 
 
 class KernelError(ValueError):
-    """An implementation that is not built in, or that cannot take what it is given."""
+    """An implementation is not built in, or cannot take the sizes or dtypes it is given."""

@@ -2,8 +2,8 @@
 
 Units of work, a block of rows times a tile of columns each, are shared out over as many thread
 blocks as the GPU has multiprocessors (`gpu_body.py`). A warpgroup always multiplies 64 rows: with
-few rows of an expert most of them are empty, which costs nothing as long as the weight takes longer
-to come than to be multiplied.
+few rows of an expert most of them are empty, which costs nothing as long as fetching the weight
+takes longer than multiplying it.
 """
 
 from typing import Any
@@ -22,17 +22,18 @@ from pallas_kernels.grouped_matmul.api import (
     demand_of,
     next_power_of_two,
 )
-from pallas_kernels.grouped_matmul.gpu_body import Body, Given, Raw, Shared
+from pallas_kernels.grouped_matmul.gpu_body import Body, Inputs, Raw, Shared
 from pallas_kernels.grouped_matmul.gpu_plan import DEPTH, STAGED_COLUMNS, Plan, plan_of
 from pallas_kernels.hopper import HOPPER, tiled
 
-BLOCKS = (8, 16, 32, 64, 128)  # rows
-LEAST_ROWS = 16
-NUMBERS = (jnp.int8, jnp.float8_e4m3fn)  # of weights that have scales
-STEP = 8  # numbers: a bulk copy's rows begin at multiples of 16 bytes
+BLOCKS = (8, 16, 32, 64, 128)  # rows of a block
+LEAST_ROWS = 16  # of a block, however few rows are expected
+NUMBERS = (jnp.int8, jnp.float8_e4m3fn)  # dtypes of weights with scales
+STEP = 8  # bfloat16 numbers: the rows of a bulk copy begin at multiples of 16 bytes
 
 
 def check(options: Options, demand: Demand) -> None:
+    """Raise KernelError for chips, dtypes and sizes that the kernel cannot take."""
     check_rows(options, demand)
     instead = "--grouped-matmul reference"
     if options.device_kind.startswith("NVIDIA") and not HOPPER.match(options.device_kind):
@@ -43,31 +44,29 @@ def check(options: Options, demand: Demand) -> None:
     if demand.dtype != jnp.bfloat16 or options.out_dtype not in (jnp.bfloat16, jnp.float32):
         raise KernelError(
             f"{demand.dtype} multiplied into {options.out_dtype}: the GPU kernel multiplies "
-            f"bfloat16, into that or "
-            f"float32 (--dtype bfloat16, or {instead})"
+            f"bfloat16, into that or float32 (--dtype bfloat16, or {instead})"
         )
     if demand.numbers not in (None, *NUMBERS) or demand.scales > 1:
         raise KernelError(
             f"weights of {demand.numbers} with {demand.scales} scales of a column: the GPU "
-            f"kernel has int8 and "
-            f"float8_e4m3fn with one (--weights int8 or fp8, or {instead})"
+            f"kernel has int8 and float8_e4m3fn with one (--weights int8 or fp8, or {instead})"
         )
     if options.block not in BLOCKS:
         raise KernelError(
             f"blocks of {options.block} rows: the GPU kernel has {BLOCKS} ({instead})"
         )
-    step = STEP * 2 // demand.kept.itemsize
+    step = STEP * 2 // demand.stored_dtype.itemsize
     if demand.contracted % STEP or demand.columns % step:
         raise KernelError(
-            f"weights of {demand.contracted} x {demand.columns} in {demand.kept}: the GPU kernel "
-            f"has multiples of "
-            f"{STEP} x {step} ({instead})"
+            f"weights of {demand.contracted} x {demand.columns} in {demand.stored_dtype}: the GPU "
+            f"kernel has multiples of {STEP} x {step} ({instead})"
         )
 
 
 def block_rows(dtype: jnp.dtype, rows_per_expert: int) -> int:
-    """Twice as many as are expected: an expert's second block fetches the weight again, though from
-    the L2 cache.
+    """Return twice the expected rows, as a power of two within limits.
+
+    An expert's second block fetches the weight again, though from the L2 cache.
     """
     return min(max(LEAST_ROWS, next_power_of_two(2 * rows_per_expert)), BLOCKS[-1])
 
@@ -79,10 +78,11 @@ def multiply(
     options: Options,
     scales: Float[Array, "E C g N"] | None = None,
 ) -> Float[Array, "M C N"]:
+    """Return each row times its expert's weight; see `api.GroupedMatmul.multiply`."""
     demand = demand_of(x, weight, scales, options.device_kind)
     plan = plan_of(options, demand)
 
-    operands = [
+    operands = [  # in the order of `Inputs`
         groups.experts,
         groups.live.reshape(1),
         x,
@@ -92,10 +92,10 @@ def multiply(
 
     def grouped_matmul(*refs: Any) -> None:
         count = len(operands)
-        Body(plan, Given(*refs[:count]), refs[count], Shared(*refs[count + 1 :])).run()
+        Body(plan, Inputs(*refs[:count]), refs[count], Shared(*refs[count + 1 :])).run()
 
     return plgpu.kernel(
-        grouped_matmul,  # in profiles by this name
+        grouped_matmul,  # the name that profiles show
         out_type=jax.ShapeDtypeStruct(
             (demand.rows, demand.parts, demand.columns), options.out_dtype
         ),
@@ -109,10 +109,11 @@ def multiply(
 
 
 def _scratch(plan: Plan, demand: Demand, out_dtype: jnp.dtype) -> Shared:
+    """Return the shared memory and barriers of a thread block."""
     raw = None
     if plan.converts:
         raw = Raw(
-            weight=tiled((plan.stages, DEPTH, plan.columns), demand.kept),
+            weight=tiled((plan.stages, DEPTH, plan.columns), demand.stored_dtype),
             landed=plgpu.Barrier(num_arrivals=1, num_barriers=plan.stages),
             scales=plgpu.SMEM((plan.columns,), jnp.float32),
             scales_full=plgpu.Barrier(num_arrivals=1),

@@ -1,10 +1,9 @@
-"""What a thread block of the Hopper kernel does: one warpgroup fetches, the others multiply, up to
-64 rows each.
+"""Body of the Hopper kernel: one warpgroup fetches, the others multiply, up to 64 rows each.
 
-Thread block c of C takes units c, c + C, ... of as many as there are. The warpgroup that fetches is
-ahead of the others by as many stages as shared memory has room for, also from unit to unit, so that
-copies never pause for the end of one. Of a weight in 8 bits it makes bfloat16 of each tile that has
-come; sums are multiplied by their columns' scales when handed out.
+Thread block c of C takes units c, c + C, ... of all. The warpgroup that fetches is ahead of the
+others by as many stages as shared memory has room for, also from unit to unit, so that copies do
+not pause at the end of a unit. Tiles of a weight in 8 bits become bfloat16 in that warpgroup as
+they arrive; sums are multiplied by the scales of their columns when they are written.
 """
 
 from collections.abc import Callable
@@ -21,21 +20,21 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.grouped_matmul.gpu_plan import DEPTH, STAGED_COLUMNS, Plan
 from pallas_kernels.hopper import WARPGROUP_ROWS
 
-# blocks of rows that take turns with a tile of columns, so that an expert's are near each other in
-# time
+# Blocks of rows that take turns with a tile of columns, so that an expert's blocks are near each
+# other in time.
 TOGETHER = 8
-REGISTERS, MOST_REGISTERS = 512, 232  # of every thread of all warpgroups; of one that multiplies
-FETCHING_REGISTERS, CONVERTING_REGISTERS = (
-    56,
-    104,
-)  # of one that fetches, and of one that converts too
+# A multiprocessor has 64 Ki registers: 512 for each thread index of its warpgroups together.
+REGISTERS = 512
+MOST_REGISTERS = 232  # of a thread that multiplies
+FETCHING_REGISTERS = 56  # of a thread that fetches
+CONVERTING_REGISTERS = 104  # of a thread that fetches and converts
 CHUNK = 64  # numbers of a column, and columns, that are converted together
 
-Scalar = Any  # an int32, of the program or known before it
+Scalar = Any  # an int32: a value of the kernel, or a constant
 
 
-class Given(NamedTuple):
-    """In global memory."""
+class Inputs(NamedTuple):
+    """Operands in global memory."""
 
     experts: Any  # [n]
     live: Any  # [1]
@@ -45,43 +44,51 @@ class Given(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """In shared memory: s stages, w warpgroups that multiply."""
+    """Buffers and barriers in shared memory: s stages, w warpgroups that multiply."""
 
-    x: Any  # [s, w * 64, DEPTH]; rows behind the block are never written, and never handed out
+    # [s, w * 64, DEPTH]; rows behind the block are never written, and their products never used.
+    x: Any
     weight: Any  # [s, DEPTH, columns]
     out: Any  # [w * 64, STAGED_COLUMNS]
+    # Barriers. "full": copies into the buffers have landed; "free": they may be overwritten.
     full: Any  # [s]
     free: Any  # [s]
     raw: "Raw | None" = None
 
 
 class Raw(NamedTuple):
-    """A weight in 8 bits as it came, in shared memory."""
+    """A weight in 8 bits as it was copied, in shared memory."""
 
     weight: Any  # [s, DEPTH, columns]
-    landed: Any  # [s]
-    scales: Any  # [columns], of a unit
+    landed: Any  # [s] barriers
+    scales: Any  # [columns] of one unit
     scales_full: Any
     scales_free: Any
 
 
 class Unit(NamedTuple):
+    """A block of rows times a tile of columns."""
+
     expert: Scalar
     part: Scalar
     row: Scalar  # the first
-    column: Scalar
-    done: Scalar  # stages of this thread block's units before
+    column: Scalar  # the first
+    done: Scalar  # stages that this thread block's units before have used
 
 
 @dataclass(frozen=True)
 class Body:
+    """Work of one thread block; each of its warpgroups runs `run`."""
+
     plan: Plan
-    given: Given
+    inputs: Inputs
     out: Any  # [M, C, N] in global memory
     shared: Shared
 
     def run(self) -> None:
-        warpgroup, multiplying = lax.axis_index("warpgroup"), self.plan.warpgroups
+        """Fetch or multiply, according to the warpgroup, until all units are done."""
+        warpgroup = lax.axis_index("warpgroup")
+        multiplying = self.plan.warpgroups
 
         @pl.when(warpgroup == multiplying)
         def _() -> None:
@@ -95,43 +102,54 @@ class Body:
         @pl.when(warpgroup < multiplying)
         def _() -> None:
             if multiplying > 1:
+                # What the fetcher leaves, shared out evenly; the hardware wants multiples of 8.
                 left = (REGISTERS - self._fetching_registers) // multiplying // 8 * 8
                 plgpu.set_max_registers(min(left, MOST_REGISTERS), action="increase")
             self._every_unit(self._multiply)
+            # Shared memory must stay until the last results have left it.
             plgpu.wait_smem_to_gmem(0)
 
     @property
     def _fetching_registers(self) -> int:
+        """Return the registers of a thread that fetches."""
         return CONVERTING_REGISTERS if self.plan.converts else FETCHING_REGISTERS
 
     # ---- units
 
     def _every_unit(self, work: Callable[[Unit], None]) -> Scalar:
-        """How many stages that were."""
+        """Do `work` for every unit of this thread block; return the number of stages used."""
         mine = self._mine()
         lax.fori_loop(0, mine, lambda nth, _: work(self._of_mine(nth)), None)
         return mine * self.plan.steps
 
     def _mine(self) -> Scalar:
-        """How many units this thread block has."""
-        first, blocks = lax.axis_index("block"), lax.axis_size("block")
-        units = self.given.live[0] * (self.plan.tiles * self.plan.parts)
+        """Return how many units this thread block has."""
+        first = lax.axis_index("block")
+        blocks = lax.axis_size("block")
+        units = self.inputs.live[0] * (self.plan.tiles * self.plan.parts)
         return lax.div(units - first + blocks - 1, jnp.int32(blocks))
 
     def _of_mine(self, nth: Scalar) -> Unit:
-        first, blocks = lax.axis_index("block"), lax.axis_size("block")
-        return self._unit(first + nth * blocks, nth * self.plan.steps, self.given.live[0])
+        """Return this thread block's nth unit."""
+        first = lax.axis_index("block")
+        blocks = lax.axis_size("block")
+        return self._unit(first + nth * blocks, nth * self.plan.steps, self.inputs.live[0])
 
     def _unit(self, nth: Scalar, done: Scalar, live: Scalar) -> Unit:
-        """Of a group of blocks all with the first tile, then all with the second: their rows stay
-        in the L2 cache, and an expert's blocks want its tile at the same time.
+        """Return the nth of all units.
+
+        A group of TOGETHER blocks takes the first tile of columns, then the second, and so on: the
+        group's rows stay in the L2 cache, and an expert's blocks want its tile at the same time.
         """
-        plan, tiles = self.plan, self.plan.tiles * self.plan.parts
+        plan = self.plan
+        tiles = self.plan.tiles * self.plan.parts
         first = lax.div(nth, jnp.int32(TOGETHER * tiles)) * TOGETHER
-        size, within = jnp.minimum(live - first, TOGETHER), nth - first * tiles
-        block, tile = first + lax.rem(within, size), lax.div(within, size)
+        size = jnp.minimum(live - first, TOGETHER)
+        within = nth - first * tiles
+        block = first + lax.rem(within, size)
+        tile = lax.div(within, size)
         return Unit(
-            self.given.experts[block],
+            self.inputs.experts[block],
             lax.div(tile, jnp.int32(plan.tiles)),
             pl.multiple_of(block * plan.block, plan.block),
             pl.multiple_of(lax.rem(tile, jnp.int32(plan.tiles)) * plan.columns, plan.columns),
@@ -139,12 +157,13 @@ class Body:
         )
 
     def _slot(self, unit: Unit, step: Scalar) -> Scalar:
+        """Return the stage of a unit's step; stages are used in turn, across units."""
         return lax.rem(unit.done + step, jnp.int32(self.plan.stages))
 
     # ---- the warpgroup that fetches
 
     def _fetch(self, unit: Unit) -> None:
-        """What lies behind the last row and column of a weight comes as zeros."""
+        """Fetch a unit; what lies behind the last row and column of a weight arrives as zeros."""
         shared = self.shared
 
         def one(step: Scalar, _: None) -> None:
@@ -156,15 +175,19 @@ class Body:
         lax.fori_loop(0, self.plan.steps, one, None)
 
     def _fetch_and_convert(self) -> Scalar:
-        """The same of all units, whose weights are in 8 bits: how many stages that were.
+        """Fetch all units of a weight in 8 bits; return the number of stages used.
 
         Weights are copied ahead, and become bfloat16 as soon as there is room for that.
         """
-        shared, raw, stages, steps = self.shared, self.shared.raw, self.plan.stages, self.plan.steps
+        shared = self.shared
+        raw = self.shared.raw
+        stages = self.plan.stages
+        steps = self.plan.steps
         assert raw is not None
         total = self._mine() * steps
 
         def place(nth: Scalar) -> tuple[Unit, Scalar, Scalar]:
+            """Return the unit, its step and the stage of the nth stage's work."""
             return (
                 self._of_mine(lax.div(nth, jnp.int32(steps))),
                 lax.rem(nth, jnp.int32(steps)),
@@ -179,6 +202,8 @@ class Body:
             unit, step, slot = place(nth)
             _wait_if(nth >= stages, shared.free.at[slot])
             self._copy_rows(unit, step)
+            # Scales have one buffer, which the unit before uses until its result is written; a unit
+            # needs them at its end only.
             pl.when(step == steps - 1)(lambda: self._copy_scales(unit))
             plgpu.barrier_wait(raw.landed.at[slot])
             _convert(raw.weight.at[slot], shared.weight.at[slot])
@@ -191,14 +216,15 @@ class Body:
         return total
 
     def _copy_weight(self, unit: Unit, step: Scalar, buffer: Any, full: Any) -> None:
-        weight = self.given.weight.at[
+        weight = self.inputs.weight.at[
             unit.expert, unit.part, _depth(step), pl.ds(unit.column, self.plan.columns)
         ]
         plgpu.copy_gmem_to_smem(weight, buffer, full)
 
     def _copy_rows(self, unit: Unit, step: Scalar) -> None:
-        slot, block = self._slot(unit, step), self.plan.block
-        rows = self.given.x.at[pl.ds(unit.row, block), _depth(step)]
+        slot = self._slot(unit, step)
+        block = self.plan.block
+        rows = self.inputs.x.at[pl.ds(unit.row, block), _depth(step)]
         plgpu.copy_gmem_to_smem(
             rows, self.shared.x.at[slot, pl.ds(0, block)], self.shared.full.at[slot]
         )
@@ -207,14 +233,16 @@ class Body:
         raw = self.shared.raw
         assert raw is not None
         _wait_if(unit.done > 0, raw.scales_free)
-        scales = self.given.scales.at[
+        scales = self.inputs.scales.at[
             unit.expert, unit.part, 0, pl.ds(unit.column, self.plan.columns)
         ]
         plgpu.copy_gmem_to_smem(scales, raw.scales, raw.scales_full)
 
     def _wait_for_buffers(self, done: Scalar) -> None:
-        """Until all are free again: the interpreter wants every arrival at a barrier to be
-        noticed."""
+        """Wait until all buffers are free again, after `done` stages.
+
+        The interpreter wants every arrival at a barrier to be awaited.
+        """
         for slot in range(self.plan.stages):
             _wait_if(done > slot, self.shared.free.at[slot])
         if self.shared.raw:
@@ -224,14 +252,16 @@ class Body:
 
     @property
     def _rows(self) -> Any:
-        """This warpgroup's."""
+        """Return the slice of this warpgroup's rows in shared memory."""
         return pl.ds(
             pl.multiple_of(lax.axis_index("warpgroup") * WARPGROUP_ROWS, WARPGROUP_ROWS),
             WARPGROUP_ROWS,
         )
 
     def _multiply(self, unit: Unit) -> None:
-        shared, plan = self.shared, self.plan
+        """Sum a unit's products over K, and write the result."""
+        shared = self.shared
+        plan = self.plan
 
         def start(sums: Any, step: Scalar) -> None:
             slot = self._slot(unit, step)
@@ -243,6 +273,7 @@ class Body:
 
             def one(step: Scalar, _: None) -> None:
                 start(sums, step)
+                # All products but the last started are done, so the stage before is free.
                 plgpu.wgmma_wait(1)
                 plgpu.barrier_arrive(shared.free.at[self._slot(unit, step - 1)])
 
@@ -256,7 +287,7 @@ class Body:
         self._hand_out(unit, sums)
 
     def _hand_out(self, unit: Unit, sums: jax.Array) -> None:
-        """Columns behind the last one are dropped."""
+        """Write a unit's result; columns behind the last one are dropped."""
         used = min(self.plan.block, WARPGROUP_ROWS)
         first = pl.multiple_of(lax.axis_index("warpgroup") * used, used)
         raw = self.shared.raw
@@ -271,7 +302,8 @@ class Body:
                     optimized=False,
                 )
                 some = some * lax.broadcast_in_dim(scales, some.shape, [1])
-            plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # what was handed out before
+            # The copy of the columns before has to have read the buffer.
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
             staged = self.shared.out.at[self._rows]
             staged[...] = some.astype(staged.dtype)
             plgpu.commit_smem()
@@ -285,19 +317,23 @@ class Body:
 
 
 def _depth(step: Scalar) -> Any:
+    """Return the slice of K of a step."""
     return pl.ds(pl.multiple_of(step * DEPTH, DEPTH), DEPTH)
 
 
 def _convert(numbers: Any, target: Any) -> None:
-    """[DEPTH, columns] in 8 bits, every number as itself."""
-    for column in range(0, target.shape[1], CHUNK):  # for want of registers
+    """Write [DEPTH, columns] of 8-bit numbers as the target's dtype, unscaled."""
+    # In chunks, for want of registers.
+    for column in range(0, target.shape[1], CHUNK):
         part = slice(None), pl.ds(column, CHUNK)
         some = plgpu.load(numbers.at[part], layout=plgpu.Layout.WGMMA_UPCAST_2X)
-        if jnp.issubdtype(some.dtype, jnp.floating):  # the chip makes no bfloat16 of float8
+        # The chip has no conversion from float8 to bfloat16.
+        if jnp.issubdtype(some.dtype, jnp.floating):
             some = some.astype(jnp.float32)
         target[part] = plgpu.layout_cast(some.astype(target.dtype), plgpu.Layout.WGMMA)
     plgpu.commit_smem()
 
 
 def _wait_if(condition: Scalar, barrier: Any) -> None:
+    """Wait at a barrier if the condition holds."""
     pl.when(condition)(lambda: plgpu.barrier_wait(barrier))

@@ -1,10 +1,10 @@
-"""Where every assignment of a token to an expert lies among blocks of rows of one expert each.
+"""Arrangement of assignments of tokens to experts in blocks of rows of one expert each.
 
-By counting, not by sorting: an assignment's place is the number of those before it that have the
-same expert. Within a chunk of assignments they are compared in pairs, and a chunk's predecessors
-are known from its experts' running counts, so that all is elementwise arithmetic and sums, of A x
-(E + 128) numbers that are never in memory together. A sort would have to be inverted, by a scatter
-or by a second one, and both are slow on a TPU.
+The arrangement counts and does not sort: an assignment's place is the number of those before it
+that have the same expert. Within a chunk of assignments they are compared in pairs, and a chunk's
+predecessors are known from its experts' running counts, so that all is elementwise arithmetic and
+sums, over A x (E + 128) numbers that are never in memory together. A sort would have to be
+inverted, by a scatter or by a second sort, and both are slow on a TPU.
 """
 
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ CHUNK = 128  # assignments that are compared with each other
 
 
 def blocks_needed(assignments: int, experts: int, block: int) -> int:
-    """How many blocks so many assignments may take, whatever they are; some take as many.
+    """Return the largest number of blocks that so many assignments can take.
 
     Most are taken where as many experts as possible have one row: each further block takes `block`
     rows more.
@@ -25,11 +25,11 @@ def blocks_needed(assignments: int, experts: int, block: int) -> int:
 
 
 def arrange(ids: Int[Array, "A"], experts: int, block: int) -> tuple[Groups, Int[Array, "A"]]:
-    """The blocks, n = blocks_needed of them, and in which of their M = n * block rows every
-    assignment belongs.
+    """Return the n = blocks_needed blocks, and the row of each assignment in their M = n * block
+    rows.
 
-    ids: the expert of each assignment; those that are none of 0..experts-1 are left out, and their
-    row is M. Rows of an expert are in the order of their assignments.
+    ids: the expert of each assignment; an assignment whose id is not in 0..experts-1 is left out,
+    and its row is M. Rows of an expert are in the order of their assignments.
     """
     num_blocks = blocks_needed(len(ids), experts, block)
     chunks = jnp.pad(ids, (0, -len(ids) % CHUNK), constant_values=-1).reshape(-1, CHUNK)
@@ -38,10 +38,10 @@ def arrange(ids: Int[Array, "A"], experts: int, block: int) -> tuple[Groups, Int
     ends = jnp.cumsum(counts, axis=0)
     blocks = (counts.sum(0) + block - 1) // block  # [E]
     block_ends = jnp.cumsum(blocks)
-    row = (
-        ((block_ends - blocks) * block)[None] + ends - counts
-    )  # of an expert's next, when a chunk begins
+    # The row of an expert's next assignment, when a chunk begins.
+    row = ((block_ends - blocks) * block)[None] + ends - counts
     place = jnp.arange(CHUNK)
+    # Earlier assignments of the same chunk with the same expert.
     is_before = (chunks[:, :, None] == chunks[:, None]) & (place[None] < place[:, None])[None]
     position = jnp.where(is_its, row[:, None], 0).sum(2) + is_before.sum(2, dtype=jnp.int32)
     position = position.reshape(-1)[: len(ids)]

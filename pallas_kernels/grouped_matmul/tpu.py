@@ -1,15 +1,15 @@
 """The grouped matrix product on TPUs, in Pallas.
 
-The grid goes over tiles of columns and, within each, over the blocks that hold rows: the blocks of
-an expert follow each other, so that its tile, all of K, is fetched once and stays for all of them,
-and the next expert's is on its way meanwhile, by Pallas's own pipeline. The number of blocks is the
-grid's own size, known to the device alone: blocks without rows are not visited. Where a tile of all
-of K does not fit into vector memory (`tpu_plan.py`), it comes in parts, for every block anew. The
-order is that of jax's megablox.
+The grid goes over tiles of columns and, within each, over the blocks that hold rows. The blocks of
+an expert follow each other, so its tile, which spans all of K, is fetched once and stays for all of
+them, while Pallas's own pipeline fetches the next expert's tile. The number of blocks is the grid's
+own size, known to the device alone: blocks without rows are not visited. Where a tile over all of K
+does not fit into vector memory (`tpu_plan.py`), it comes in parts, anew for every block. The order
+of the grid is that of jax's megablox.
 
-Weights have to lie in memory row by row. XLA's own choice for an argument whose rows are no
-multiple of 128 numbers is another one, and it would copy all weights for every call: such arguments
-want a layout (`jax.experimental.layout`).
+Weights have to lie in memory row by row. For an argument whose rows are no multiple of 128 numbers
+XLA chooses another layout, and it would copy all weights for every call: such arguments need an
+explicit layout (`jax.experimental.layout`).
 
 Weights in 8 or 4 bits are copied as they are; DEPTH numbers of a column at a time become x's dtype
 in vector memory.
@@ -39,18 +39,21 @@ from pallas_kernels.grouped_matmul.reference import dequantized
 from pallas_kernels.grouped_matmul.tpu_plan import DEPTH, WIDTH, plan_of, scales_of
 
 DTYPES = (jnp.float32, jnp.bfloat16)
-NUMBERS = (jnp.int8, jnp.float8_e4m3fn, jnp.int4)  # of weights that have scales
-SCALAR_BYTES = 2**19  # of scalar memory for the experts of blocks
-LEAST, TALL, TALLEST = 16, 128, 256  # rows of a block
+NUMBERS = (jnp.int8, jnp.float8_e4m3fn, jnp.int4)  # dtypes of weights with scales
+SCALAR_BYTES = 2**19  # bytes of scalar memory that the experts of blocks may take
+# Rows of a block: the fewest, those up to which padding is free, and the most.
+LEAST = 16
+TALL = 128
+TALLEST = 256
 
 
 def check(options: Options, demand: Demand) -> None:
+    """Raise KernelError for dtypes and sizes that the kernel cannot take."""
     check_rows(options, demand)
     if demand.dtype not in DTYPES or options.out_dtype not in DTYPES:
         raise KernelError(
             f"{demand.dtype} multiplied into {options.out_dtype}: the TPU kernel has float32 and "
-            f"bfloat16 "
-            "(--dtype bfloat16)"
+            f"bfloat16 (--dtype bfloat16)"
         )
     if demand.numbers not in (None, *NUMBERS):
         raise KernelError(
@@ -62,25 +65,26 @@ def check(options: Options, demand: Demand) -> None:
             f"scales of {group} numbers each: the TPU kernel has groups that divide {DEPTH} "
             f"(--weights)"
         )
-    if options.block % (step := _sublanes(demand.dtype, options.out_dtype)):
+    step = _sublanes(demand.dtype, options.out_dtype)
+    if options.block % step:
         raise KernelError(
             f"blocks of {options.block} rows: on a TPU, in {demand.dtype}, they are multiples of "
             f"{step}"
         )
-    if (scalars := 4 * demand.rows // options.block) > SCALAR_BYTES:
+    scalars = 4 * demand.rows // options.block  # bytes: an int32 for each block
+    if scalars > SCALAR_BYTES:
         raise KernelError(
             f"{demand.rows} rows in blocks of {options.block} take {scalars} bytes of scalar "
-            f"memory; there is room for "
-            f"{SCALAR_BYTES} (--step-tokens)"
+            f"memory; there is room for {SCALAR_BYTES} (--step-tokens)"
         )
     plan_of(options, demand)
 
 
 def block_rows(dtype: jnp.dtype, rows_per_expert: int) -> int:
-    """Twice as many as are expected, so that few experts have a second block, which meets the whole
-    weight again.
+    """Return twice the expected rows, within limits, as a power of two.
 
-    Up to 128 rows cost no more time than the weight takes to come; beyond, padding does.
+    With twice the rows few experts have a second block, which meets the whole weight again. Up to
+    128 rows cost no more time than fetching the weight does; beyond, padding costs.
     """
     wanted = min(2 * rows_per_expert, max(TALL, rows_per_expert), TALLEST)
     return max(LEAST, next_power_of_two(wanted))
@@ -93,14 +97,16 @@ def multiply(
     options: Options,
     scales: Float[Array, "E C g N"] | None = None,
 ) -> Float[Array, "M C N"]:
-    demand, block = demand_of(x, weight, scales, options.device_kind), options.block
+    """Return each row times its expert's weight; see `api.GroupedMatmul.multiply`."""
+    demand = demand_of(x, weight, scales, options.device_kind)
+    block = options.block
     num_rows, _, parts, contracted, columns = demand[:5]
     plan = plan_of(options, demand)
     splits = contracted // plan.contracted
     result = jax.ShapeDtypeStruct((parts, num_rows, columns), options.out_dtype)
 
     def of_expert(rows: int, in_all: int) -> pl.BlockSpec:
-        """So many of them with each part of K."""
+        """Return the blocks of an array whose third dimension has `rows` per part of K."""
         return pl.BlockSpec(
             (None, parts, rows, plan.columns),
             lambda column, nth, part, experts: (
@@ -111,18 +117,17 @@ def multiply(
             ),
         )
 
-    kept, kept_specs = (weight,), (of_expert(plan.contracted, contracted),)
+    kept = (weight,)
+    kept_specs = (of_expert(plan.contracted, contracted),)
     if scales is not None:
-        kept, kept_specs = (
-            (weight, scales),
-            (*kept_specs, of_expert(scales_of(demand, plan.contracted), demand.scales)),
-        )
+        kept = (weight, scales)
+        kept_specs = (*kept_specs, of_expert(scales_of(demand, plan.contracted), demand.scales))
     product = pl.pallas_call(
         _multiply_whole if splits == 1 else _multiply_part,
         out_shape=result,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
-            # One block at least: of an empty grid Pallas promises nothing.
+            # At least one block, since Pallas does not define the result of an empty grid.
             grid=(-(-columns // plan.columns), jnp.maximum(groups.live, 1), splits),
             in_specs=[
                 pl.BlockSpec(
@@ -142,11 +147,14 @@ def multiply(
         ),
         name="grouped_matmul",
     )(groups.experts, x, kept)
-    return product.swapaxes(0, 1)  # a matter of layout: nothing moves
+    return product.swapaxes(0, 1)  # a change of layout only: XLA moves nothing
 
 
 def _multiply_whole(experts: Any, x: Any, weight: Any, out: Any) -> None:
-    """x [block, K], weight [C, K, n] and perhaps its scales [C, g, n], out [C, block, n]."""
+    """Multiply a block of rows with a tile that spans all of K.
+
+    x [block, K], weight [C, K, n] and perhaps its scales [C, g, n], out [C, block, n].
+    """
 
     def multiply(part: int, columns: Any) -> None:
         out[part, :, columns] = _product(x, weight, part, columns).astype(out.dtype)
@@ -155,8 +163,9 @@ def _multiply_whole(experts: Any, x: Any, weight: Any, out: Any) -> None:
 
 
 def _multiply_part(experts: Any, x: Any, weight: Any, out: Any, sums: Any) -> None:
-    """x [block, k], weight [C, k, n] and perhaps its scales, out [C, block, n], sums alike, of
-    parts of K so far.
+    """Add the product of a block of rows with a part of a tile to the sums of the parts before.
+
+    x [block, k], weight [C, k, n] and perhaps its scales, out and sums [C, block, n].
     """
     nth = pl.program_id(2)
 
@@ -175,8 +184,9 @@ def _multiply_part(experts: Any, x: Any, weight: Any, out: Any, sums: Any) -> No
 
 
 def _each(shape: tuple[int, int, int], multiply: Callable[[int, Any], None]) -> None:
-    """Of a weight [C, k, n] part after part, so many columns at a time that the program stays
-    short.
+    """Call `multiply` for each part of a weight [C, k, n] and each WIDTH of its columns.
+
+    Columns are taken in turns so that the program stays short.
     """
     parts, _, columns = shape
     for part in range(parts):
@@ -186,8 +196,9 @@ def _each(shape: tuple[int, int, int], multiply: Callable[[int, Any], None]) -> 
 
 
 def _in_turns(size: int, step: int, work: Callable[[Any, int], None]) -> None:
-    """On so many of all at a time, and on those that are left: given the first of them, and how
-    many.
+    """Call `work` for every `step` of `size` items, and for those that are left.
+
+    work: is given the first item of a turn, and how many there are.
     """
     whole = size // step
     if whole:
@@ -197,12 +208,12 @@ def _in_turns(size: int, step: int, work: Callable[[Any, int], None]) -> None:
 
 
 def _these(begin: Any, count: int) -> Any:
-    """Of turns: where the first is not known before, it is a multiple of how many there are."""
+    """Return a slice of a turn; a first item known to the device alone is a multiple of count."""
     return pl.ds(begin if isinstance(begin, int) else pl.multiple_of(begin, count), count)
 
 
 def _product(x: Any, weight: Any, part: int, columns: Any) -> jax.Array:
-    """[block, columns], float32."""
+    """Return a product [block, columns] in float32."""
     numbers, *scales = weight
     if not scales:
         return _dot(x[...], numbers[part, :, columns])
@@ -215,8 +226,12 @@ def _product(x: Any, weight: Any, part: int, columns: Any) -> jax.Array:
 
 
 def _quantized_product(x: Any, numbers: Any, scales: Any, sums: Any) -> jax.Array:
-    """x [block, k], numbers [k, n], scales [g, n], sums [block, n] to add up in."""
-    (depth, _), groups = numbers.shape, scales.shape[0]
+    """Return the product with a quantized weight, DEPTH numbers of K at a time, in float32.
+
+    x [block, k], numbers [k, n], scales [g, n]; sums [block, n] is memory to add up in.
+    """
+    depth, _ = numbers.shape
+    groups = scales.shape[0]
     sums[...] = jnp.zeros_like(sums)
 
     def add(begin: Any, count: int) -> None:
@@ -232,11 +247,11 @@ def _quantized_product(x: Any, numbers: Any, scales: Any, sums: Any) -> jax.Arra
 
 
 def _dot(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """In float32; float32 operands at full precision."""
+    """Return the product in float32; float32 operands are multiplied at full precision."""
     exact = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     return jnp.dot(x, weight, precision=exact, preferred_element_type=jnp.float32)
 
 
 def _sublanes(*dtypes: jnp.dtype) -> int:
-    """Rows of a tile of memory, of which blocks are multiples."""
+    """Return the rows of a tile of memory, of which blocks of rows are multiples."""
     return max(32 // jnp.dtype(dtype).itemsize for dtype in dtypes)

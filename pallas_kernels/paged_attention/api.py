@@ -1,15 +1,24 @@
-"""The contract of paged attention: what every implementation is given, what it returns, and what it
-may refuse.
+"""The contract of paged attention: inputs, results and permitted refusals of an implementation.
 
-An implementation is a module with the functions of `PagedAttention`. They work on one lane, one
-layer and one shard's heads, inside shard_map. How pages lie in memory is an implementation's own
-secret but for the leading axis P; `read` and `write_back` give and take them in canonical order.
+An implementation is a module with the functions of `PagedAttention`. The functions work on one
+data-parallel rank (a lane), one layer and one shard's heads, inside shard_map. The memory layout of
+pages is private to an implementation, except that their leading axis is P; `read` and `write_back`
+convert from and to the canonical order.
 
-What may be anything, NaN included, and must not leak into what is returned: queries, keys and
-values of tokens that belong to no row; and for a row every position that none of its queries sees,
-whatever page its entry names, also one that another row writes in this step. Products are of the
-queries' dtype and accumulate in float32 (float32 operands at full precision); the softmax is
-float32; weights are rounded to the queries' dtype before they meet the values.
+Some inputs may hold anything, NaN included, and must not affect any result: the queries, keys and
+values of tokens that belong to no row; and, for each row, every position that none of its queries
+sees, whichever page its table entry names, even a page that another row writes in this step.
+
+Products are of the queries' dtype and accumulate in float32 (float32 operands at full precision).
+The softmax is float32, and its weights are rounded to the queries' dtype before they are multiplied
+with the values.
+
+Letters:
+  T  tokens of the step, padding included      R  rows
+  N  query heads of the shard                  K  kv heads of the shard
+  H  numbers of a query or a key per head      V  numbers of a value per head
+  P  pages of the pool                         Z  tokens of a page
+  W  table entries of a row
 """
 
 from dataclasses import dataclass
@@ -21,19 +30,20 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.errors import KernelError
 
+# The 8-bit dtypes that pages may have, each with its largest finite value.
 EIGHT_BITS = {
     jnp.dtype(jnp.int8): 127.0,
     jnp.dtype(jnp.float8_e4m3fn): 448.0,
-}  # dtype -> its largest value
+}
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What a page holds: page_size tokens of kv_heads heads.
+    """Shape and dtype of a page, which holds page_size tokens of kv_heads heads.
 
-    dtype: as stored; int8 and float8_e4m3fn carry a float32 scale per token and head. value_dim: of
-    latent pages, which have no V: a token's value is the first value_dim numbers of its K
-    (DeepSeek-V2's multi-head latent attention).
+    dtype: the stored dtype; int8 and float8_e4m3fn carry a float32 scale per token and head.
+    value_dim: set for latent pages only (multi-head latent attention, DeepSeek-V2), which have no
+    V: a token's value is the first value_dim numbers of its K.
     """
 
     kv_heads: int  # K
@@ -54,20 +64,22 @@ class Layout:
 
     @property
     def scaled(self) -> bool:
+        """Return whether the stored numbers carry scales, which 8-bit numbers do."""
         return self.dtype in EIGHT_BITS
 
     @property
     def out_dim(self) -> int:
-        """Of attention's result, per head."""
+        """Return V, the numbers per head of attention's result."""
         return self.head_dim if self.value_dim is None else self.value_dim
 
 
 class Pages(NamedTuple):
-    """One layer's pool. Canonically k and v are [P, K, Z, H] and their scales [P, K, Z] float32.
+    """Arrays of one layer's page pool.
 
-    v is None for latent pages (and for an implementation that keeps it with k), scales are None
-    unless the dtype has 8 bits. A pytree of arrays, or of what stands for them: abstract values,
-    shardings, letters of axes.
+    In canonical order k and v are [P, K, Z, H] and their scales [P, K, Z] float32. v is None for
+    latent pages (and for an implementation that stores V together with K); the scales are None
+    unless the dtype has 8 bits. The tuple is a pytree of arrays, or of stand-ins for arrays:
+    abstract values, shardings, or letters of axes.
     """
 
     k: Any
@@ -77,52 +89,55 @@ class Pages(NamedTuple):
 
 
 class Ragged(NamedTuple):
-    """Where the tokens of a step lie, for one page group. The model adds a leading axis A of lanes
-    to every field.
+    """Positions of a step's tokens in rows and pages, for one page group.
 
-    Rows come in this order: those with one token (decodes), those with more (prompts, verified
-    drafts), empty ones. Row r owns tokens starts[r]:starts[r+1], the last of which is at position
-    lengths[r] - 1. Entries of a table are pages that exist; beyond a row's length, and with a
-    window before what any of its queries sees, any of them. No page is written by two rows in one
-    step, nor read by a row and written by another.
+    The model adds a leading axis A of lanes to every field.
+
+    Rows are ordered: first those with one token (decodes), then those with more (prompts and drafts
+    to verify), then empty ones. Row r owns tokens starts[r]:starts[r+1], the last of which is at
+    position lengths[r] - 1. Every table entry is a page that exists; entries beyond a row's length,
+    and with a window those before the first position that any of its queries sees, may name any
+    page. No page is written by two rows in one step, nor read by one row and written by another.
     """
 
-    tables: Int[Array, "R W"]  # page of every page-sized stretch of a row
-    lengths: Int[
-        Array, "R"
-    ]  # kv positions of the row once this step's tokens are written; 0 for an empty row
-    starts: Int[Array, "R+1"]
-    split: Int[Array, "2"]  # how many rows have one token; how many have any
-    # Where token t is written: its row's entry for its position; P (out of range): nothing is
-    # stored. That is padding, or the token of a row that was done before this step: its last
-    # position is in its pages, and its result nobody's.
+    # Entry i of a row names the page of its positions i * Z to (i + 1) * Z - 1.
+    tables: Int[Array, "R W"]
+    # KV positions of a row once this step's tokens are written; 0 for an empty row.
+    lengths: Int[Array, "R"]
+    starts: Int[Array, "R+1"]  # first token of each row; the last entry is their total
+    split: Int[Array, "2"]  # the number of rows with exactly one token, and with any token
+    # The page that token t is written to: its row's entry for its position. P, which is out of
+    # range, stores nothing: it marks padding, and the token of a row that had ended before this
+    # step, whose last position is in its pages already and whose result is not used.
     page: Int[Array, "T"]
-    offset: Int[Array, "T"]  # its place in that page
+    offset: Int[Array, "T"]  # position of the token within its page, 0 to Z - 1
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is fixed when a step is compiled.
+    """Parameters that are fixed when a step is compiled.
 
-    window: a query sees that many positions, its own the last; None: all before it. softcap: scores
-    s become cap * tanh(s / cap). most: no row has more tokens than that; 1 is a decode step, where
-    T = R and row r's is token r; None: any number. lse: return the natural logarithm of the
-    softmax's denominator, a sink's share included. device_kind: of the chip that runs it, in the
-    vendor's words, for sizes that were tuned for it.
+    window: the number of positions that a query sees, its own being the last; None: all positions
+    up to its own. softcap: scores s become cap * tanh(s / cap). max_row_tokens: the largest number
+    of tokens in a row; 1 is a decode step, in which T = R and token r belongs to row r; None: no
+    limit. lse: also return the natural logarithm of the softmax's denominator, including the share
+    of a sink. device_kind: the vendor's name of the chip that runs the step, which selects tuned
+    sizes.
     """
 
     layout: Layout
     scale: float
     window: int | None = None
     softcap: float | None = None
-    most: int | None = None
+    max_row_tokens: int | None = None
     lse: bool = False
     device_kind: str = ""
 
 
 class Attended(NamedTuple):
-    """out is in the queries' dtype, zero for tokens that belong to no row; lse is float32, -inf for
-    those.
+    """Result of attention, and the pages after the step's tokens were written.
+
+    out is in the queries' dtype and lse is float32; tokens that belong to no row have 0 and -inf.
     """
 
     out: Float[Array, "T N V"]  # V: layout.out_dim
@@ -131,35 +146,37 @@ class Attended(NamedTuple):
 
 
 class Demand(NamedTuple):
-    """What else decides whether an implementation can take a step."""
+    """Sizes of a step that, with `Options`, decide whether an implementation can run it."""
 
-    heads: int  # N, of one shard
+    heads: int  # N
     rows: int  # R
     table_width: int  # W
-    dtype: jnp.dtype  # of queries
+    dtype: jnp.dtype  # of the queries
     device_kind: str
 
 
 class PagedAttention(Protocol):
-    """The functions of an implementation's module."""
+    """Functions that the module of an implementation has."""
 
     @staticmethod
     def check(options: Options, demand: Demand) -> None:
-        """KernelError when it cannot do this: which number, what the limit is and which flag
-        changes it.
+        """Raise KernelError when the implementation cannot run such a step.
+
+        The message names the offending number, its limit and the flag that changes it.
         """
         ...
 
     @staticmethod
     def axes(layout: Layout) -> Pages:
-        """One letter of the legend per dimension of each array, as it lies in memory: K is split
-        over shards.
+        """Return the axis letters of each array as it lies in memory, one letter per dimension.
+
+        The letters are those of the sharding rules; K is the dimension that is split over shards.
         """
         ...
 
     @staticmethod
     def allocate(num_pages: int, layout: Layout) -> Pages:
-        """Zeroed pages."""
+        """Return zeroed pages."""
         ...
 
     @staticmethod
@@ -172,35 +189,43 @@ class PagedAttention(Protocol):
         options: Options,
         sinks: Float[Array, "N"] | None = None,
     ) -> Attended:
-        """Write k and v into the pages, then let every query see its row's pages up to itself.
+        """Write k and v into the pages, then attend from every query to its row up to its position.
 
-        sinks: per query head, a score that takes part in the softmax and has no value (gpt-oss).
+        sinks: a score per query head that takes part in the softmax and has no value (gpt-oss).
         """
         ...
 
     @staticmethod
     def read(pages: Pages, ids: Int[Array, "n"], layout: Layout) -> Pages:
-        """Copies of pages in canonical order [n, Z, K, H], scales [n, Z, K]; ids are pages that
-        exist.
+        """Return copies of the pages `ids` in canonical order [n, Z, K, H], scales [n, Z, K].
+
+        ids: pages that exist.
         """
         ...
 
     @staticmethod
     def write_back(pages: Pages, ids: Int[Array, "n"], canonical: Pages, layout: Layout) -> Pages:
-        """The inverse of `read`; page P drops what is given for it."""
+        """Store what `read` returned into the pages `ids`; id P drops its page."""
         ...
 
 
 def quantize(x: Float[Array, "*n H"], dtype: jnp.dtype) -> tuple[Array, Float[Array, "*n"]]:
-    """x as 8-bit numbers and their scale per vector: the largest magnitude becomes the dtype's
-    largest value.
+    """Return x as 8-bit numbers, and the float32 scale of each vector.
+
+    Symmetric quantization: the scale maps a vector's largest magnitude to the dtype's largest
+    value.
     """
     wide = x.astype(jnp.float32)
     largest = EIGHT_BITS[jnp.dtype(dtype)]
-    scale = jnp.max(jnp.abs(wide), axis=-1) * np.float32(
-        1 / largest
-    )  # XLA rewrites a division by a constant to this, here and there
+    # XLA rewrites a division by a constant to this product in some programs and not in others;
+    # written as a product, all programs get the same bits.
+    scale = jnp.max(jnp.abs(wide), axis=-1) * np.float32(1 / largest)
+    # A vector of zeros has scale 0 and must not become NaN.
     unit = wide / jnp.where(scale > 0, scale, 1)[..., None]
-    return (jnp.round(unit) if dtype == jnp.int8 else jnp.clip(unit, -largest, largest)).astype(
-        dtype
-    ), scale
+    if dtype == jnp.int8:
+        numbers = jnp.round(unit)
+    else:
+        # The scale is rounded, so a quotient may lie just above the range; float8_e4m3fn has no
+        # infinity, and a number beyond its range may become NaN.
+        numbers = jnp.clip(unit, -largest, largest)
+    return numbers.astype(dtype), scale

@@ -1,18 +1,18 @@
-"""What a thread block of the Hopper kernel does: FlashAttention-2's running softmax over blocks of
-pages.
+"""Body of the Hopper kernel: a thread block's walk over units of work.
 
-Thread block c of C takes units c, c + C, ... of the list, every kv head a unit of its own. The list
-is in the device's memory, so that one captured graph does for rows of any lengths.
+The walk keeps FlashAttention-2's running softmax over blocks of pages. Thread block c of C takes
+units c, c + C, ... of the list, every kv head being a unit of its own. The list is in the device's
+memory, so that one captured graph serves rows of any lengths.
 
 With few query rows one warpgroup does everything: it starts a block's copies as soon as the buffers
-are free, and what it waits for its neighbours on the multiprocessor fill in. With many rows
-warpgroups have 64 each and share keys and values, and one more fetches (FlashAttention-3's division
-of labour), ahead of them by as many blocks as there are buffers, also from unit to unit. Either way
-a block's keys are free once its scores are known, its values later.
+are free, and while it waits its neighbours on the multiprocessor compute. With many rows warpgroups
+have 64 each and share keys and values, and one more warpgroup fetches (FlashAttention-3's division
+of labour); it is ahead of the others by as many blocks as there are buffers, also from unit to
+unit. Either way a block's key buffer is free once its scores are known, and its value buffer later.
 
-Latent pages have one array, which is both. A value of 512 numbers would fill all registers of a
-warpgroup, so that two share the same 64 rows: both compute the scores, each adds up half of the
-values.
+Latent pages have one array, which is key and value. A value of 512 numbers would fill all registers
+of a warpgroup, so two warpgroups share the same 64 rows: both compute the scores, and each adds up
+half of the value's columns.
 """
 
 import math
@@ -30,39 +30,45 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.paged_attention.gpu_fetch import CHUNK, Fetcher
 from pallas_kernels.paged_attention.gpu_plan import WARPGROUP_ROWS, Plan
-from pallas_kernels.paged_attention.gpu_refs import Given, Made, Scalar, Shared, Unit
+from pallas_kernels.paged_attention.gpu_refs import Inputs, Outputs, Scalar, Shared, Unit
 
-REGISTERS, FETCHING_REGISTERS = (
-    512,
-    56,
-)  # of a multiprocessor, for every thread of a warpgroup; of one that fetches
-LOWEST = (
-    -1e30
-)  # of a running peak: scores that do not count are -inf, and their distance to it must be -inf too
+# A multiprocessor has 64 Ki registers: 512 for each thread index of its warpgroups together.
+REGISTERS = 512
+FETCHING_REGISTERS = 56  # of a thread of the warpgroup that fetches
+# Start of a running peak. It is finite: scores that do not count are -inf, and exp2(-inf - peak)
+# must be 0 and not NaN.
+LOWEST = -1e30
 LOG2E = math.log2(math.e)
 
 
 class Running(NamedTuple):
-    """The softmax so far, of a warpgroup's rows: peak in units of log2."""
+    """Softmax so far of a warpgroup's 64 rows."""
 
-    acc: tuple[Any, ...]  # [64, columns], side by side H of them; of latent pages this warpgroup's
-    peak: Any  # [64]
-    total: Any  # [64]
+    # Weighted sums of values, [64, columns] each; together V columns, or for latent pages the
+    # columns of this warpgroup.
+    acc: tuple[Any, ...]
+    peak: Any  # [64] largest score, in units of log2
+    total: Any  # [64] the denominator over exp2(peak)
 
 
 @dataclass(frozen=True)
 class Body:
+    """Work of one thread block; each of its warpgroups runs `run`."""
+
     plan: Plan
-    given: Given
-    made: Made
+    inputs: Inputs
+    outputs: Outputs
     shared: Shared
 
     def run(self) -> None:
+        """Fetch or attend, according to the warpgroup, until all units are done."""
         if not self.plan.has_fetcher:
             self._every_unit(self._fetch_and_attend)
+            # Shared memory must stay until the last results have left it.
             plgpu.wait_smem_to_gmem(0)
             return
-        warpgroup, fetcher = lax.axis_index("warpgroup"), self._fetcher
+        warpgroup = lax.axis_index("warpgroup")
+        fetcher = self._fetcher
 
         @pl.when(warpgroup == self.plan.warpgroups)
         def _() -> None:
@@ -76,6 +82,7 @@ class Body:
         @pl.when(warpgroup < self.plan.warpgroups)
         def _() -> None:
             if self.plan.warpgroups > 1:
+                # What the fetcher leaves, shared out evenly; the hardware wants multiples of 8.
                 left = (REGISTERS - FETCHING_REGISTERS) // self.plan.warpgroups // 8 * 8
                 plgpu.set_max_registers(min(left, 232), action="increase")
             self._every_unit(self._attend)
@@ -83,24 +90,25 @@ class Body:
 
     @property
     def _fetcher(self) -> Fetcher:
-        return Fetcher(self.plan, self.given, self.shared)
+        """Return the fetcher of this thread block."""
+        return Fetcher(self.plan, self.inputs, self.shared)
 
     def _fetch_and_attend(self, unit: Unit) -> None:
+        """Do a unit in a warpgroup that fetches for itself."""
         self._fetcher.fetch_first(unit)
         self._attend(unit)
 
     def _every_unit(self, work: Callable[[Unit], None]) -> Scalar:
-        """How many blocks that were."""
-        block, blocks = lax.axis_index("block"), lax.axis_size("block")
-        live = self.given.units.live[0] * self.plan.heads
+        """Do `work` for every unit of this thread block; return the number of blocks walked."""
+        block = lax.axis_index("block")
+        blocks = lax.axis_size("block")
+        live = self.inputs.units.live[0] * self.plan.heads
 
         def one(number: Scalar, done: Scalar) -> Scalar:
             nth = block + number * blocks
-            index, head = (
-                lax.div(nth, jnp.int32(self.plan.heads)),
-                lax.rem(nth, jnp.int32(self.plan.heads)),
-            )
-            row, first, count, begin, end, place = (ref[index] for ref in self.given.units[:-1])
+            index = lax.div(nth, jnp.int32(self.plan.heads))
+            head = lax.rem(nth, jnp.int32(self.plan.heads))
+            row, first, count, begin, end, place = (ref[index] for ref in self.inputs.units[:-1])
             size = lax.div(
                 end - begin + (self.plan.block_tokens - 1), jnp.int32(self.plan.block_tokens)
             )
@@ -111,23 +119,26 @@ class Body:
 
     @property
     def _warpgroup(self) -> Scalar:
+        """Return the number of this warpgroup among those that multiply."""
         return lax.axis_index("warpgroup") if self.plan.has_fetcher else jnp.int32(0)
 
     @property
     def _first_row(self) -> Scalar:
-        """Of the multiplying warpgroup's 64."""
+        """Return the first of this warpgroup's 64 rows of queries."""
         return 0 if self.plan.is_latent else self._warpgroup * WARPGROUP_ROWS
 
     def _columns(self, j: int) -> Any:
-        """Of values and results: the multiplying warpgroup's j-th."""
+        """Return the slice of this warpgroup's j-th columns of values and results."""
         size = self.plan.result_columns
         return pl.ds(
             pl.multiple_of(self._warpgroup * size, size) if self.plan.is_latent else j * size, size
         )
 
     def _attend(self, unit: Unit) -> None:
-        size, window = self.plan.block_tokens, self.plan.options.window
-        # Blocks in between are seen by all queries throughout.
+        """Walk over a unit's blocks and write its result."""
+        size = self.plan.block_tokens
+        window = self.plan.options.window
+        # Blocks inner_begin to inner_end - 1 are seen by all queries throughout: no mask is needed.
         inner_begin = jnp.int32(0)
         if window is not None:
             seen_by_all = unit.first + unit.count - window
@@ -150,8 +161,10 @@ class Body:
         self._hand_out(unit, running)
 
     def _nothing(self) -> Running:
+        """Return the running softmax before the first block."""
         each = plgpu.Layout.WGMMA.reduce(1)
-        wide, parts = self.plan.result_columns, self.plan.columns // self.plan.result_columns
+        wide = self.plan.result_columns
+        parts = self.plan.columns // self.plan.result_columns
         zeros = plgpu.layout_cast(
             jnp.zeros((WARPGROUP_ROWS, wide), jnp.float32), plgpu.Layout.WGMMA
         )
@@ -162,12 +175,18 @@ class Body:
         )
 
     def _block(self, unit: Unit, i: Scalar, running: Running, border: bool) -> Running:
-        """One more block. border: not every query sees all of it."""
-        shared, slot = self.shared, self._fetcher.slot(unit, i)
+        """Return the running softmax after the unit's i-th block.
+
+        border: some query does not see all of the block, so that scores are masked.
+        """
+        shared = self.shared
+        slot = self._fetcher.slot(unit, i)
+        # Pages of the block that comes into these buffers next: the table is read early, so that
+        # the copy does not wait for it.
         later = () if self.plan.has_fetcher else self._fetcher.pieces(unit, i + self.plan.stages)
 
         def free(pool: Any, buffer: Any, full: Any, barrier: Any) -> None:
-            """For whoever fetches, or to be filled again."""
+            """Free a buffer for the fetcher, or start to fill it again."""
             if self.plan.has_fetcher:
                 plgpu.barrier_arrive(barrier.at[slot])
             else:
@@ -179,8 +198,9 @@ class Body:
         begin = unit.begin + i * self.plan.block_tokens
         plgpu.barrier_wait(shared.k_full.at[slot])
         scores = self._scores(shared.k.at[slot])
+        # The product has read the keys. A latent block is still wanted for its values.
         if not self.plan.is_latent:
-            free(self.given.k, shared.k, shared.k_full, shared.k_free)
+            free(self.inputs.k, shared.k, shared.k_full, shared.k_free)
         if border:
             scores = jnp.where(self._seen(unit, begin, scores.shape), scores, -jnp.inf)
         peak = jnp.maximum(running.peak, scores.max(axis=1))
@@ -196,12 +216,13 @@ class Body:
         if self.plan.is_latent:
             plgpu.barrier_arrive(shared.k_free.at[slot])
         else:
-            free(self.given.v, shared.v, shared.v_full, shared.v_free)
+            free(self.inputs.v, shared.v, shared.v_full, shared.v_free)
         return Running(acc, peak, total)
 
     def _scores(self, keys: Any) -> jax.Array:
-        """In units of log2."""
-        options, shape = self.plan.options, (WARPGROUP_ROWS, self.plan.block_tokens)
+        """Return the scores of this warpgroup's rows with a block's keys, in units of log2."""
+        options = self.plan.options
+        shape = (WARPGROUP_ROWS, self.plan.block_tokens)
         queries = self.shared.q.at[pl.ds(self._first_row, WARPGROUP_ROWS)]
 
         def multiply(acc: Any) -> jax.Array:
@@ -211,12 +232,13 @@ class Body:
         products = pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
         if options.softcap is None:
             return products * (options.scale * LOG2E)
-        # Not jnp.tanh: the chip's is right to 11 bits only.
+        # tanh(x) = 1 - 2 / (exp(2x) + 1). jnp.tanh would be the chip's instruction, which has only
+        # 11 correct bits.
         twice = jnp.exp2(products * (2 * LOG2E * options.scale / options.softcap))
         return (1 - 2 / (twice + 1)) * (options.softcap * LOG2E)
 
     def _seen(self, unit: Unit, begin: Scalar, shape: tuple[int, ...]) -> jax.Array:
-        """Of a block that begins at this position."""
+        """Return which positions of a block that begins at `begin` each row sees."""
         row = plgpu.broadcasted_iota(jnp.int32, shape[:1], 0, layout=plgpu.Layout.WGMMA.reduce(1))
         query = unit.first - begin + lax.div(row + self._first_row, jnp.int32(self.plan.groups))
         query = lax.broadcast_in_dim(
@@ -231,16 +253,17 @@ class Body:
         )
 
     def _clear(self, unit: Unit, begin: Scalar, slot: Scalar) -> None:
-        """Zeros where no query of the tile looks: NaN may lie there, and a weight of 0 would not
-        help.
+        """Zero the values of positions that no query of the tile sees.
+
+        The positions may hold NaN, and 0 x NaN is NaN.
         """
-        values, window = self.shared.v.at[slot], self.plan.options.window
+        values = self.shared.v.at[slot]
+        window = self.plan.options.window
 
         def clear() -> None:
             shape = self.plan.block_tokens, self.plan.options.layout.out_dim
-            for row, column in product(
-                *(range(0, size, CHUNK) for size in shape)
-            ):  # for want of registers
+            # In chunks, for want of registers.
+            for row, column in product(*(range(0, size, CHUNK) for size in shape)):
                 some = values.at[pl.ds(row, CHUNK), pl.ds(column, CHUNK)]
                 old = plgpu.load(some, layout=plgpu.Layout.WGMMA)
                 position = (
@@ -258,7 +281,9 @@ class Body:
             clear()
             return
 
-        if self.plan.is_latent:  # everybody is done with it as keys
+        # One warpgroup clears for all. The values of latent pages are their keys too, so it waits
+        # until every warpgroup has its scores, and all wait for it.
+        if self.plan.is_latent:
             plgpu.barrier_arrive(self.shared.scored.at[slot])
 
         @pl.when(self._warpgroup == 0)
@@ -271,9 +296,9 @@ class Body:
         plgpu.barrier_wait(self.shared.cleared.at[slot])
 
     def _add_values(self, acc: tuple[Any, ...], weights: jax.Array, values: Any) -> tuple[Any, ...]:
-        if (
-            self.shared.weights is not None
-        ):  # the interpreter has no product of an operand in registers
+        """Return the sums with a block's values, weighted, added to them."""
+        # The interpreter has no product of an operand in registers: it goes through memory.
+        if self.shared.weights is not None:
             operand = self.shared.weights.at[self._warpgroup]
             operand[...] = weights
             plgpu.commit_smem()
@@ -284,6 +309,7 @@ class Body:
         )
 
     def _add_product(self, acc: Any, weights: Any, values: Any) -> Any:
+        """Return a sum plus the product of weights and values."""
         if self.shared.weights is None:  # the form for the chip
             return pl.run_state(lambda ref: plgpu.wgmma(ref, weights, values))(
                 plgpu.WGMMAAccumulatorRef.init(acc)
@@ -296,8 +322,12 @@ class Body:
         return acc + pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef(acc.shape, jnp.float32))
 
     def _hand_out(self, unit: Unit, running: Running) -> None:
-        """Rows that see nothing in this part: zeros, and LOWEST as the logarithm of nothing."""
-        shared, rows = self.shared, min(self.plan.rows, WARPGROUP_ROWS)
+        """Write a unit's result and its log-sum-exp.
+
+        Rows that see nothing in this part get zeros, and LOWEST as the logarithm of nothing.
+        """
+        shared = self.shared
+        rows = min(self.plan.rows, WARPGROUP_ROWS)
         some = jnp.where(
             running.total == 0, jnp.ones_like(running.total), running.total
         )  # NaN stays
@@ -306,33 +336,38 @@ class Body:
         if self.plan.is_latent:
             self._hand_out_latent(unit, results[0], lse)
             return
-        mine, used = pl.ds(self._first_row, WARPGROUP_ROWS), pl.ds(self._first_row, rows)
+        mine = pl.ds(self._first_row, WARPGROUP_ROWS)
+        used = pl.ds(self._first_row, rows)
         staged = shared.q if shared.out is None else shared.out
         for j, result in enumerate(results):
-            plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # what was handed out before
+            # The copy of the results before has to have read the buffer.
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
             staged[mine] = result.astype(staged.dtype)
             if j == 0:
                 shared.lse[mine] = lse
             plgpu.commit_smem()
-            made = self.made.out.at[unit.place, unit.head, used, self._columns(j)]
-            plgpu.copy_smem_to_gmem(staged.at[used], made)
+            target = self.outputs.out.at[unit.place, unit.head, used, self._columns(j)]
+            plgpu.copy_smem_to_gmem(staged.at[used], target)
             if j == 0:
                 plgpu.copy_smem_to_gmem(
-                    shared.lse.at[used], self.made.lse.at[unit.place, unit.head, used]
+                    shared.lse.at[used], self.outputs.lse.at[unit.place, unit.head, used]
                 )
+        # Results that are staged where the queries were: the next queries must not overwrite them.
         if shared.out is None:
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         if self.plan.has_fetcher:
             plgpu.barrier_arrive(shared.q_free)
 
     def _hand_out_latent(self, unit: Unit, result: jax.Array, lse: jax.Array) -> None:
-        """From registers, which takes float32: there is no room left for a result of so many
-        columns.
+        """Write a latent unit's result from registers.
+
+        There is no room in shared memory for so many columns; results in registers are written in
+        float32.
         """
-        self.made.out[unit.place, unit.head, :, self._columns(0)] = result
+        self.outputs.out[unit.place, unit.head, :, self._columns(0)] = result
 
         @pl.when(self._warpgroup == 0)
         def _() -> None:
-            self.made.lse[unit.place, unit.head] = lse
+            self.outputs.lse[unit.place, unit.head] = lse
 
         plgpu.barrier_arrive(self.shared.q_free)

@@ -1,17 +1,16 @@
-"""What the Hopper kernel works on: references to global and to shared memory, and a unit of
-work."""
+"""References that the Hopper kernel works on, in global and shared memory, and its unit of work."""
 
 from typing import Any, NamedTuple
 
 from pallas_kernels.paged_attention.gpu_work import Units
 
-Scalar = Any  # an int32, of the program or known before it
+Scalar = Any  # an int32: a value of the kernel, or a constant
 
 
-class Given(NamedTuple):
-    """In global memory."""
+class Inputs(NamedTuple):
+    """Operands in global memory."""
 
-    units: Units  # of refs
+    units: Units  # its fields are references
     tables: Any  # [R, W]
     q: Any  # [n, K, M, H]
     k: Any  # [P, K, Z, H]
@@ -20,35 +19,37 @@ class Given(NamedTuple):
     v_scale: Any = None
 
 
-class Made(NamedTuple):
-    """In global memory: of every unit, a softmax of its own."""
+class Outputs(NamedTuple):
+    """Results in global memory: a softmax of its own for every unit."""
 
     out: Any  # [n*S, K, M, H]
     lse: Any  # [n*S, K, M]
 
 
 class Shared(NamedTuple):
-    """In shared memory. w warpgroups, s stages of B tokens."""
+    """Buffers and barriers in shared memory; w warpgroups, s stages of B tokens."""
 
     q: Any  # [w * 64, H]
     k: Any  # [s, B, H]
     v: Any  # [s, B, H]; of latent pages k, whose first numbers are the value
     lse: Any  # [w * 64]
+    # Barriers. "full": copies into the buffer have landed; "free": it may be overwritten.
     q_full: Any
     q_free: Any
-    k_full: Any  # these [s]
+    k_full: Any  # [s], as those that follow
     k_free: Any
     v_full: Any
     v_free: Any
-    cleared: Any
-    scored: Any  # of latent pages
+    cleared: Any  # values that no query sees have been zeroed
+    scored: Any  # latent pages only: all warpgroups have read the block as keys
     raw: "Raw | None" = None
-    out: Any = None  # [w * 64, columns] float32 of parts; whole results lie where the queries were
-    weights: Any = None  # [w, 64, B]: only where the interpreter runs this
+    # [w * 64, columns] float32: results of parts. Whole results are staged where the queries were.
+    out: Any = None
+    weights: Any = None  # [w, 64, B], in the interpreter only
 
 
 class Raw(NamedTuple):
-    """8-bit pages as they came, in shared memory."""
+    """8-bit pages as they were copied, in shared memory."""
 
     k: Any  # [s, B, H]
     v: Any
@@ -59,7 +60,7 @@ class Raw(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """Of `Units`, for one kv head."""
+    """One entry of `Units`, for one kv head."""
 
     row: Scalar
     first: Scalar
@@ -67,7 +68,7 @@ class Unit(NamedTuple):
     begin: Scalar
     end: Scalar
     place: Scalar
-    head: Scalar
-    number: Scalar  # among this thread block's
-    done: Scalar  # blocks of those before
-    blocks: Scalar
+    head: Scalar  # as walked
+    number: Scalar  # among the units of this thread block
+    done: Scalar  # blocks of this thread block's units before
+    blocks: Scalar  # blocks of this unit

@@ -1,7 +1,7 @@
-"""What a walk on a GPU has to do, as a list of units; and results of split rows merged.
+"""Units of work of a walk on a GPU, and the merging of split rows' results.
 
 A unit is a tile of queries and a part of the positions that they see. Where a row is split depends
-on its own length alone, so that its bits do not depend on its neighbours.
+on its own length alone, so its result does not depend, bit for bit, on its neighbours.
 """
 
 from functools import reduce
@@ -16,22 +16,22 @@ from pallas_kernels.paged_attention.tiles import Tiles
 
 
 class Units(NamedTuple):
-    """Of n tiles, each split in at most S parts. Live units come first."""
+    """Units of n tiles, each split into at most S parts; live units come first."""
 
     row: Int[Array, "n*S"]
     first: Int[Array, "n*S"]  # position of the tile's first query
-    count: Int[Array, "n*S"]  # of its queries
-    begin: Int[
-        Array, "n*S"
-    ]  # positions, from begin on and before end; both where a piece of a page begins
+    count: Int[Array, "n*S"]  # number of the tile's queries
+    # Positions begin to end - 1 are the unit's; both are multiples of a piece's tokens.
+    begin: Int[Array, "n*S"]
     end: Int[Array, "n*S"]
-    place: Int[Array, "n*S"]  # of the result: tile * S + part
-    live: Int[Array, "1"]
+    place: Int[Array, "n*S"]  # where the result is written: tile * S + part
+    live: Int[Array, "1"]  # number of live units
 
 
 def units_of(tiles: Tiles, plan: Plan) -> tuple[Units, Int[Array, "n"]]:
-    """The units, and how many parts every tile has."""
-    size, window = plan.piece_tokens, plan.options.window
+    """Return the units, and the number of parts of every tile."""
+    size = plan.piece_tokens
+    window = plan.options.window
     begin = (
         jnp.zeros_like(tiles.first)
         if window is None
@@ -65,6 +65,7 @@ def units_of(tiles: Tiles, plan: Plan) -> tuple[Units, Int[Array, "n"]]:
 
 
 def _multiple(x: jax.Array, of: int) -> jax.Array:
+    """Return x rounded up to a multiple."""
     return (x + of - 1) // of * of
 
 
@@ -74,18 +75,17 @@ def merged(
     parts: Int[Array, "n"],
     sinks: Float[Array, "K M"] | None,
 ) -> tuple[Float[Array, "n K M V"], Float[Array, "n K M"]]:
-    """Every tile's result from those of its parts, each a softmax of its own; a sink takes its
-    share of all.
+    """Return every tile's result, merged from its parts, each of which is a softmax of its own.
 
-    Written out part by part, since XLA makes one kernel of elementwise arithmetic, and three of
-    reductions.
+    A sink takes its share once all parts are together. The sums are written out part by part: XLA
+    makes one kernel of elementwise arithmetic, and three of reductions.
     """
     n = len(parts)
     out, lse = (x.reshape(n, -1, *x.shape[1:]) for x in (out, lse))
     splits = out.shape[1]
     if splits == 1 and sinks is None:
         return out[:, 0], lse[:, 0]
-    # What no unit has written may be anything.
+    # Places that no unit has written may hold anything, NaN included.
     live = [(parts > part)[:, None, None] for part in range(splits)]
     terms = [jnp.where(live[part], lse[:, part], -jnp.inf) for part in range(splits)]
     each = terms if sinks is None else [*terms, jnp.broadcast_to(sinks[None], terms[0].shape)]

@@ -1,11 +1,12 @@
-"""Paged attention in plain XLA: the reference of every kernel, and what runs on a CPU. Pages lie as
-in `Pages`.
+"""Paged attention in plain XLA: the reference for every kernel, and the implementation on CPUs.
 
-The attention walks over blocks of a row's pages with a running softmax (Milakov and Gimelshein
-2018; FlashAttention-2's forward pass), and walks only as far as the longest row of the batch
-reaches: a page table costs nothing for the width that nobody uses. A block beyond a row's length
-changes none of its bits (it multiplies by 1 and adds 0), so a row does not feel how long its
-neighbours are.
+Pages lie in the canonical order of `Pages`.
+
+Attention walks over blocks of a row's pages with a running softmax (Milakov and Gimelshein 2018;
+the forward pass of FlashAttention-2), as far as the longest row of the batch reaches: unused width
+of a page table costs nothing. A block beyond a row's length leaves its accumulators bit for bit
+unchanged (it multiplies by 1 and adds 0), so a row's result does not depend on the lengths of its
+neighbours.
 """
 
 from typing import NamedTuple
@@ -26,19 +27,22 @@ from pallas_kernels.paged_attention.api import (
     quantize,
 )
 
-MASKED = -1e30  # not -inf: a fully masked block must give exp(0), not exp(nan)
-BLOCK_TOKENS = 64  # kv positions per iteration
-TILE_TOKENS = 32  # query tokens of one row handled together in a ragged step
+# Score of a masked position. It is finite, since in a block that is masked throughout the peak is
+# this score too, and -inf - -inf would be NaN.
+MASKED = -1e30
+BLOCK_TOKENS = 64  # kv positions of an iteration of the walk
+TILE_TOKENS = 32  # query tokens of one row that are handled together in a ragged step
 
 
 def check(options: Options, demand: Demand) -> None:
-    """Any size will do, as long as query heads share kv heads evenly."""
+    """Accept any size in which query heads share kv heads evenly; raise KernelError otherwise."""
     kv_heads = options.layout.kv_heads
     if demand.heads % kv_heads:
         raise KernelError(f"{demand.heads} query heads do not divide by {kv_heads} kv heads")
 
 
 def axes(layout: Layout) -> Pages:
+    """Return the axis letters of the pages' arrays, K being the dimension split over shards."""
     scale = "PKZ" if layout.scaled else None
     if layout.value_dim is None:
         return Pages("PKZH", "PKZH", scale, scale)
@@ -46,14 +50,18 @@ def axes(layout: Layout) -> Pages:
 
 
 def allocate(num_pages: int, layout: Layout) -> Pages:
-    """Zeroed arrays: unwritten memory may hold NaN, which a debugger would report."""
+    """Return zeroed pages.
+
+    Unwritten memory may hold NaN, which a debugger of NaNs would report.
+    """
 
     def pool() -> tuple[jax.Array, jax.Array | None]:
         heads = (num_pages, layout.kv_heads, layout.page_size)
         scale = jnp.zeros(heads, jnp.float32) if layout.scaled else None
         return jnp.zeros((*heads, layout.head_dim), layout.dtype), scale
 
-    (k, k_scale), (v, v_scale) = pool(), (pool() if layout.value_dim is None else (None, None))
+    k, k_scale = pool()
+    v, v_scale = pool() if layout.value_dim is None else (None, None)
     return Pages(k, v, k_scale, v_scale)
 
 
@@ -64,28 +72,32 @@ def write(
     page: Int[Array, "T"],
     offset: Int[Array, "T"],
 ) -> Pages:
-    """Store each token's k and v at (page, offset), in place when the pages are donated; page P
-    drops the token.
+    """Store each token's k and v at (page, offset), in place when the pages are donated.
+
+    Page P drops the token.
     """
     num_pages, kv_heads, page_size, _ = pages.k.shape
-    lonely = (
-        kv_heads == len(page) == 1
-    )  # XLA makes a select of a scatter of one row, and copies the pages for it
-    if lonely:  # so there is a second one, to be dropped
-        page, offset = jnp.append(page, num_pages), jnp.append(offset, 0)
-    # One index into rows of H, since XLA:TPU lays a pool out anew for a scatter with three, and
-    # back. But through a dimension of one XLA:CPU cannot reshape without a copy, and there no
-    # compiler minds the three.
+    # XLA turns a scatter of a single row into a select, for which it copies the pages. A second
+    # row, which is dropped, avoids that.
+    is_single = kv_heads == len(page) == 1
+    if is_single:
+        page = jnp.append(page, num_pages)
+        offset = jnp.append(offset, 0)
+    # Rows of H numbers are addressed by one index where possible: for a scatter with three indices
+    # XLA:TPU changes the layout of the whole pool, and then back. With one kv head three indices
+    # are used: XLA:CPU cannot reshape away a dimension of one without a copy, and no compiler
+    # changes the layout there.
     rows = (page[:, None] * kv_heads + jnp.arange(kv_heads)[None]) * page_size + offset[:, None]
-    view, where = (
-        ((num_pages, 1, page_size), (page, 0, offset))
-        if kv_heads == 1
-        else ((-1,), (rows.reshape(-1),))
-    )
+    if kv_heads == 1:
+        view = (num_pages, 1, page_size)
+        where = (page, 0, offset)
+    else:
+        view = (-1,)
+        where = (rows.reshape(-1),)
 
     def put(pool: jax.Array, new: jax.Array) -> jax.Array:
         values = new.reshape(-1, *new.shape[2:])
-        values = jnp.concatenate([values, values]) if lonely else values
+        values = jnp.concatenate([values, values]) if is_single else values
         return (
             pool.reshape(*view, *pool.shape[3:])
             .at[where]
@@ -97,7 +109,7 @@ def write(
 
 
 def _stored(pages: Pages, k: jax.Array, v: jax.Array | None) -> Pages:
-    """New tokens as the pages hold them: [T, K, H] of their dtype and scales [T, K]."""
+    """Return new tokens as pages hold them: [T, K, H] in their dtype, and scales [T, K]."""
     if pages.k_scale is None:
         return Pages(k.astype(pages.k.dtype), None if v is None else v.astype(pages.k.dtype))
     k, k_scale = quantize(k, pages.k.dtype)
@@ -106,10 +118,12 @@ def _stored(pages: Pages, k: jax.Array, v: jax.Array | None) -> Pages:
 
 
 def read(pages: Pages, ids: Int[Array, "n"], layout: Layout) -> Pages:
+    """Return copies of the pages `ids` in canonical order."""
     return jax.tree.map(lambda pool: pool[ids].swapaxes(1, 2), pages)
 
 
 def write_back(pages: Pages, ids: Int[Array, "n"], canonical: Pages, layout: Layout) -> Pages:
+    """Store pages in canonical order; id P, which is out of range, drops its page."""
     return jax.tree.map(
         lambda pool, x: pool.at[ids].set(x.swapaxes(1, 2), mode="drop"), pages, canonical
     )
@@ -124,10 +138,11 @@ def attend(
     options: Options,
     sinks: Float[Array, "N"] | None = None,
 ) -> Attended:
+    """Write the new tokens, then attend; see `api.PagedAttention.attend`."""
     pages = write(pages, k, v, ragged.page, ragged.offset)
     heads = q.shape[1]
     no_sink = jnp.full(heads, MASKED) if sinks is None else sinks.astype(jnp.float32)
-    attention = _decode if options.most == 1 else _ragged
+    attention = _decode if options.max_row_tokens == 1 else _ragged
     out, lse = attention(q, pages, ragged, options, no_sink)
     return Attended(out.astype(q.dtype), pages, lse if options.lse else None)
 
@@ -135,7 +150,7 @@ def attend(
 def _decode(
     q: jax.Array, pages: Pages, ragged: Ragged, options: Options, sinks: jax.Array
 ) -> tuple[Float[Array, "R N V"], Float[Array, "R N"]]:
-    """One query per row, at position lengths - 1."""
+    """Attend from one query per row, which is at position lengths - 1."""
     rows, heads, dim = q.shape
     kv_heads = options.layout.kv_heads
     grouped = q.reshape(rows, kv_heads, heads // kv_heads, dim)
@@ -147,7 +162,7 @@ def _decode(
 
 
 class _Tiles(NamedTuple):
-    """Accumulated results of a ragged step's tiles."""
+    """Results of the tiles of a ragged step that are done so far."""
 
     out: Float[Array, "T N V"]
     lse: Float[Array, "T N"]
@@ -156,20 +171,24 @@ class _Tiles(NamedTuple):
 def _ragged(
     q: jax.Array, pages: Pages, ragged: Ragged, options: Options, sinks: jax.Array
 ) -> tuple[Float[Array, "T N V"], Float[Array, "T N"]]:
-    """Works through tiles of TILE_TOKENS query tokens of one row, so that a row's result does not
-    depend on where in the packing it lies.
+    """Attend tile by tile, each of up to TILE_TOKENS query tokens of one row.
+
+    Tiles begin at a row's first token, so that a row's result does not depend on where the row lies
+    among the packed tokens.
     """
     num_tokens, heads, dim = q.shape
-    kv_heads, starts = options.layout.kv_heads, ragged.starts
+    kv_heads = options.layout.kv_heads
+    starts = ragged.starts
     groups = heads // kv_heads
     tile = min(TILE_TOKENS, num_tokens)
     sizes = starts[1:] - starts[:-1]
     tile_ends = jnp.cumsum((sizes + tile - 1) // tile)
-    padded = jnp.pad(q, ((0, tile), (0, 0), (0, 0)))  # the last tile may reach past T
+    # The last tile may reach past T, and a dynamic slice would be moved back to fit.
+    padded = jnp.pad(q, ((0, tile), (0, 0), (0, 0)))
     tiled_sinks = jnp.tile(sinks.reshape(kv_heads, groups), tile)
 
     def ungrouped(x: jax.Array) -> jax.Array:
-        """[1, K, tile * G, ...] -> [tile, N, ...]"""
+        """Return [1, K, tile * G, ...] as [tile, N, ...]."""
         return (
             x.reshape(kv_heads, tile, groups, -1).swapaxes(0, 1).reshape(tile, heads, *x.shape[3:])
         )
@@ -182,13 +201,15 @@ def _ragged(
         queries = lax.dynamic_slice_in_dim(padded, first, tile).reshape(tile, kv_heads, groups, dim)
         queries = queries.swapaxes(0, 1).reshape(1, kv_heads, tile * groups, dim)
         mine = position < ragged.lengths[row]
-        # The tile's other queries must see nothing: what they see counts as live, and there NaN may
-        # lie.
+        # The tile's other queries must see nothing: positions that they see would count as live,
+        # and may hold NaN.
         seen = jnp.repeat(jnp.where(mine, position, -1), groups)
         found = _flash(queries, seen[None], pages, ragged.tables[row][None], options, tiled_sinks)
 
         def put(old: jax.Array, new: jax.Array) -> jax.Array:
-            """Over this row's tokens; the ones behind them belong to the next row."""
+            """Store the results of this row's tokens; keep those that follow, which are the next
+            row's.
+            """
             keep = mine.reshape(-1, *[1] * (old.ndim - 1))
             kept = lax.dynamic_slice_in_dim(old, first, tile)
             return lax.dynamic_update_slice_in_dim(old, jnp.where(keep, new, kept), first, 0)
@@ -204,8 +225,11 @@ def _ragged(
 
 
 class _Running(NamedTuple):
-    """The softmax so far: its peak, its denominator over exp(peak), and the sum of values
-    likewise."""
+    """Running softmax over the blocks seen so far.
+
+    peak: the largest score; total: the denominator divided by exp(peak); acc: the weighted sum of
+    values divided by exp(peak).
+    """
 
     peak: Float[Array, "B K M"]
     total: Float[Array, "B K M"]
@@ -220,11 +244,10 @@ def _flash(
     options: Options,
     sinks: Float[Array, "K M"],
 ) -> tuple[Float[Array, "B K M V"], Float[Array, "B K M"]]:
-    """Causal attention of M queries per row at `positions` of it, and its log-sum-exp; at -1 a
-    query sees nothing.
+    """Return the causal attention of M queries per row, and its log-sum-exp.
 
-    The walk begins with the block in which the first window begins and ends with the block of the
-    last query.
+    positions: of the queries within their rows; a query at -1 sees nothing. The walk begins with
+    the block that holds the first position of any window and ends with the block of the last query.
     """
     batch, kv_heads, queries, _ = q.shape
     page_size = pages.k.shape[2]
@@ -233,7 +256,7 @@ def _flash(
     tables = jnp.pad(tables, ((0, 0), (0, -tables.shape[1] % per_block)))
 
     def gather(pool: jax.Array, ids: jax.Array) -> jax.Array:
-        """[B, K, S, ...] of a pool [P, K, Z, ...]"""
+        """Return pages `ids` [B, n] of a pool [P, K, Z, ...] as [B, K, S, ...]."""
         return pool[ids].swapaxes(1, 2).reshape(batch, kv_heads, block, *pool.shape[3:])
 
     def attend_block(i: jax.Array, so_far: _Running) -> _Running:
@@ -243,7 +266,7 @@ def _flash(
             i * block + jnp.arange(block)[None, None, None],
             options.window,
         )
-        anyone = live.any(2)  # [B, 1, S]
+        anyone = live.any(2)  # [B, 1, S]: positions that at least one query sees
         keys = gather(pages.k, ids)
         products = _product("BKMH,BKSH->BKMS", q, keys.astype(q.dtype))
         if pages.k_scale is not None:
@@ -255,14 +278,16 @@ def _flash(
         total = so_far.total * decay + weights.sum(-1)
         values = keys[..., : options.layout.out_dim] if pages.v is None else gather(pages.v, ids)
         value_scale = pages.k_scale if pages.v is None else pages.v_scale
-        # A page's dead tail may hold NaN of a failed request, and 0 x NaN is NaN: clear it.
+        # Positions that no query sees may hold NaN of a failed request; their weight is 0, but
+        # 0 x NaN is NaN.
         values = jnp.where(anyone[..., None], values, 0).astype(q.dtype)
         if value_scale is not None:
             weights = weights * jnp.where(anyone, gather(value_scale, ids), 0)[:, :, None]
         update = _product("BKMS,BKSV->BKMV", weights.astype(q.dtype), values)
         return _Running(peak, total, so_far.acc * decay[..., None] + update)
 
-    # A sink is a score that comes before all others and has no value.
+    # A sink is a score that precedes all others and has no value: the walk starts with its score
+    # as the peak and exp(0) = 1 as the denominator.
     peak = jnp.broadcast_to(sinks[None], (batch, kv_heads, queries))
     start = _Running(
         peak,
@@ -273,19 +298,21 @@ def _flash(
     end = lax.fori_loop(
         _first_seen(positions, options.window) // block, blocks, attend_block, start
     )
-    total = jnp.where(end.total == 0, 1, end.total)  # NaN stays: somebody has to notice
+    total = jnp.where(end.total == 0, 1, end.total)  # NaN stays, so that it is noticed
     return end.acc / total[..., None], jnp.where(
         positions[:, None] < 0, -jnp.inf, end.peak + jnp.log(total)
     )
 
 
 def _product(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    """float32 from operands of one dtype; without asking, GPUs and TPUs round float32 operands."""
+    """Return an einsum in float32; float32 operands are multiplied at full precision."""
+    # At the default precision GPUs and TPUs round float32 operands.
     exact = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     return jnp.einsum(subscripts, a, b, precision=exact, preferred_element_type=jnp.float32)
 
 
 def _score(products: jax.Array, options: Options) -> jax.Array:
+    """Return scores from products of queries and keys: scaled, and soft-capped if asked."""
     scaled = products * options.scale
     return (
         scaled if options.softcap is None else options.softcap * jnp.tanh(scaled / options.softcap)
@@ -293,13 +320,13 @@ def _score(products: jax.Array, options: Options) -> jax.Array:
 
 
 def _seen(query: jax.Array, key: jax.Array, window: int | None) -> jax.Array:
-    """Whether queries at these positions see keys at those."""
+    """Return whether queries at these positions see keys at those."""
     past = key <= query
     return past if window is None else past & (key > query - window)
 
 
 def _first_seen(queries: jax.Array, window: int | None) -> jax.Array:
-    """The first position that any of the queries sees; those at -1 see none."""
+    """Return the first position that any query sees; queries at -1 see none."""
     if window is None:
         return jnp.int32(0)
     first = jnp.min(jnp.where(queries < 0, jnp.iinfo(jnp.int32).max, queries))

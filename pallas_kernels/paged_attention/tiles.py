@@ -1,5 +1,6 @@
-"""A step's query tokens cut into tiles: each belongs to one row, and every tile has room for the
-same number.
+"""Tiles of a step's query tokens.
+
+Each tile belongs to one row, and all have room for the same number of tokens.
 """
 
 from typing import NamedTuple
@@ -11,20 +12,19 @@ from pallas_kernels.paged_attention.api import Ragged
 
 
 class Tiles(NamedTuple):
-    """The live ones come first; the others have no queries."""
+    """Tiles of query tokens; live ones come first, the others have no queries."""
 
     row: Int[Array, "n"]
-    first: Int[Array, "n"]  # position of the first query
-    count: Int[Array, "n"]  # of queries; at most `tokens`
-    token: Int[Array, "n"]  # of the step: where the first query lies
-    live: Int[Array, "1"]
-    place: Int[
-        Array, "T"
-    ]  # of a token of the step: tile * tokens + its number in the tile; -1 for padding
-    tokens: int
+    first: Int[Array, "n"]  # position, within the row, of the first query
+    count: Int[Array, "n"]  # number of queries, at most `tokens`
+    token: Int[Array, "n"]  # number of the first query among the step's tokens
+    live: Int[Array, "1"]  # number of tiles with queries
+    # Place of each token of the step: tile * tokens + its number in the tile; -1 without a tile.
+    place: Int[Array, "T"]
+    tokens: int  # room of a tile
 
     def padded_to(self, multiple: int) -> "Tiles":
-        """With more that are not live."""
+        """Return these tiles and as many dead ones as make their number a multiple."""
         more = -len(self.row) % multiple
         return self._replace(
             **{name: jnp.pad(getattr(self, name), (0, more)) for name in self._fields[:4]}
@@ -32,7 +32,10 @@ class Tiles(NamedTuple):
 
 
 def decode_tiles(ragged: Ragged) -> Tiles:
-    """One query per row, row r's is token r; rows without one come last."""
+    """Return one tile per row of a decode step, in which token r is row r's only query.
+
+    Rows without a token are dead tiles; they come last.
+    """
     live = ragged.lengths > 0
     rows = jnp.arange(len(live))
     place = jnp.where(live, rows, -1)
@@ -42,7 +45,7 @@ def decode_tiles(ragged: Ragged) -> Tiles:
 
 
 def single_tiles(ragged: Ragged, num_tokens: int) -> Tiles:
-    """The same for a step that has other rows too, which get no tiles."""
+    """Return tiles of one token for the rows that have one, in a step with other rows too."""
     single = ragged.split[0]
     tiles = decode_tiles(
         ragged._replace(
@@ -54,17 +57,16 @@ def single_tiles(ragged: Ragged, num_tokens: int) -> Tiles:
 
 
 def ragged_tiles(ragged: Ragged, num_tokens: int, tokens: int, least: int = 1) -> Tiles:
-    """Tiles of so many tokens of one row each: of the last one of a row the rest is empty.
+    """Return tiles of up to `tokens` tokens of one row each.
 
-    least: tokens of a row that gets tiles.
+    Every tile of a row is full but the last. least: rows with fewer tokens get no tiles.
     """
     sizes = ragged.starts[1:] - ragged.starts[:-1]
     sizes = jnp.where(sizes < least, 0, sizes)
     per_row = (sizes + tokens - 1) // tokens
     ends = jnp.cumsum(per_row)
-    tile = jnp.arange(
-        num_tokens // tokens + min(len(sizes), num_tokens)
-    )  # each row's last may be nearly empty
+    # The number of tiles is static: all full ones, and one that is nearly empty for every row.
+    tile = jnp.arange(num_tokens // tokens + min(len(sizes), num_tokens))
     is_live = tile < ends[-1]
     row = jnp.where(is_live, jnp.searchsorted(ends, tile, side="right", method="compare_all"), 0)
     behind = (tile - (ends - per_row)[row]) * tokens  # tokens of the row before this tile
@@ -81,8 +83,11 @@ def ragged_tiles(ragged: Ragged, num_tokens: int, tokens: int, least: int = 1) -
 
 
 def gathered(q: Float[Array, "T N H"], tiles: Tiles, kv_heads: int) -> Float[Array, "n K M H"]:
-    """Queries by tile and kv head; row t * G + g of M is the kv head's g-th query head for token
-    t."""
+    """Return the queries by tile and kv head.
+
+    Row t * G + g of M is the tile's token t with the g-th query head of the kv head. Rows beyond a
+    tile's count hold other tokens' queries.
+    """
     heads, dim = q.shape[1:]
     token = tiles.token[:, None] + jnp.arange(tiles.tokens)[None]
     found = q[jnp.minimum(token, len(q) - 1)].reshape(
@@ -92,7 +97,7 @@ def gathered(q: Float[Array, "T N H"], tiles: Tiles, kv_heads: int) -> Float[Arr
 
 
 def by_token(x: Float[Array, "n K M V"], tiles: Tiles, empty: float) -> Float[Array, "T N V"]:
-    """The inverse of `gathered`; `empty` for tokens that belong to no tile."""
+    """Return a tile's rows by token, and `empty` for other tokens: the inverse of `gathered`."""
     n, kv_heads, _, dim = x.shape
     found = (
         x.reshape(n, kv_heads, tiles.tokens, -1, dim)

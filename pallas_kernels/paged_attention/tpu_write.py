@@ -1,5 +1,6 @@
-"""Chunks of new tokens into pages on a TPU, a page at a time: what it keeps is read, and all of it
-written back.
+"""Writes of chunks of new tokens into pages on a TPU, a page at a time.
+
+A page that gets new tokens is read, merged with them, and written back whole.
 """
 
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from pallas_kernels.paged_attention.lanes import pack
 
 
 def stored(k: Float[Array, "T K H"], v: Float[Array, "T K H"] | None, layout: Layout) -> Pages:
-    """Tokens as pages hold them: k [T, K, C] in the pages' dtype, scales [T, K]."""
+    """Return tokens as pages hold them: k [T, K, C] in the pages' dtype, scales [T, K] float32."""
     if not layout.scaled:
         return Pages(pack(k, v, layout).astype(layout.dtype))
     k, k_scale = quantize(k, layout.dtype)
@@ -25,36 +26,36 @@ def stored(k: Float[Array, "T K H"], v: Float[Array, "T K H"] | None, layout: La
 
 
 class Visits(NamedTuple):
-    """Pages that get new tokens, the live ones first; the others repeat the last, and change
-    nothing.
-    """
+    """Pages that get new tokens, live ones first; the others repeat the last and change nothing."""
 
     page: Int[Array, "n"]
-    begin: Int[Array, "n"]  # of the places in the page that are written
+    begin: Int[Array, "n"]  # places begin to end - 1 of the page are written; none if equal
     end: Int[Array, "n"]
-    token: Int[Array, "n"]  # of the step: what would lie at the page's first place
-    live: Int[Array, "1"]
+    # The number, in the step, of the token at the page's place 0 if the row began there; it may be
+    # another row's, or negative.
+    token: Int[Array, "n"]
+    live: Int[Array, "1"]  # number of live visits
 
 
 def visits_of(ragged: Ragged, num_tokens: int, page_size: int) -> Visits:
+    """Return the pages that rows with more than one token write in this step."""
     sizes = ragged.starts[1:] - ragged.starts[:-1]
     first = ragged.lengths - sizes
     first_page = first // page_size
     per_row = jnp.where(sizes > 1, (ragged.lengths + page_size - 1) // page_size - first_page, 0)
     ends = jnp.cumsum(per_row)
-    # Every row with more than one token may begin and end within a page.
+    # The number of visits is static: full pages, and two more for each row with several tokens,
+    # which may begin and end within a page.
     visit = jnp.arange(num_tokens // page_size + 2 * max(1, min(len(sizes), num_tokens // 2)))
     is_live = visit < ends[-1]
     visit = jnp.clip(visit, 0, jnp.maximum(ends[-1] - 1, 0))
     row = jnp.minimum(jnp.searchsorted(ends, visit, side="right"), len(sizes) - 1)
     nth = first_page[row] + visit - (ends - per_row)[row]
     base = nth * page_size
-    begin, end = (
-        jnp.maximum(first[row] - base, 0),
-        jnp.minimum(ragged.lengths[row] - base, page_size),
-    )
+    begin = jnp.maximum(first[row] - base, 0)
+    end = jnp.minimum(ragged.lengths[row] - base, page_size)
     token = ragged.starts[row] + base - first[row]
-    # Tokens of a row that was done before this step are not to be written.
+    # Tokens of a row that had ended before this step must not be written.
     kept = is_live & (
         ragged.page[jnp.clip(token + begin, 0, num_tokens - 1)] == ragged.tables[row, nth]
     )
@@ -70,8 +71,10 @@ def visits_of(ragged: Ragged, num_tokens: int, page_size: int) -> Visits:
 def put_pages(
     pool: Shaped[Array, "P *page"], ids: Int[Array, "n"], new: Shaped[Array, "n *page"]
 ) -> jax.Array:
-    """Whole pages; page P drops one. One by one: for a scatter, XLA lays pools of scales out anew,
-    and back.
+    """Store whole pages; id P drops its page.
+
+    The pages are stored one by one: for a scatter, XLA changes the layout of pools of scales, and
+    then back.
     """
     last = len(pool) - 1
 
@@ -86,8 +89,9 @@ def put_pages(
 
 
 def write_chunks(pages: Pages, new: Pages, ragged: Ragged, layout: Layout) -> Pages:
-    """The tokens of rows with more than one into their pages, in place when the pages are donated.
-    new: of `stored`.
+    """Write the tokens of rows with more than one into their pages, in place if donated.
+
+    new: the step's tokens from `stored`.
     """
     visits = visits_of(ragged, len(new.k), layout.page_size)
     token = jnp.clip(visits.token[:, None] + jnp.arange(layout.page_size)[None], 0, len(new.k) - 1)
@@ -103,14 +107,20 @@ def write_chunks(pages: Pages, new: Pages, ragged: Ragged, layout: Layout) -> Pa
 def _write(
     pool: Float[Array, "P K ..."], new: Float[Array, "n K ..."], visits: Visits, places: int
 ) -> Float[Array, "P K ..."]:
-    """places: the dimension of a page's places."""
+    """Write tokens, aligned to pages as [n, K, Z, ...], into a pool.
+
+    places: the dimension of a page that counts its Z tokens.
+    """
 
     def kernel(
         page: Any, begin: Any, end: Any, live: Any, new_ref: Any, old_ref: Any, out_ref: Any
     ) -> None:
         visit = pl.program_id(0)
 
-        @pl.when((visit < live[0]) | (visit == 0))  # what repeats a page must not undo it
+        # Dead visits repeat the last live one's page. Consecutive steps with the same page share
+        # its buffer, so a dead visit that wrote the old page would undo the live one. Visit 0
+        # always writes: its buffer goes back to the page, and without it would hold garbage.
+        @pl.when((visit < live[0]) | (visit == 0))
         def _() -> None:
             place = lax.broadcasted_iota(jnp.int32, out_ref.shape, places)
             fresh = (place >= begin[visit]) & (place < end[visit])
@@ -119,7 +129,8 @@ def _write(
             )
             out_ref[...] = merged.astype(out_ref.dtype)
 
-    block, zeros = (1, *pool.shape[1:]), (0,) * (pool.ndim - 1)
+    block = (1, *pool.shape[1:])
+    zeros = (0,) * (pool.ndim - 1)
     in_page = pl.BlockSpec(block, lambda visit, page, *_: (page[visit], *zeros))
     return pl.pallas_call(
         kernel,

@@ -1,14 +1,17 @@
-"""The contract of the quantized matrix product: activations times int4 numbers, with a scale for
-each group of them.
+"""The contract of the quantized matrix product: activations times int4 numbers with group scales.
 
-An implementation is a module with the functions of `QuantizedMatmul`. They work on one shard,
-inside shard_map where they are a kernel. What costs is the weight, read as it is kept: no
-implementation but the reference writes it down in another precision. Numbers are exact in bfloat16,
-products accumulate in float32.
+An implementation is a module with the functions of `QuantizedMatmul`. The functions work on one
+shard, inside shard_map where they are a kernel. The cost is that of reading the weight as it is
+stored: no implementation but the reference writes it in another precision. Numbers are exact in
+bfloat16, and products accumulate in float32.
 
-Letters: T rows, K numbers that are summed over, g of them with one scale, G = K / g groups, N
-columns: one dimension or several. Where a kernel wants a weight's dimensions in another order, they
-lie so in memory already (sharding.params), and nothing moves.
+Letters:
+  T  rows                                   K  numbers that are summed over
+  N  columns, one dimension or several      g  numbers of K that share a scale
+  G  groups, K / g
+
+Where a kernel wants a weight's dimensions in another order, they lie so in memory already
+(sharding.params), and nothing is moved.
 """
 
 from dataclasses import dataclass
@@ -17,36 +20,38 @@ from typing import NamedTuple, Protocol
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int4
 
-GROUPS = (32, 64, 128)  # numbers with one scale
+GROUPS = (32, 64, 128)  # sizes of groups: numbers that share a scale
 
 
 class Demand(NamedTuple):
-    """What decides whether an implementation can take a product, whatever its rows; of one
-    shard."""
+    """Sizes of a product, on one shard, that decide whether an implementation can compute it."""
 
     contracted: int  # K
     columns: tuple[int, ...]  # N
     group: int  # g
     dtype: jnp.dtype  # of activations
-    turned: bool = False  # whether the weight is kept with K behind N
+    transposed: bool = False  # the weight lies in memory with K behind N
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is fixed when a step is compiled. device_kind: of the chip that runs it, in the vendor's
-    words.
+    """Parameters that are fixed when a step is compiled.
+
+    device_kind: the vendor's name of the chip that runs the product.
     """
 
     device_kind: str = ""
 
 
 class QuantizedMatmul(Protocol):
-    """The functions of an implementation's module."""
+    """Functions that the module of an implementation has."""
 
     @staticmethod
     def check(options: Options, demand: Demand) -> None:
-        """KernelError when it cannot do this: which number, what the limit is and what changes
-        it."""
+        """Raise KernelError when the implementation cannot compute such a product.
+
+        The message names the offending number, its limit and what changes it.
+        """
         ...
 
     @staticmethod
@@ -56,5 +61,5 @@ class QuantizedMatmul(Protocol):
         scales: Float[Array, "G *N"],
         options: Options,
     ) -> Float[Array, "T *N"]:
-        """Rows times the weight; float32."""
+        """Return rows times the weight, in float32."""
         ...

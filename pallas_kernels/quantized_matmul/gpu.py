@@ -1,14 +1,14 @@
 """The quantized matrix product on NVIDIA's Hopper, in Pallas (Mosaic GPU).
 
-The transposed product: the weight is the operand that a tensor core may take from registers, where
-its numbers become bfloat16. So they are read from memory once, in 4 bits, and written nowhere else.
-The numbers that are summed up lie beside each other in memory, as wgmma wants them
-(sharding.params: `summed`). Of each group of numbers with one scale the products add up in
-registers of their own, exactly as scales of a weight's columns would have it, and are scaled then.
+The kernel computes the transposed product: the weight is the operand that a tensor core can take
+from registers, where its numbers become bfloat16. So the numbers are read from memory once, in 4
+bits, and written nowhere else. Numbers that are summed up lie beside each other in memory, as wgmma
+wants them (sharding.params: `summed`). The products of a group add up in registers of their own and
+are then multiplied by the group's scale, which is as exact as one scale per column.
 
 Units of work, a tile of columns times a tile of rows each, are shared out over as many thread
-blocks as the GPU has multiprocessors (`gpu_body.py`). Where there are fewer, K is split, and XLA
-adds up the parts.
+blocks as the GPU has multiprocessors (`gpu_body.py`). Where there are fewer units, K is split, and
+XLA adds up the parts.
 """
 
 import math
@@ -22,14 +22,15 @@ from jaxtyping import Array, Float, Int4
 from pallas_kernels.errors import KernelError
 from pallas_kernels.hopper import HOPPER, WARPGROUP_ROWS, tiled
 from pallas_kernels.quantized_matmul.api import GROUPS, Demand, Options
-from pallas_kernels.quantized_matmul.gpu_body import Body, Given, Shared
+from pallas_kernels.quantized_matmul.gpu_body import Body, Inputs, Shared
 from pallas_kernels.quantized_matmul.gpu_plan import DEPTHS, WARPGROUPS, Plan, plan_of
 
-# columns of a tile of shared memory, of which an array that is copied into some has whole ones
+# Columns of the weight that are copied together: an array has a multiple of them.
 STEP = 8
 
 
 def check(options: Options, demand: Demand) -> None:
+    """Raise KernelError for chips, dtypes and sizes that the kernel cannot take."""
     instead = "--quantized-matmul reference"
     if options.device_kind.startswith("NVIDIA") and not HOPPER.match(options.device_kind):
         raise KernelError(
@@ -49,8 +50,7 @@ def check(options: Options, demand: Demand) -> None:
     if demand.contracted % DEPTHS[-1] or columns % STEP:
         raise KernelError(
             f"a weight of {demand.contracted} x {columns}: the GPU kernel has multiples of "
-            f"{DEPTHS[-1]} x {STEP} "
-            f"({instead})"
+            f"{DEPTHS[-1]} x {STEP} ({instead})"
         )
 
 
@@ -60,16 +60,19 @@ def multiply(
     scales: Float[Array, "G *N"],
     options: Options,
 ) -> Float[Array, "T *N"]:
-    (rows, contracted), columns = x.shape, math.prod(numbers.shape[1:])
+    """Return rows times the weight, in float32; see `api.QuantizedMatmul.multiply`."""
+    rows, contracted = x.shape
+    columns = math.prod(numbers.shape[1:])
     plan = plan_of(rows, contracted, columns, contracted // len(scales), options.device_kind)
-    by_column = jnp.moveaxis(numbers, 0, -1).reshape(columns, contracted)  # as it lies in memory
+    # The order in which the weight lies in memory: nothing is moved.
+    by_column = jnp.moveaxis(numbers, 0, -1).reshape(columns, contracted)
 
     def quantized_matmul(*refs: Any) -> None:
-        Body(plan, Given(*refs[:3]), refs[3], Shared(*refs[4:])).run()
+        Body(plan, Inputs(*refs[:3]), refs[3], Shared(*refs[4:])).run()
 
     x = jnp.pad(x, ((0, -rows % plan.staged), (0, 0)))
     parts = plgpu.kernel(
-        quantized_matmul,  # in profiles by this name
+        quantized_matmul,  # the name that profiles show
         out_type=jax.ShapeDtypeStruct((plan.splits, columns, len(x)), jnp.float32),
         scratch_types=_scratch(plan),
         grid=(plan.cores,),
@@ -82,7 +85,9 @@ def multiply(
 
 
 def _scratch(plan: Plan) -> Shared:
-    bfloat16, float32 = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)
+    """Return the shared memory and barriers of a thread block."""
+    bfloat16 = jnp.dtype(jnp.bfloat16)
+    float32 = jnp.dtype(jnp.float32)
     return Shared(
         x=_tiled((plan.stages, plan.rows, plan.depth), bfloat16, min(plan.group, 64)),
         numbers=_tiled((plan.stages, plan.columns, plan.depth), jnp.dtype(jnp.int4), plan.depth),
@@ -94,11 +99,13 @@ def _scratch(plan: Plan) -> Shared:
 
 
 def _tiled(shape: tuple[int, ...], dtype: jnp.dtype, wide: int) -> Any:
-    """Shared memory in tiles of so many columns: of what is multiplied, those of an operand in
-    registers.
+    """Return shared memory in tiles of `wide` columns.
+
+    Of operands of a product, the width is that of the operand in registers.
     """
+    # Annotated as Any, since their types say that they are abstract.
     tiling: Any = plgpu.TilingTransform
-    swizzling: Any = plgpu.SwizzleTransform  # abstract, says their type
+    swizzling: Any = plgpu.SwizzleTransform
     return plgpu.SMEM(
         shape,
         dtype,

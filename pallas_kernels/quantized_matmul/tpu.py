@@ -1,11 +1,11 @@
 """The quantized matrix product on TPUs, in Pallas.
 
-The grid goes over tiles of columns, each with all of K, that Pallas's pipeline brings while the one
-before is used. A tile's numbers become bfloat16 in vector registers, on their way to the matrix
-unit. Of few rows and groups of 128, each group's product is scaled, which is exact; else the
-numbers are, in float32: a product of a group of 32 would leave three quarters of the matrix unit
-idle. Where there are more rows than meet a tile at once, it is converted once and kept in vector
-memory for all of them.
+The grid goes over tiles of columns, each with all of K, which Pallas's pipeline fetches while the
+tile before is used. A tile's numbers become bfloat16 in vector registers, on their way to the
+matrix unit. With few rows and groups of 128, each group's product is scaled, which is exact.
+Otherwise the numbers are scaled, in float32: a product of a group of 32 would leave three quarters
+of the matrix unit idle. Where there are more rows than meet a tile at once, the tile is converted
+once and kept in vector memory for all of them.
 
 Weights have to lie in memory with K next to the last dimension (`sharding.params.memory_order`).
 Dimensions before the last one are parts, whose columns lie side by side in the result.
@@ -23,15 +23,18 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int4
 
 from pallas_kernels.errors import KernelError
-from pallas_kernels.grouped_matmul.tpu_plan import LANES
+from pallas_kernels.grouped_matmul.tpu_plan import TILE_LANES
 from pallas_kernels.quantized_matmul.api import GROUPS, Demand, Options
 from pallas_kernels.quantized_matmul.tpu_plan import FEW, Plan, plan_of
 
-NARROW = (32, 64)
-EXACT_GROUP = 128  # whose products are scaled, as many numbers as older matrix units sum up at once
+NARROW = (32, 64)  # columns of parts so narrow that several fill a register
+# Size of the groups whose products are scaled and not their numbers: as many numbers as older
+# matrix units sum up at once.
+EXACT_GROUP = 128
 
 
 def check(options: Options, demand: Demand) -> None:
+    """Raise KernelError for dtypes and sizes that the kernel cannot take."""
     instead = "--quantized-matmul reference"
     if demand.dtype != jnp.bfloat16:
         raise KernelError(
@@ -42,18 +45,19 @@ def check(options: Options, demand: Demand) -> None:
         raise KernelError(
             f"groups of {demand.group} numbers: the TPU kernel has {GROUPS} ({instead})"
         )
-    if demand.turned:
+    if demand.transposed:
         raise KernelError(
             f"a weight whose last dimension is summed over: the TPU kernel takes none ({instead})"
         )
     *parts, columns = demand.columns
-    narrow = columns in NARROW and math.prod(parts) % (LANES // columns) == 0
-    if math.prod(parts) > 1 and columns % LANES and not narrow:
+    narrow = columns in NARROW and math.prod(parts) % (TILE_LANES // columns) == 0
+    if math.prod(parts) > 1 and columns % TILE_LANES and not narrow:
         raise KernelError(
             f"a weight in {math.prod(parts)} parts of {columns} columns: on a TPU they are "
-            f"multiples of {LANES}, or of "
-            f"{NARROW} columns so many that they fill as much ({instead})"
+            f"multiples of {TILE_LANES}, or of {NARROW} columns so many that they fill as much "
+            f"({instead})"
         )
+    # Raises KernelError when no tile fits; few rows and many rows have plans of their own.
     for rows in (FEW, FEW + 1):
         plan_of(
             rows, demand.contracted, math.prod(parts), columns, demand.group, options.device_kind
@@ -66,25 +70,29 @@ def multiply(
     scales: Float[Array, "G *N"],
     options: Options,
 ) -> Float[Array, "T *N"]:
-    (rows, contracted), (*parts, columns) = x.shape, numbers.shape[1:]
-    count, group = math.prod(parts), contracted // len(scales)
+    """Return rows times the weight, in float32; see `api.QuantizedMatmul.multiply`."""
+    rows, contracted = x.shape
+    *parts, columns = numbers.shape[1:]
+    count = math.prod(parts)
+    group = contracted // len(scales)
     plan = plan_of(rows, contracted, count, columns, group, options.device_kind)
 
     def in_parts(weight: jax.Array) -> jax.Array:
-        return jnp.moveaxis(weight, 0, -2).reshape(
-            count, len(weight), columns
-        )  # as it lies in memory
+        """Return a weight, or its scales, as [parts, length, columns]."""
+        # The order in which the weight lies in memory: nothing is moved.
+        return jnp.moveaxis(weight, 0, -2).reshape(count, len(weight), columns)
 
     tiles = -(-columns // plan.columns)  # of a part
 
     def tile(length: int) -> pl.BlockSpec:
+        """Return the blocks of an array [parts, length, columns]."""
         return pl.BlockSpec(
             (plan.parts, length, plan.columns), lambda part, column, row: (part, 0, column)
         )
 
     converted = pltpu.VMEM((plan.parts, contracted, plan.columns), jnp.bfloat16)
     product = pl.pallas_call(
-        partial(_multiply_kept if plan.kept else _multiply_few, plan, group),
+        partial(_multiply_kept if plan.keeps_converted else _multiply_few, plan, group),
         out_shape=jax.ShapeDtypeStruct((rows, count * columns), jnp.float32),
         grid=(count // plan.parts, tiles, -(-rows // plan.rows)),
         in_specs=[
@@ -96,7 +104,7 @@ def multiply(
             (plan.rows, plan.parts * plan.columns),
             lambda part, column, row: (row, part * tiles + column),
         ),
-        scratch_shapes=[converted] if plan.kept else [],
+        scratch_shapes=[converted] if plan.keeps_converted else [],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "arbitrary"), vmem_limit_bytes=plan.limit
         ),
@@ -106,11 +114,14 @@ def multiply(
 
 
 def _multiply_few(plan: Plan, group: int, x: Any, numbers: Any, scales: Any, out: Any) -> None:
-    """x [rows, K], numbers [parts, K, columns], scales [parts, G, columns], out [rows, parts *
+    """Multiply few rows with a tile whose numbers are converted on the way.
+
+    x [rows, K], numbers [parts, K, columns], scales [parts, G, columns], out [rows, parts *
     columns].
     """
 
     def add(part: int, nth: jax.Array | int, sums: jax.Array) -> jax.Array:
+        """Return the sums with the product of a part's nth chunk of K added."""
         begin = nth * plan.chunk
         some = x[:, _at(begin, plan.chunk)]
         if group != EXACT_GROUP:
@@ -137,7 +148,10 @@ def _multiply_few(plan: Plan, group: int, x: Any, numbers: Any, scales: Any, out
 def _multiply_kept(
     plan: Plan, group: int, x: Any, numbers: Any, scales: Any, out: Any, converted: Any
 ) -> None:
-    """converted [parts, K, columns] bfloat16: filled when the tile's first rows come."""
+    """Multiply a block of rows with a tile that is converted once and kept.
+
+    converted [parts, K, columns] bfloat16 is filled when the tile's first rows come.
+    """
 
     @pl.when(pl.program_id(2) == 0)
     def _() -> None:
@@ -156,7 +170,7 @@ def _multiply_kept(
 def _converted(
     plan: Plan, group: int, numbers: Any, scales: Any, nth: jax.Array | int
 ) -> jax.Array:
-    """A chunk of a part in bfloat16, scaled in float32."""
+    """Return a part's nth chunk of K in bfloat16, scaled in float32."""
     wide = numbers[_at(nth * plan.chunk, plan.chunk)].astype(jnp.float32)
     groups = plan.chunk // group
     scaled = [
@@ -167,8 +181,10 @@ def _converted(
 
 
 def _at(begin: jax.Array | int, size: int) -> Any:
+    """Return a slice; a begin known to the device alone is a multiple of the size."""
     return pl.ds(begin if isinstance(begin, int) else pl.multiple_of(begin, size), size)
 
 
 def _dot(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """Return the product in float32."""
     return jnp.dot(x, weight, preferred_element_type=jnp.float32)

@@ -1,48 +1,51 @@
-"""How the TPU kernel cuts a quantized product into tiles, by chip and shape."""
+"""Sizes of the TPU kernel's tiles of a quantized weight, by chip and shape."""
 
 from itertools import product
 from typing import Final, NamedTuple
 
 from pallas_kernels.errors import KernelError
-from pallas_kernels.grouped_matmul.tpu_plan import LANES, LEAST_MEMORY, MIB, VECTOR_MEMORY
+from pallas_kernels.grouped_matmul.tpu_plan import LEAST_MEMORY, MIB, TILE_LANES, VECTOR_MEMORY
 
-FEW: Final = (
-    128  # rows that meet a tile's numbers while they are converted; more find the tile converted
-)
-HEIGHTS: Final = (256, 128)  # of a tile of more rows
-LOWEST: Final = 64  # where nothing else fits
+# Rows that meet a tile's numbers while they are converted; more rows find the tile converted.
+FEW: Final = 128
+HEIGHTS: Final = (256, 128)  # rows of a tile, where there are more than FEW
+LOWEST: Final = 64  # rows of a tile, where nothing else fits
 WIDTHS: Final = (512, 256, 128)  # columns of a tile
-CHUNK: Final = 1024  # of K, that are converted and multiplied together
-SPARED: Final = 8  # one part in so many of vector memory, for what the compiler puts there beside
+CHUNK: Final = 1024  # numbers of K that are converted and multiplied together
+SPARED: Final = 8  # one eighth of vector memory is left to the compiler
 
 
 class Plan(NamedTuple):
-    """A tile is `parts` of the weight, all of K and so many columns of each."""
+    """A tile: `parts` parts of the weight, all of K and `columns` columns of each."""
 
     rows: int
     parts: int
     columns: int
-    chunk: int  # of K
-    kept: bool  # whether the converted tile is, for the next rows
+    chunk: int  # numbers of K that are converted together
+    keeps_converted: bool  # the converted tile is kept for the next rows
     limit: int  # bytes of vector memory that the compiler may take
 
 
 def plan_of(
     rows: int, contracted: int, parts: int, columns: int, group: int, device_kind: str
 ) -> Plan:
-    """The largest tile that fits. KernelError when none does."""
+    """Return the plan with the largest tile that fits; KernelError when none does."""
     memory = VECTOR_MEMORY.get(device_kind, LEAST_MEMORY) * MIB
     tiles = (
         [(width, rows) for width in WIDTHS]
         if rows <= FEW
-        else [*product(WIDTHS, HEIGHTS), (LANES, LOWEST)]
+        else [*product(WIDTHS, HEIGHTS), (TILE_LANES, LOWEST)]
     )
     for width, height in tiles:
         some_parts, some_columns = _tile(parts, columns, width)
-        lanes = -(-some_columns // LANES) * LANES
-        tile, chunk = some_parts * lanes, _chunk(contracted, group)
+        lanes = -(-some_columns // TILE_LANES) * TILE_LANES
+        tile = some_parts * lanes
+        chunk = _chunk(contracted, group)
         kept = rows > height
-        numbers, scales = tile * contracted // 2, 4 * tile * contracted // group
+        numbers = tile * contracted // 2
+        scales = 4 * tile * contracted // group
+        # Two buffers of everything that the pipeline brings; then the converted tile, and a chunk
+        # in float32, scaled, and in bfloat16: 10 bytes for each number.
         used = 2 * (numbers + scales + 2 * height * contracted + 4 * height * tile)
         used += (2 * contracted * tile if kept else 0) + 10 * chunk * lanes
         if used <= memory - memory // SPARED:
@@ -57,26 +60,32 @@ def plan_of(
 
 
 def _tile(parts: int, columns: int, width: int) -> tuple[int, int]:
-    """Parts, and columns of each, that lie beside each other in the result and fill its registers'
-    lanes.
+    """Return the parts of a tile, and the columns of each.
+
+    They lie beside each other in the result and fill the lanes of its registers.
     """
     if parts == 1:
-        return 1, min(width, -(-columns // LANES) * LANES)
-    if columns < LANES:
-        whole = LANES // columns
+        return 1, min(width, -(-columns // TILE_LANES) * TILE_LANES)
+    if columns < TILE_LANES:
+        whole = TILE_LANES // columns
         return next(n for n in range(width // columns, 0, -whole) if parts % n == 0), columns
     wide = next(
-        n for n in range(min(width, columns) // LANES * LANES, 0, -LANES) if columns % n == 0
+        n
+        for n in range(min(width, columns) // TILE_LANES * TILE_LANES, 0, -TILE_LANES)
+        if columns % n == 0
     )
     some = next(n for n in range(max(width // wide, 1), 0, -1) if parts % n == 0)
     return (some, wide) if wide == columns else (1, wide)
 
 
 def _chunk(contracted: int, group: int) -> int:
-    """The largest part of K that divides it, has whole groups and begins at a whole register; or
-    all of it.
+    """Return the largest part of K that divides it and begins at a whole register, or all of K.
+
+    A part of whole registers has whole groups.
     """
     fitting = (
-        n for n in range(min(CHUNK, contracted) // LANES * LANES, 0, -LANES) if contracted % n == 0
+        n
+        for n in range(min(CHUNK, contracted) // TILE_LANES * TILE_LANES, 0, -TILE_LANES)
+        if contracted % n == 0
     )
     return next(fitting, contracted)

@@ -54,7 +54,7 @@ def counted(
         case.run(len(new) if decode else TOKENS, decode=decode)
         jax.effects_barrier()
     compiled.cache_clear()
-    options = Options(shape.layout, 1.0, shape.window, most=1 if decode else None)
+    options = Options(shape.layout, 1.0, shape.window, max_row_tokens=1 if decode else None)
     moved, _ = traffic(options, shape.heads, cached, new, num_tokens=len(new) if decode else TOKENS)
     return sum(copied), moved.pages + moved.inserted
 
@@ -83,7 +83,7 @@ def test_a_decode_is_within_five_percent_of_the_floor(name: str) -> None:
     for rows in ROWS:
         for context in CONTEXTS:
             moved, _ = traffic(
-                Options(layout, 1.0, most=1),
+                Options(layout, 1.0, max_row_tokens=1),
                 heads,
                 spread(context, rows, layout.page_size),
                 [1] * rows,

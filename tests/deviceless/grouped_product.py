@@ -126,7 +126,9 @@ def compile_for(
         return jax.ShapeDtypeStruct(shape, dtype, sharding=row_major(len(shape)))
 
     x = argument(product.dtype, demand.rows, demand.contracted)
-    weight = argument(demand.kept, demand.experts, demand.parts, demand.contracted, demand.columns)
+    weight = argument(
+        demand.stored_dtype, demand.experts, demand.parts, demand.contracted, demand.columns
+    )
     scales = (
         argument("float32", *weight.shape[:2], demand.scales, demand.columns)
         if demand.scales

@@ -18,7 +18,7 @@ from _pytest.mark.structures import ParameterSet
 from jaxserve.plan.hlo.inspection import find_copies
 from jaxserve.plan.hlo.parser import Module, parse
 from pallas_kernels.paged_attention import tpu
-from pallas_kernels.paged_attention.lanes import LANES
+from pallas_kernels.paged_attention.lanes import TILE_LANES
 from pallas_kernels.paged_attention.tpu_plan import Plan, plan_of
 from sharding.chips import CHIPS
 from tests.deviceless.attention_step import Step, compile_for
@@ -81,7 +81,7 @@ def temporaries_bound(step: Step, plan: Plan) -> int:
     itemsize = jnp.dtype(step.dtype).itemsize
     by_token = step.tokens * step.heads * (step.head_dim + layout.out_dim) * itemsize
     rows = (step.tokens // plan.tokens + step.rows) * step.kv_heads * -(-plan.rows // 16) * 16
-    by_tile = rows * ((lanes.keys + lanes.value_lanes) * itemsize + step.lse * LANES * 4)
+    by_tile = rows * ((lanes.keys + lanes.value_lanes) * itemsize + step.lse * TILE_LANES * 4)
     in_pages = (step.tokens + 2 * step.rows * step.page_size) * step.kv_heads
     by_page = in_pages * (lanes.total * layout.dtype.itemsize + layout.scaled * 2 * 4)
     return by_token + 2 * (by_tile + by_page) + 2**22

@@ -1,8 +1,7 @@
-"""Cases of paged attention and what they must give: dense attention in numpy, float64, one head at
-a time.
+"""Cases of paged attention, and their expected results from dense attention in float64 numpy.
 
 Any implementation of the contract is run through them. Pages lie in random order, and whatever no
-query may read is poison: free pages, dead tails, unused entries of the tables, and what lies before
+query may read is poison: free pages, dead tails, unused entries of the tables, and positions before
 the window of a row's first token.
 """
 
@@ -31,7 +30,7 @@ LARGEST = {np.dtype(np.int8): 127.0, np.dtype(ml_dtypes.float8_e4m3fn): 448.0}
 
 @dataclass(frozen=True)
 class Shape:
-    """dtype: of queries, keys and values; stored: of pages."""
+    """Sizes of a case; dtype: of queries, keys and values; stored: of pages."""
 
     heads: int
     kv_heads: int
@@ -68,13 +67,20 @@ class Shape:
 
     @property
     def scale(self) -> float:
-        """Not what anybody would guess."""
+        """Return a scale other than the usual one, so that a kernel that ignores it is caught."""
         return 0.9 * self.head_dim**-0.5
 
     def options(self, *, decode: bool) -> Options:
-        most, kind = 1 if decode else None, jax.devices()[0].device_kind
+        max_row_tokens = 1 if decode else None
+        kind = jax.devices()[0].device_kind
         return Options(
-            self.layout, self.scale, self.window, self.softcap, most, lse=True, device_kind=kind
+            self.layout,
+            self.scale,
+            self.window,
+            self.softcap,
+            max_row_tokens,
+            lse=True,
+            device_kind=kind,
         )
 
     def scores(self, products: np.ndarray) -> np.ndarray:
@@ -82,12 +88,12 @@ class Shape:
         return scaled if self.softcap is None else self.softcap * np.tanh(scaled / self.softcap)
 
     def seen(self, queries: np.ndarray) -> np.ndarray:
-        """[M, S]: which positions the queries see."""
+        """Return which positions the queries see, [M, S]."""
         distance = queries[:, None] - np.arange(self.context)
         return (distance >= 0) & (distance < (self.window or self.context))
 
     def as_stored(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Vectors [..., H] as pages hold them, and their scales [...] where pages have some."""
+        """Return vectors [..., H] as pages hold them, and their scales [...] if pages have some."""
         if np.dtype(self.stored) not in LARGEST:
             return x.astype(self.stored), None
         wide = x.astype(np.float32)
@@ -135,7 +141,8 @@ SHAPES = [
         sinks=True,
     ),
 ]
-BF16, FP8 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn
+BF16 = ml_dtypes.bfloat16
+FP8 = ml_dtypes.float8_e4m3fn
 BF16_SHAPES = [
     replace(shape, dtype=BF16, stored=BF16)
     for shape in (
@@ -191,7 +198,7 @@ BF16_TOLERANCE = 2e-2  # weights are rounded before they meet values around 1, a
 
 @cache
 def compiled(attention: PagedAttention, options: Options) -> Callable[..., Attended]:
-    """attend(q, k, v, pages, ragged, sinks); the pages are donated."""
+    """Return a compiled attend(q, k, v, pages, ragged, sinks); the pages are donated."""
     return jax.jit(
         lambda *arguments: attention.attend(*arguments[:5], options, *arguments[5:]),
         donate_argnums=3,
@@ -200,12 +207,11 @@ def compiled(attention: PagedAttention, options: Options) -> Callable[..., Atten
 
 @dataclass
 class Case:
-    """Rows with `cached` tokens in pages before the step and `new` ones in it; every number random,
-    by row seed.
+    """Rows with `cached` tokens in pages before the step and `new` ones in it, with random numbers.
 
-    new: in the order that the contract wants, see `ordered`. poisoned: rows of which every number
-    is NaN. done: rows that ended before the step: their tokens are not to be stored, and their
-    results are nobody's.
+    Numbers depend on the row's seed alone. new: in the order of the contract, see `ordered`.
+    poisoned: rows whose numbers are all NaN. done: rows that ended before the step: their tokens
+    must not be stored, and their results are not checked.
     """
 
     attention: PagedAttention
@@ -242,10 +248,13 @@ class Case:
         self.tables, self.pages = self._paged()
 
     def _paged(self) -> tuple[np.ndarray, Pages]:
-        """Canonical pages [P, K, Z, H] with the cached tokens that queries see, and tables for all
-        tokens.
+        """Return canonical pages [P, K, Z, H] with the cached tokens that queries see, and the
+        tables.
+
+        The tables have entries for all tokens.
         """
-        s, rng = self.shape, np.random.default_rng(self.order)
+        s = self.shape
+        rng = np.random.default_rng(self.order)
         free = rng.permutation(ROWS * s.width + 2)
         tables = rng.choice(free, (ROWS, s.width)).astype(np.int32)
         pages = _poisoned(s, len(free))
@@ -271,13 +280,20 @@ class Case:
         return np.concatenate([[0], np.cumsum(self.new)]).astype(np.int32)
 
     def run(
-        self, tokens: int, *, decode: bool, most: int | None = None, options: Options | None = None
+        self,
+        tokens: int,
+        *,
+        decode: bool,
+        max_row_tokens: int | None = None,
+        options: Options | None = None,
     ) -> Attended:
-        """The step: its new tokens packed into `tokens`. Queries that belong to no row are NaN.
+        """Run the step with its new tokens packed into `tokens`.
 
-        most: of Options, where it is no decode step. options: instead of the shape's own.
+        Queries that belong to no row are NaN. max_row_tokens: as in `Options`, for a step that is
+        no decode step. options: replaces the options of the shape.
         """
-        s, live = self.shape, int(self.starts[-1])
+        s = self.shape
+        live = int(self.starts[-1])
         row = np.repeat(np.arange(ROWS), self.new)
         position = np.concatenate(
             [np.arange(n - size, n) for n, size in zip(self.lengths, self.new, strict=True)]
@@ -287,7 +303,8 @@ class Case:
         ]
         for part, vectors in zip(parts, (self.q, self.k, self.v), strict=True):
             part[:live] = [vectors[r][p] for r, p in zip(row, position, strict=True)] if live else 0
-        page, offset = np.full(tokens, len(self.pages.k), np.int32), np.zeros(tokens, np.int32)
+        page = np.full(tokens, len(self.pages.k), np.int32)
+        offset = np.zeros(tokens, np.int32)
         page[:live] = np.where(
             np.isin(row, self.done), page[:live], self.tables[row, position // s.page_size]
         )
@@ -297,7 +314,9 @@ class Case:
         ragged = Ragged(self.tables, self.lengths, self.starts, split, page, offset)
         q, k, v = parts
         pages = self._in_memory()
-        options = options or replace(s.options(decode=decode), most=1 if decode else most)
+        options = options or replace(
+            s.options(decode=decode), max_row_tokens=1 if decode else max_row_tokens
+        )
         found = compiled(self.attention, options)(
             q, k, None if s.value_dim else v, pages, ragged, self.sinks
         )
@@ -308,7 +327,7 @@ class Case:
         return found
 
     def _in_memory(self) -> Pages:
-        """The pages as the implementation lays them out."""
+        """Return the pages as the implementation lays them out."""
         num_pages = len(self.pages.k)
         canonical = jax.tree.map(lambda x: jnp.asarray(x.swapaxes(1, 2)), self.pages)
         return self.attention.write_back(
@@ -319,10 +338,10 @@ class Case:
         )
 
     def _check_pages(self, after: Pages) -> None:
-        """New tokens are where they belong and nothing else has changed, bit for bit.
+        """Check that new tokens are stored in their places and that nothing else has changed.
 
-        But for numbers of 8 bits and their scales: where a quotient lies between two of them,
-        either will do. What becomes of NaN in 8 bits nobody promises.
+        The comparison is bit for bit, except for 8-bit numbers and their scales: where a quotient
+        lies between two numbers, either is right. NaN in 8 bits has no defined result.
         """
         self.written = jax.tree.map(np.copy, self.pages)
         for row, size in enumerate(self.new):
@@ -345,7 +364,7 @@ class Case:
         self.written = found
 
     def _read(self, row: int, name: str) -> np.ndarray:
-        """A row's keys ("k") or values ("v") as they lie in pages after the step, [S, K, H]
+        """Return a row's keys ("k") or values ("v") from the pages after the step, [S, K, H]
         float64.
         """
         positions = np.arange(self.shape.context)
@@ -354,21 +373,21 @@ class Case:
             slice(None),
             positions % self.shape.page_size,
         )
-        stored, scale = (
-            getattr(self.written, name)[at].astype(np.float64),
-            getattr(self.written, f"{name}_scale"),
-        )
+        stored = getattr(self.written, name)[at].astype(np.float64)
+        scale = getattr(self.written, f"{name}_scale")
         with np.errstate(invalid="ignore"):  # NaN, in the rows of poisoned neighbours
             return stored if scale is None else stored * scale[at][..., None]
 
     def decoded(self) -> tuple[np.ndarray, np.ndarray]:
-        """out [R, N, V] and lse [R, N]."""
+        """Return out [R, N, V] and lse [R, N] of a decode step."""
         found = self.run(ROWS, decode=True)
         return np.asarray(found.out), np.asarray(found.lse)
 
     def prefilled(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Per row out [new, N, V] and lse [new, N]. Tokens that belong to no row must give
-        zeros."""
+        """Return out [new, N, V] and lse [new, N] of each row.
+
+        Tokens that belong to no row must have zeros.
+        """
         found = self.run(TOKENS, decode=False)
         *out, rest = np.split(np.asarray(found.out), self.starts[1:])
         assert not rest.any()
@@ -377,30 +396,32 @@ class Case:
         return out, lse
 
     def expected(self, row: int) -> tuple[np.ndarray, np.ndarray]:
-        """Dense attention of a row's new queries: out [new, N, V] and lse [new, N], float64."""
+        """Return dense attention of a row's new queries: out [new, N, V], lse [new, N], float64."""
         s = self.shape
         positions = np.arange(self.lengths[row] - self.new[row], self.lengths[row])
-        groups, visible = s.heads // s.kv_heads, s.seen(positions)
-        q, k = self.q[row][positions].astype(np.float64), self._read(row, "k")
+        groups = s.heads // s.kv_heads
+        visible = s.seen(positions)
+        q = self.q[row][positions].astype(np.float64)
+        k = self._read(row, "k")
         v = self._read(row, "v") if s.value_dim is None else k[..., : s.value_dim]
         k, v = (np.where(visible.any(0)[:, None, None], x, 0) for x in (k, v))  # poison
-        out, lse = np.empty((len(q), s.heads, v.shape[-1])), np.empty((len(q), s.heads))
+        out = np.empty((len(q), s.heads, v.shape[-1]))
+        lse = np.empty((len(q), s.heads))
         for head in range(s.heads):
             scores = np.where(visible, s.scores(q[:, head] @ k[:, head // groups].T), -np.inf)
             weights = np.exp(scores)
             total = weights.sum(-1) + (
                 0 if self.sinks is None else np.exp(np.float64(self.sinks[head]))
             )
-            out[:, head], lse[:, head] = (
-                weights @ v[:, head // groups] / total[:, None],
-                np.log(total),
-            )
+            out[:, head] = weights @ v[:, head // groups] / total[:, None]
+            lse[:, head] = np.log(total)
         return out, lse
 
 
 def _same(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """Where numbers in pages are what they have to be."""
-    a, b = ours.astype(np.float32), theirs.astype(np.float32)
+    """Return where numbers in pages are what they have to be."""
+    a = ours.astype(np.float32)
+    b = theirs.astype(np.float32)
     if theirs.dtype == np.int8:
         return np.abs(a - b) <= 1
     if theirs.dtype in LARGEST:
@@ -409,7 +430,7 @@ def _same(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
 
 
 def _poisoned(s: Shape, num_pages: int) -> Pages:
-    """Pages of which nothing may be read: NaN, or numbers with NaN for a scale."""
+    """Return pages that may not be read: NaN, or numbers with NaN for a scale."""
 
     def pool() -> tuple[np.ndarray, np.ndarray | None]:
         shape = (num_pages, s.kv_heads, s.page_size)

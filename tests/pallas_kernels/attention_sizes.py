@@ -1,4 +1,4 @@
-"""How many tokens the rows of a case have, drawn with a liking for borders."""
+"""Strategies for the number of tokens of a case's rows, with a preference for borders."""
 
 from collections.abc import Sequence
 
@@ -8,13 +8,12 @@ from tests.pallas_kernels.attention_case import ROWS, TOKENS, Shape
 
 
 def ordered(new: Sequence[int]) -> list[int]:
-    """Chunk sizes in the contract's order: single tokens, longer chunks, none."""
+    """Return chunk sizes in the contract's order: single tokens, longer chunks, none."""
     return sorted(new, key=lambda size: (size == 0, size != 1))
 
 
 def border_lengths(shape: Shape) -> st.SearchStrategy[list[int]]:
-    """Lengths around the borders of pages, of blocks of 64 and of the table; empty rows among
-    them."""
+    """Draw lengths around the borders of pages, of blocks of 64 and of the table, and 0."""
     borders = [
         n + d
         for n in (0, shape.page_size, 2 * shape.page_size, 64, 128, shape.context)
@@ -26,17 +25,19 @@ def border_lengths(shape: Shape) -> st.SearchStrategy[list[int]]:
 
 @st.composite
 def decodes(draw: st.DrawFn, shape: Shape) -> tuple[list[int], list[int]]:
-    """cached and new tokens per row: one new token in each row that is not empty."""
+    """Draw cached and new tokens per row: one new token in each row that is not empty."""
     lengths = sorted(draw(border_lengths(shape)), key=lambda length: length == 0)
     return [max(n - 1, 0) for n in lengths], [min(n, 1) for n in lengths]
 
 
 @st.composite
 def chunks(draw: st.DrawFn, shape: Shape) -> tuple[list[int], list[int]]:
-    """cached and new tokens per row: prompts from the start, continuations, drafts, decodes and
-    empty rows.
+    """Draw cached and new tokens per row.
+
+    Rows are prompts from the start, continuations, drafts, decodes and empty rows.
     """
-    new, left = [], TOKENS
+    new = []
+    left = TOKENS
     for _ in range(ROWS):
         size = min(
             draw(st.sampled_from([0, 0, 1, 1, 2, 5, 31, 32, 33, 50, 70])), left, shape.context

@@ -1,8 +1,7 @@
-"""Cases of the grouped matrix product and what they must give: one expert after the other in numpy,
-float64.
+"""Cases of the grouped matrix product, and their expected results in float64 numpy.
 
-Any implementation of the contract is run through them. What is nobody's is NaN: padding, and blocks
-without rows.
+Any implementation of the contract is run through them. What has no defined result is NaN: padding,
+and blocks without rows.
 """
 
 from collections.abc import Sequence
@@ -24,9 +23,10 @@ BF16 = ml_dtypes.bfloat16
 
 @dataclass(frozen=True)
 class Shape:
-    """rows: of every expert. spare: blocks without rows, behind those that hold some.
+    """Sizes of a case.
 
-    numbers: the dtype of a weight that has scales, scales: of a column.
+    rows: of every expert. spare: blocks without rows, behind those that hold some. numbers: the
+    dtype of a weight that has scales, scales: of a column.
     """
 
     rows: tuple[int, ...]
@@ -52,7 +52,7 @@ class Shape:
 
     @property
     def owners(self) -> list[int]:
-        """The expert of every live block."""
+        """Return the expert of every live block."""
         return [
             expert for expert, rows in enumerate(self.rows) for _ in range(-(-rows // self.block))
         ]
@@ -119,14 +119,15 @@ class Operands(NamedTuple):
 
 
 def operands(shape: Shape, seed: int = 0) -> Operands:
-    """Random, and NaN where nobody should look: padding, blocks without rows, weights of experts
-    without rows.
+    """Return random operands, with NaN in what must not be read.
 
-    A weight is around 1, and so is one that has scales, which differ by as much.
+    That is padding, blocks without rows, and weights of experts without rows. Weights are around 1,
+    and so are the products of numbers and scales, which differ by as much.
     """
     rng = np.random.default_rng(seed)
     x = np.full((shape.demand.rows, shape.contracted), np.nan, shape.dtype)
-    sizes, scales = (shape.experts, shape.parts, shape.contracted, shape.columns), None
+    sizes = (shape.experts, shape.parts, shape.contracted, shape.columns)
+    scales = None
     weight = rng.normal(size=sizes).astype(shape.dtype)
     if shape.numbers:
         largest = LARGEST[shape.numbers]
@@ -144,7 +145,7 @@ def operands(shape: Shape, seed: int = 0) -> Operands:
 
 
 def stands_for(shape: Shape, given: Operands) -> np.ndarray:
-    """The weight in float64, [E, C, K, N]; numbers with scales in groups are rounded as x is."""
+    """Return the weight in float64, [E, C, K, N]; with scales in groups, rounded as x is."""
     weight = given.weight.astype(np.float64)
     if given.scales is None:
         return weight
@@ -158,17 +159,16 @@ def stands_for(shape: Shape, given: Operands) -> np.ndarray:
 
 
 def _begin(shape: Shape, expert: int) -> int:
-    """The first row of an expert."""
+    """Return the first row of an expert."""
     return sum(-(-rows // shape.block) for rows in shape.rows[:expert]) * shape.block
 
 
 def check(kernel: GroupedMatmul, shape: Shape, seed: int = 0) -> None:
-    """The kernel takes the shape, and every row of every expert is right, whatever is NaN beside
-    it.
-    """
+    """Check that the kernel takes the shape and that every expert's rows are right, beside NaN."""
     kernel.check(shape.options, shape.demand)
     given = operands(shape, seed)
-    x, weight = given.x, stands_for(shape, given)
+    x = given.x
+    weight = stands_for(shape, given)
     found = compiled(kernel, shape.options)(*given)
     # Interpreters run kernels in threads that XLA:CPU may starve for what is dispatched meanwhile.
     jax.block_until_ready(found)
@@ -181,7 +181,10 @@ def check(kernel: GroupedMatmul, shape: Shape, seed: int = 0) -> None:
 
 
 def tolerance(shape: Shape) -> dict[str, float]:
-    """Of sums of K products around 1 in float32, and of a bfloat16 result its own rounding."""
+    """Return the tolerated error of float32 sums of K products around 1.
+
+    A bfloat16 result adds its own rounding.
+    """
     return {"atol": 4 * 2**-23 * shape.contracted, "rtol": 2**-8 if shape.out_dtype is BF16 else 0}
 
 
@@ -195,12 +198,13 @@ ALL_KEPT: tuple[Kept, ...] = ((None, 0), *product(LARGEST, (0, 32)))
 def shapes(
     draw: st.DrawFn, dtype: type, blocks: Sequence[int], kept: Sequence[Kept] = ALL_KEPT
 ) -> Shape:
-    """Experts with no, few and many rows; sizes that are and are no multiples of tiles."""
+    """Draw experts with no, few and many rows, and sizes that are and are no multiples of tiles."""
     block = draw(st.sampled_from(blocks))
     most = st.sampled_from([0, 0, 1, block - 1, block, block + 1, 3 * block])
     rows = draw(st.lists(most, min_size=1, max_size=6))
     contracted, columns = (draw(st.sampled_from([64, 128, 192, 256, 320, 384])) for _ in range(2))
-    parts, spare = draw(st.integers(1, 2)), draw(st.integers(0, 2))
+    parts = draw(st.integers(1, 2))
+    spare = draw(st.integers(0, 2))
     numbers, group = draw(st.sampled_from(kept))
     scales = contracted // (group or contracted) if numbers else 0
     spare = spare or int(not any(rows))

@@ -1,4 +1,4 @@
-"""What every Pallas kernel of paged attention is put to, beside the cases of its own shapes."""
+"""Checks that every Pallas kernel of paged attention must pass, beside its own shapes' cases."""
 
 from dataclasses import replace
 
@@ -9,10 +9,13 @@ from tests.pallas_kernels.attention_case import ROWS, Case, Shape
 
 
 def decode_cases(attention: PagedAttention, shape: Shape) -> list[Case]:
-    """Rows that begin, that end a page, that begin one, that fill the table; none at all; one that
-    was done.
+    """Draw decode steps.
+
+    Rows begin, end a page, begin a page, or fill the table; a step may have no row, or one that
+    ended before.
     """
-    page, whole = shape.page_size, shape.context
+    page = shape.page_size
+    whole = shape.context
     return [
         Case(attention, shape, [0, page - 1, page, whole - 1, 0], [1, 1, 1, 1, 0], order=1),
         Case(
@@ -29,10 +32,13 @@ def decode_cases(attention: PagedAttention, shape: Shape) -> list[Case]:
 
 
 def chunk_cases(attention: PagedAttention, shape: Shape) -> list[Case]:
-    """Prompts from the start, continuations over borders of pages, verified drafts, single tokens;
-    none at all.
+    """Draw steps with chunks.
+
+    Rows are prompts from the start, continuations over borders of pages, verified drafts and single
+    tokens; a step may have no row.
     """
-    page, whole = shape.page_size, shape.context
+    page = shape.page_size
+    whole = shape.context
     return [
         Case(
             attention, shape, [whole - 1, 0, page - 1, whole - 20, 0], [1, 33, 17, 20, 0], order=1
@@ -51,7 +57,10 @@ def chunk_cases(attention: PagedAttention, shape: Shape) -> list[Case]:
 
 
 def check_that_neighbours_change_no_bit(attention: PagedAttention, shape: Shape) -> None:
-    """In any slot, in any pages, beside rows that are longer, shorter or NaN."""
+    """Check that a row's result has the same bits in any slot and any pages.
+
+    Its neighbours are longer, shorter or NaN.
+    """
     found = set()
     for order, (before, poisoned) in enumerate(
         (([99, 7, 0], []), ([7, 99, 120], [2]), ([1, 20, 99], [0, 1]))
@@ -64,19 +73,24 @@ def check_that_neighbours_change_no_bit(attention: PagedAttention, shape: Shape)
 
 
 def check_tiles_of_few_tokens(
-    attention: PagedAttention, shape: Shape, most: int, tolerance: float
+    attention: PagedAttention, shape: Shape, max_row_tokens: int, tolerance: float
 ) -> None:
-    """Verified drafts, of at most so many tokens, are attended to as any chunk is."""
-    cached, new = [50, 13, 16, 90, 0], [1, most, most, most - 1, 0]
-    wide = Case(attention, shape, cached, new, order=1).run(5 * most, decode=False).out
-    narrow = Case(attention, shape, cached, new, order=1).run(5 * most, decode=False, most=most).out
+    """Check that verified drafts of up to max_row_tokens tokens equal any other chunk."""
+    cached = [50, 13, 16, 90, 0]
+    new = [1, max_row_tokens, max_row_tokens, max_row_tokens - 1, 0]
+    wide = Case(attention, shape, cached, new, order=1).run(5 * max_row_tokens, decode=False).out
+    narrow = (
+        Case(attention, shape, cached, new, order=1)
+        .run(5 * max_row_tokens, decode=False, max_row_tokens=max_row_tokens)
+        .out
+    )
     np.testing.assert_allclose(
         np.asarray(narrow, np.float32), np.asarray(wide, np.float32), atol=tolerance
     )
 
 
 def check_that_nan_is_seen(attention: PagedAttention, shape: Shape) -> None:
-    """By the row that has it, and by no other."""
+    """Check that NaN shows in the result of the row that has it, and in no other."""
     case = Case(attention, shape, cached=[40, 3, 0, 0, 0], new=[1, 1, 0, 0, 0], poisoned=[0])
     out, lse = case.decoded()
     assert np.isnan(out[0]).all() and np.isnan(lse[0]).all() and np.isfinite(out[1]).all()
@@ -85,6 +99,7 @@ def check_that_nan_is_seen(attention: PagedAttention, shape: Shape) -> None:
 def check_that_lse_is_for_those_who_ask(attention: PagedAttention, shape: Shape) -> None:
     case = Case(attention, shape, cached=[40, 3, 0, 0, 0], new=[1, 1, 0, 0, 0])
     options = replace(shape.options(decode=True), lse=False)
-    asked, plain = case.run(ROWS, decode=True), case.run(ROWS, decode=True, options=options)
+    asked = case.run(ROWS, decode=True)
+    plain = case.run(ROWS, decode=True, options=options)
     assert asked.lse is not None and plain.lse is None
     np.testing.assert_array_equal(asked.out, plain.out)

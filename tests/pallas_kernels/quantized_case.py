@@ -1,6 +1,4 @@
-"""Cases of the quantized matrix product, and what they must give: the dequantized weight in numpy,
-float64.
-"""
+"""Cases of the quantized matrix product, and their expected results in float64 numpy."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -44,10 +42,10 @@ def compiled(kernel: QuantizedMatmul, options: Options) -> Any:
 
 
 def check(kernel: QuantizedMatmul, shape: Shape, tolerance: float, seed: int = 0) -> None:
-    """The kernel takes the shape, and is right to `tolerance` of the sum of its products' sizes.
+    """Check that the kernel takes the shape and is right to `tolerance` of its products' sizes.
 
-    Scales differ by a factor of ten, and signs: no two columns or groups may be taken for each
-    other. All of int4's numbers are there, -8 too, which rounding never makes.
+    Scales differ by a factor of ten, and in sign, so that no column or group can be taken for
+    another. All int4 numbers occur, among them -8, which rounding never makes.
     """
     kernel.check(shape.options, shape.demand)
     rng = np.random.default_rng(seed)
@@ -67,8 +65,9 @@ def check(kernel: QuantizedMatmul, shape: Shape, tolerance: float, seed: int = 0
 
 @st.composite
 def shapes(draw: st.DrawFn, columns: st.SearchStrategy[tuple[int, ...]], step: int = 1) -> Shape:
-    """Sizes that are and are no multiples of tiles. step: what K is a multiple of, beside the
-    group.
+    """Draw sizes that are and are no multiples of tiles.
+
+    step: K is a multiple of it and of the group.
     """
     group = draw(st.sampled_from(GROUPS))
     multiple = max(group, step)

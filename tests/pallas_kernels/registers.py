@@ -1,5 +1,4 @@
-"""Pallas's interpreter of GPUs has no product with an operand in registers: here it is given
-one."""
+"""A product with an operand in registers for Pallas's interpreter of GPUs, which has none."""
 
 from typing import Any
 
@@ -11,8 +10,10 @@ from jax._src.pallas.mosaic_gpu.interpret.shared_memory import HostAllocationKey
 
 
 def multiply_from_registers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its callback takes keys of operands' memory. An operand in registers comes as it is, a
-    matrix: that one is multiplied here.
+    """Let the interpreter multiply an operand in registers.
+
+    The interpreter's callback takes keys of operands' memory. An operand in registers arrives as a
+    matrix instead, and is multiplied here.
     """
     from_memory = gpu_callbacks.wgmma
 
@@ -44,10 +45,8 @@ def _multiply(
         plain = jax.tree.map(int, gpu_callbacks._remove_noop_transforms(transforms))
         return key, memory.access(key, plain)
 
-    acc, b = (
-        place(acc_allocation_key_as_array, acc_transforms),
-        place(b_allocation_key_as_array, b_transforms),
-    )
+    acc = place(acc_allocation_key_as_array, acc_transforms)
+    b = place(b_allocation_key_as_array, b_transforms)
     sums, right = (
         np.asarray(memory.get_buffer_content(*where, thread)[0], np.float32) for where in (acc, b)
     )

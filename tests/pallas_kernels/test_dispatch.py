@@ -1,4 +1,4 @@
-"""An implementation by name or by platform, and never another one instead."""
+"""An implementation is chosen by name or by platform, and never replaced by another one."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -73,7 +73,7 @@ def test_grouped_products_are_chosen_as_attention_is() -> None:
 
 
 def test_experts_in_4_bits_are_the_references_on_a_gpu() -> None:
-    """And those in 8 bits the kernel's; a name is that one or an error."""
+    """Experts in 8 bits are the kernel's; a name is that implementation or an error."""
     said: list[str] = []
     int8, int4 = (
         (PRODUCT[0], PRODUCT[1]._replace(numbers=jnp.dtype(name), scales=1))

@@ -1,6 +1,4 @@
-"""What the Hopper kernel takes and what it refuses, before any compiler is asked; and how it shares
-work out.
-"""
+"""Sizes that the Hopper kernel takes and refuses before compiling, and how it shares work out."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,11 +9,12 @@ import pytest
 
 from pallas_kernels.grouped_matmul import gpu
 from pallas_kernels.grouped_matmul.api import Demand, KernelError, Options
-from pallas_kernels.grouped_matmul.gpu_body import TOGETHER, Body, Given
+from pallas_kernels.grouped_matmul.gpu_body import TOGETHER, Body, Inputs
 from pallas_kernels.grouped_matmul.gpu_plan import NARROW, WIDE, plan_of
 from pallas_kernels.hopper import SHARED_BYTES
 
-BF16, F32 = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)
+BF16 = jnp.dtype(jnp.bfloat16)
+F32 = jnp.dtype(jnp.float32)
 H200 = Options(16, BF16, "NVIDIA H200")
 QWEN = Demand(2432, 128, 2, 2048, 768, BF16, "NVIDIA H200")
 INT8 = QWEN._replace(numbers=jnp.dtype("int8"), scales=1)
@@ -102,11 +101,11 @@ def test_stages_fit_into_shared_memory(
 
 
 @pytest.mark.parametrize("live", [0, 1, 7, 8, 9, 20, 131])
-def test_every_tile_of_every_live_block_is_somebodys(live: int) -> None:
-    """Once; and the blocks of a group take a tile of columns one after the other."""
+def test_every_tile_of_every_live_block_has_one_owner(live: int) -> None:
+    """Each tile once; the blocks of a group take a tile of columns one after the other."""
     plan = plan_of(H200, QWEN)._replace(tiles=3, parts=2, columns=256)
     experts = np.arange(152) % 128
-    body = Body(plan, Given(experts, [live], None, None), None, SimpleNamespace())
+    body = Body(plan, Inputs(experts, [live], None, None), None, SimpleNamespace())
     units = [body._unit(jnp.int32(nth), jnp.int32(0), jnp.int32(live)) for nth in range(live * 6)]
     found = [(int(u.row) // 16, int(u.part), int(u.column) // 256) for u in units]
     assert sorted(found) == [

@@ -1,5 +1,6 @@
-"""Every assignment has a row of its own, in a block of its expert, in order; and no fewer blocks
-would do for all.
+"""Every assignment has a row of its own, in a block of its expert, in order.
+
+Fewer blocks would not do for all assignments.
 """
 
 from itertools import product
@@ -15,10 +16,12 @@ from pallas_kernels.grouped_matmul.grouping import CHUNK, arrange, blocks_needed
 
 @st.composite
 def assignments(draw: st.DrawFn) -> tuple[list[int], int, int]:
-    """ids, experts, block: few and many, around the borders of chunks and blocks; some ids that are
-    none of ours.
+    """Draw ids, experts and block.
+
+    Sizes are few and many, around the borders of chunks and blocks; some ids are out of range.
     """
-    experts, block = draw(st.sampled_from([1, 2, 5, 16])), draw(st.sampled_from([1, 8, 16]))
+    experts = draw(st.sampled_from([1, 2, 5, 16]))
+    block = draw(st.sampled_from([1, 8, 16]))
     size = draw(st.sampled_from([1, 2, 15, 16, 17, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5]))
     ids = st.integers(-2, experts + 2) if draw(st.booleans()) else st.sampled_from([0, experts - 1])
     return draw(st.lists(ids, min_size=size, max_size=size)), experts, block
@@ -38,7 +41,8 @@ def test_rows_are_sorted_by_expert_in_blocks_of_their_own(case: tuple[list[int],
     assert (
         len(groups.experts) == rows // block and position.dtype == groups.experts.dtype == np.int32
     )
-    expected, owners = np.full(len(ids), rows), []
+    expected = np.full(len(ids), rows)
+    owners = []
     for expert in range(experts):
         mine = [nth for nth, found in enumerate(ids) if found == expert]
         expected[mine] = len(owners) * block + np.arange(len(mine))
@@ -51,7 +55,7 @@ def test_rows_are_sorted_by_expert_in_blocks_of_their_own(case: tuple[list[int],
 
 @pytest.mark.parametrize(("experts", "block"), list(product([1, 2, 3], [1, 2, 3, 4])))
 def test_no_fewer_blocks_would_do(experts: int, block: int) -> None:
-    """The most that any counts of assignments take, of all of them tried."""
+    """Compare with the most blocks that any counts of assignments take, having tried all."""
     for size in range(12):
         counts = (c for c in product(range(size + 1), repeat=experts) if sum(c) <= size)
         most = max(sum(-(-count // block) for count in c) for c in counts)
@@ -59,7 +63,7 @@ def test_no_fewer_blocks_would_do(experts: int, block: int) -> None:
 
 
 def test_thousands_of_assignments() -> None:
-    """As a step of prompts has them."""
+    """Arrange as many assignments as a step of prompts has."""
     ids = np.random.default_rng(0).zipf(1.3, 16384).astype(np.int32) % 140
     groups, position = jax.tree.map(np.asarray, arrange_compiled(ids, 128, 128))
     ours = ids < 128

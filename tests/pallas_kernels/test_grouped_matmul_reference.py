@@ -1,5 +1,6 @@
-"""The reference is right against numpy, refuses what no product is, and needs the memory of one
-expert's weight.
+"""The reference is right against numpy and refuses what is no product.
+
+Its memory is that of one expert's weight.
 """
 
 import jax
@@ -31,8 +32,13 @@ def test_random_rows_times_their_experts_weight(shape: Shape) -> None:
 @pytest.mark.parametrize("scales", [0, 1, 8])
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
 def test_it_needs_one_experts_weight(dtype: type, scales: int) -> None:
-    """And the result; no copy of all weights, also not in another dtype."""
-    experts, parts, contracted, columns, block, blocks = 16, 2, 256, 128, 8, 20
+    """Memory holds one weight and the result, and no copy of all weights in any dtype."""
+    experts = 16
+    parts = 2
+    contracted = 256
+    columns = 128
+    block = 8
+    blocks = 20
     x = jax.ShapeDtypeStruct((blocks * block, contracted), dtype)
     weight = jax.ShapeDtypeStruct(
         (experts, parts, contracted, columns), np.int8 if scales else dtype

@@ -1,6 +1,4 @@
-"""The TPU kernel keeps the contract, in Pallas's TPU interpreter: right against float64, whatever
-is in padding.
-"""
+"""The TPU kernel keeps the contract, in Pallas's TPU interpreter, whatever is in padding."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,7 +21,8 @@ from tests.pallas_kernels.grouped_case import (
     shapes,
 )
 
-INT8, INT4 = np.int8, ml_dtypes.int4
+INT8 = np.int8
+INT4 = ml_dtypes.int4
 # shapes, and tiles that they would not have at this size: parts of K, of columns, with and without
 # a rest
 TILED = [

@@ -1,6 +1,4 @@
-"""What the TPU kernel takes and what it refuses, before any compiler is asked; and the tiles that
-it cuts.
-"""
+"""Sizes that the TPU kernel takes and refuses before compiling, and the tiles that it cuts."""
 
 from dataclasses import replace
 
@@ -11,7 +9,8 @@ from pallas_kernels.grouped_matmul import tpu
 from pallas_kernels.grouped_matmul.api import Demand, KernelError, Options
 from pallas_kernels.grouped_matmul.tpu_plan import LARGEST_TILE_BYTES, VECTOR_MEMORY, plan_of
 
-BF16, F32 = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)
+BF16 = jnp.dtype(jnp.bfloat16)
+F32 = jnp.dtype(jnp.float32)
 V5E = Options(16, BF16, "TPU v5 lite")
 QWEN = Demand(2432, 128, 2, 2048, 768, BF16, "TPU v5 lite")
 
@@ -109,7 +108,7 @@ def test_tiles_fit_and_cover_a_weight(
 
 
 def test_a_decode_step_reads_a_weight_once() -> None:
-    """All of K in one tile, so that a second block of an expert finds it there."""
+    """A tile has all of K, so that a second block of an expert finds it in memory."""
     for kind in VECTOR_MEMORY:
         for sizes in ((2, 4096, 14336), (1, 14336, 4096), (2, 7168, 2048), (2, 2880, 2880)):
             demand = Demand(160, 8, *sizes, BF16, kind)

@@ -1,9 +1,8 @@
-"""The Hopper kernel keeps the contract, in Pallas's interpreter of GPUs: copies, barriers and
-warpgroups, races found.
+"""The Hopper kernel keeps the contract, in Pallas's interpreter of GPUs.
 
-Numbers are right against dense attention in float64, whatever lies in pages that nobody sees. One
-step of the kernel is in another form here: the interpreter has no matrix product of one operand in
-registers.
+The interpreter runs copies, barriers and warpgroups, and finds races. Numbers are right against
+dense attention in float64, whatever lies in pages that no query sees. One step of the kernel has
+another form here: the interpreter has no matrix product of one operand in registers.
 """
 
 from collections.abc import Iterator
@@ -80,9 +79,9 @@ def test_a_row_has_the_same_bits_whatever_its_neighbours() -> None:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("most", [5, 32])
-def test_chunks_of_a_few_tokens_have_tiles_of_a_few(most: int) -> None:
-    check_tiles_of_few_tokens(gpu, BF16_SHAPES[0], most, BF16_TOLERANCE)
+@pytest.mark.parametrize("max_row_tokens", [5, 32])
+def test_chunks_of_a_few_tokens_have_tiles_of_a_few(max_row_tokens: int) -> None:
+    check_tiles_of_few_tokens(gpu, BF16_SHAPES[0], max_row_tokens, BF16_TOLERANCE)
 
 
 @pytest.mark.kernels

@@ -1,6 +1,4 @@
-"""What the Hopper kernel takes and what it refuses, before any compiler is asked; and what it does
-of a step.
-"""
+"""Sizes that the Hopper kernel takes and refuses before compiling, and how it cuts a step."""
 
 from dataclasses import replace
 
@@ -15,7 +13,7 @@ from pallas_kernels.paged_attention.gpu_work import units_of
 from pallas_kernels.paged_attention.tiles import decode_tiles
 
 BF16 = jnp.dtype(jnp.bfloat16)
-LLAMA = Options(Layout(8, 128, 64, BF16), 1.0, most=1, device_kind="NVIDIA H200")
+LLAMA = Options(Layout(8, 128, 64, BF16), 1.0, max_row_tokens=1, device_kind="NVIDIA H200")
 
 
 def check(
@@ -153,8 +151,9 @@ def test_more_than_64_query_heads_are_shared_out(
 
 
 def test_parts_cover_what_a_row_sees_and_nothing_else() -> None:
-    """Of rows of any length, with and without a window: page by page once, no part smaller than
-    asked but the last.
+    """Parts cover each seen page of a row once, with and without a window.
+
+    No part but the last is smaller than asked.
     """
     lengths = np.array([1, 64, 65, 256, 257, 5000, 8192, 300, 0, 0], np.int32)
     rows = len(lengths)
@@ -186,5 +185,6 @@ def test_a_row_is_split_by_its_own_length_alone() -> None:
         )
         return units_of(decode_tiles(ragged), few_plan(LLAMA, 32, 3, 1, 8192))[1].tolist()
 
-    alone, together = parts([3000, 0, 0]), parts([8192, 3000, 5])
+    alone = parts([3000, 0, 0])
+    together = parts([8192, 3000, 5])
     assert alone[0] == together[1] > 1

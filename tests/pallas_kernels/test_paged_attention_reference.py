@@ -1,5 +1,4 @@
-"""The reference attention keeps the contract: dense attention over pages, whatever the
-neighbours."""
+"""The reference attention keeps the contract: dense attention, whatever the neighbours."""
 
 from dataclasses import replace
 from functools import partial
@@ -59,8 +58,10 @@ def test_prefill_is_dense_attention(shape: Shape) -> None:
 
 @pytest.mark.parametrize("stored", [ml_dtypes.bfloat16, np.int8, ml_dtypes.float8_e4m3fn], ids=str)
 def test_bfloat16_is_within_its_rounding(stored: type) -> None:
-    """Products in float32; weights round to bfloat16 before they meet v: 2**-8 of values around
-    1."""
+    """Products are float32, and weights round to bfloat16 before they meet v.
+
+    The error is 2**-8 of values around 1.
+    """
     shape = Shape(
         heads=8,
         kv_heads=2,
@@ -75,10 +76,12 @@ def test_bfloat16_is_within_its_rounding(stored: type) -> None:
 
 
 def test_a_context_of_128k_tokens() -> None:
-    """Positions beyond 16 bits: the last tokens of a row that only just fits, and of one behind a
-    window.
+    """Positions beyond 16 bits are right.
+
+    The last tokens are those of a row that only just fits, and of one behind a window.
     """
-    length, most = 2**17, 2**11
+    length = 2**17
+    most = 2**11
     layout = Layout(1, 8, 256, jnp.dtype(np.float32))
     rng = np.random.default_rng(0)
     k, v = rng.normal(size=(2, length, 1, 8)).astype(np.float32)
@@ -94,7 +97,7 @@ def test_a_context_of_128k_tokens() -> None:
         jnp.array([255]),
     )
     for window in (None, most):
-        options = Options(layout, 1.0, window, most=1)
+        options = Options(layout, 1.0, window, max_row_tokens=1)
         out = reference.attend(q, k[-1:], v[-1:], pages, ragged, options).out
         first = 0 if window is None else length - most
         weights = np.exp(np.float64(q[0] @ k[first:, 0].T))[0]
@@ -106,11 +109,15 @@ def test_a_context_of_128k_tokens() -> None:
 
 @every_shape
 def test_a_row_has_the_same_bits_whatever_its_neighbours(shape: Shape) -> None:
-    """In any slot and packing offset, in any pages, beside rows that are longer, shorter, empty or
-    NaN.
+    """A row's result has the same bits in any slot, packing offset and pages.
+
+    Its neighbours are longer, shorter, empty or NaN.
     """
-    mine, cached, new = 1234, shape.context - 37, 37
-    decoded, prefilled = set(), set()
+    mine = 1234
+    cached = shape.context - 37
+    new = 37
+    decoded = set()
+    prefilled = set()
     for order, others in ((1, [0, 0, 0, 0]), (2, [9, 7, 1, 0]), (3, [shape.context] * 4)):
         for poison in (False, True):
             # Rows as (seed, new, cached), mine among them where its size puts it.
@@ -162,12 +169,14 @@ def test_write_stores_tokens_and_drops_padding(dtype: type, tokens: int) -> None
     Layout(1, 8, 4, jnp.dtype(jnp.bfloat16), value_dim=6),
 ], ids=lambda layout: str(layout.dtype))  # fmt: skip
 def test_pages_travel_in_canonical_order(layout: Layout) -> None:
-    """What `write` stored comes out as [n, Z, K, H] and goes back into other pages; nothing else
-    changes.
+    """Stored tokens are read as [n, Z, K, H] and written back into other pages.
+
+    Nothing else changes.
     """
     rng = np.random.default_rng(0)
     k, v = rng.normal(size=(2, 8, layout.kv_heads, 8)).astype(np.float32)
-    ids, offset = np.array([4, 1], np.int32), np.arange(8, dtype=np.int32) % 4
+    ids = np.array([4, 1], np.int32)
+    offset = np.arange(8, dtype=np.int32) % 4
     pages = jax.jit(write)(
         allocate(6, layout), k, None if layout.value_dim else v, ids.repeat(4), offset
     )
@@ -188,8 +197,9 @@ def test_pages_travel_in_canonical_order(layout: Layout) -> None:
 
 @pytest.mark.parametrize(("dtype", "step"), [(jnp.int8, 0.5 / 127), (jnp.float8_e4m3fn, 2.0**-4)])
 def test_eight_bits_are_within_their_rounding(dtype: type, step: float) -> None:
-    """int8: half a step of the largest number; e4m3: half a unit of 3 bits of each number. Zeros
-    stay zeros.
+    """Numbers are within half a step of what was stored, and zeros stay zeros.
+
+    A step of int8 is a share of the largest number; of e4m3, a unit of 3 bits of each number.
     """
     x = (
         np.random.default_rng(0).normal(size=(50, 64)).astype(np.float32)
@@ -231,12 +241,10 @@ def test_nan_in_a_row_is_seen_by_that_row() -> None:
 @pytest.mark.parametrize("kv_heads", [1, 2])
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_a_write_does_not_copy_the_pages(kv_heads: int, tokens: int) -> None:
-    """One token of one head is the scatter that XLA turns into a select and a copy."""
+    """Writing one token of one head does not become a select and a copy in XLA."""
     pages = jax.eval_shape(lambda: allocate(4096, Layout(kv_heads, 64, 16, jnp.dtype(np.float32))))
-    new, at = (
-        jax.ShapeDtypeStruct((tokens, kv_heads, 64), np.float32),
-        jax.ShapeDtypeStruct((tokens,), np.int32),
-    )
+    new = jax.ShapeDtypeStruct((tokens, kv_heads, 64), np.float32)
+    at = jax.ShapeDtypeStruct((tokens,), np.int32)
     memory = (
         jax.jit(reference.write, donate_argnums=0)
         .lower(pages, new, new, at, at)

@@ -1,7 +1,7 @@
-"""The TPU kernel keeps the contract, in Pallas's TPU interpreter: what a chip would do copy by
-copy, races found.
+"""The TPU kernel keeps the contract, in Pallas's TPU interpreter.
 
-Numbers are right against dense attention in float64, whatever lies in pages that nobody sees.
+The interpreter does what a chip would do copy by copy, and finds races. Numbers are right against
+dense attention in float64, whatever lies in pages that no query sees.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,9 @@ from tests.pallas_kernels.kernel_checks import (
     decode_cases,
 )
 
-BF16, INT8, FP8 = ml_dtypes.bfloat16, np.int8, ml_dtypes.float8_e4m3fn
+BF16 = ml_dtypes.bfloat16
+INT8 = np.int8
+FP8 = ml_dtypes.float8_e4m3fn
 SHAPES = [
     Shape(heads=4, kv_heads=2, head_dim=128, page_size=16, width=9),
     Shape(
@@ -122,9 +124,11 @@ def test_lse_is_for_those_who_ask() -> None:
 
 @pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[6], SHAPES[9]], ids=str)
 def test_pages_travel_in_canonical_order(shape: Shape) -> None:
-    """What is written back comes out again, [n, Z, K, H], and nothing else changes."""
-    rng, layout = np.random.default_rng(0), shape.layout
-    heads, ids = (3, shape.page_size, shape.kv_heads), np.array([4, 0, 2], np.int32)
+    """Pages written back are read again as [n, Z, K, H], and nothing else changes."""
+    rng = np.random.default_rng(0)
+    layout = shape.layout
+    heads = (3, shape.page_size, shape.kv_heads)
+    ids = np.array([4, 0, 2], np.int32)
     pages = tpu.allocate(6, layout)
 
     def numbers(*shape: int) -> jax.Array:

@@ -1,4 +1,4 @@
-"""What the TPU kernel takes and what it refuses, before any compiler is asked."""
+"""Sizes that the TPU kernel takes and refuses before compiling."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -28,20 +28,22 @@ def check(
     stored: str = "bfloat16",
     rows: int = 64,
     width: int = 128,
-    most: int | None = 1,
+    max_row_tokens: int | None = 1,
 ) -> None:
     layout = Layout(kv_heads, 128, page_size, jnp.dtype(stored))
     tpu.check(
-        Options(layout, 1.0, most=most),
+        Options(layout, 1.0, max_row_tokens=max_row_tokens),
         Demand(heads, rows, width, jnp.dtype(jnp.bfloat16), "TPU v5 lite"),
     )
 
 
-@pytest.mark.parametrize("most", [1, 5, None])
+@pytest.mark.parametrize("max_row_tokens", [1, 5, None])
 @pytest.mark.parametrize("stored", STEPS_OF_PAGES)
-def test_pages_of_whole_tiles_are_taken(stored: str, most: int | None) -> None:
+def test_pages_of_whole_tiles_are_taken(stored: str, max_row_tokens: int | None) -> None:
     for times in (1, 3, 4):
-        check(stored=stored, page_size=times * STEPS_OF_PAGES[stored], most=most)
+        check(
+            stored=stored, page_size=times * STEPS_OF_PAGES[stored], max_row_tokens=max_row_tokens
+        )
 
 
 @pytest.mark.parametrize(("stored", "step"), STEPS_OF_PAGES.items())

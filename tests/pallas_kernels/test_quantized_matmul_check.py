@@ -1,6 +1,4 @@
-"""What the kernels for int4 in groups take and what they refuse, before any compiler is asked; and
-their tiles.
-"""
+"""Sizes that the kernels for int4 in groups take and refuse before compiling, and their tiles."""
 
 from dataclasses import replace
 from itertools import product
@@ -15,7 +13,8 @@ from pallas_kernels.quantized_matmul import gpu, gpu_plan, tpu, tpu_plan
 from pallas_kernels.quantized_matmul.api import GROUPS, Demand, Options
 
 BF16 = jnp.dtype(jnp.bfloat16)
-H200, V5E = Options("NVIDIA H200"), Options("TPU v5 lite")
+H200 = Options("NVIDIA H200")
+V5E = Options("TPU v5 lite")
 GATE_UP = Demand(4096, (2, 14336), 128, BF16)
 
 
@@ -61,7 +60,7 @@ def test_what_the_gpu_kernel_refuses(demand: Demand, reason: str) -> None:
             "a weight in 2 parts of 90 columns: on a TPU they are multiples of 128",
         ),
         (GATE_UP._replace(columns=(3, 64)), "a weight in 3 parts of 64 columns"),
-        (GATE_UP._replace(turned=True), "a weight whose last dimension is summed over"),
+        (GATE_UP._replace(transposed=True), "a weight whose last dimension is summed over"),
         (
             GATE_UP._replace(contracted=2**22),
             r"a sum over 4194304 numbers leaves no room in 134217728 bytes",
@@ -98,7 +97,10 @@ def test_a_tpu_s_tiles_cover_a_weight(kind: str, contracted: int, parts: int, co
         assert plan.parts == 1 or plan.columns == columns
         assert plan.parts * plan.columns % 128 == 0 or plan.parts == parts
         assert contracted % plan.chunk == 0 and plan.chunk % group == 0
-        assert plan.kept == (rows > plan.rows) and plan.limit <= VECTOR_MEMORY.get(kind, 16) * 2**20
+        assert (
+            plan.keeps_converted == (rows > plan.rows)
+            and plan.limit <= VECTOR_MEMORY.get(kind, 16) * 2**20
+        )
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
-"""The Hopper kernel keeps the contract, in Pallas's interpreter of GPUs: copies, barriers,
-warpgroups, races found.
+"""The Hopper kernel keeps the contract, in Pallas's interpreter of GPUs.
+
+The interpreter runs copies, barriers and warpgroups, and finds races.
 """
 
 from collections.abc import Iterator

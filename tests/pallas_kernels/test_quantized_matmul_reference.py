@@ -1,4 +1,4 @@
-"""The quantized product in plain XLA, in both of its forms: against float64."""
+"""Both forms of the quantized product in plain XLA are right against float64."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,8 @@ from pallas_kernels.quantized_matmul import reference
 from pallas_kernels.quantized_matmul.api import GROUPS
 from tests.pallas_kernels.quantized_case import BF16, Shape, check
 
-EXACT, ROUNDED = 2**-20, 2**-9
+EXACT = 2**-20
+ROUNDED = 2**-9
 
 
 @pytest.mark.parametrize("group", GROUPS)

@@ -10,10 +10,8 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels.quantized_matmul import tpu, tpu_plan
 from tests.pallas_kernels.quantized_case import Shape, check, compiled, shapes
 
-EXACT, ROUNDED = (
-    2**-20,
-    2**-9,
-)  # products of groups are exact; numbers that are scaled are rounded to bfloat16
+EXACT = 2**-20  # where products of groups are scaled
+ROUNDED = 2**-9  # where numbers are scaled, and rounded to bfloat16
 SHAPES = [
     Shape(1, 128, (64,), 128),
     Shape(16, 1024, (640,), 128),
@@ -48,11 +46,11 @@ def test_rows_times_a_weight_in_int4(shape: Shape) -> None:
 
 @pytest.mark.kernels
 def test_tiles_of_a_small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Narrow ones, with several to a part."""
+    """Tiles in a small memory are narrow, with several to a part."""
     monkeypatch.setattr(tpu_plan, "LEAST_MEMORY", 3)
     shape = Shape(300, 1024, (2, 256), 64)
     plan = tpu_plan.plan_of(300, 1024, 2, 256, 64, "cpu")
-    assert (plan.rows, plan.parts, plan.columns, plan.kept) == (128, 1, 128, True)
+    assert (plan.rows, plan.parts, plan.columns, plan.keeps_converted) == (128, 1, 128, True)
     check(tpu, shape, ROUNDED)
 
 

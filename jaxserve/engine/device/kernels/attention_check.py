@@ -66,9 +66,9 @@ def check_attention(
 
 
 def _step_name(options: Options) -> str:
-    if options.most == 1:
+    if options.max_row_tokens == 1:
         return "a decode step"
-    return "a step of prompts" if options.most is None else "a verification"
+    return "a step of prompts" if options.max_row_tokens is None else "a verification"
 
 
 def _difference(a: np.ndarray, b: np.ndarray) -> float:
@@ -158,9 +158,13 @@ def _rows(options: Options, extent: Extent) -> tuple[list[int], list[int]]:
         long + 2,
     ]
     cached = [before[row % len(before)] for row in range(extent.rows)]
-    if options.most == 1:
+    if options.max_row_tokens == 1:
         return cached, [1] * extent.rows
-    longest = (7, size + 5) if options.most is None else (options.most, -(-options.most // 2))
+    longest = (
+        (7, size + 5)
+        if options.max_row_tokens is None
+        else (options.max_row_tokens, -(-options.max_row_tokens // 2))
+    )
     new = [1 if row < extent.rows // 3 else longest[row % 2] for row in range(extent.rows)]
     return cached, new
 

@@ -97,7 +97,7 @@ def check_grouped_matmul(
             scales = rng.uniform(0.5, 2, (*shape[:2], demand.scales, shape[3])).astype(np.float32)
         rows = jnp.asarray(x.reshape(-1, demand.contracted), demand.dtype)
         groups = grouped.Groups(jnp.asarray(owners, jnp.int32), jnp.int32(blocks - 1))
-        operands = (rows, jnp.asarray(weight, demand.kept), groups)
+        operands = (rows, jnp.asarray(weight, demand.stored_dtype), groups)
         _compare(
             "--grouped-matmul", kernel, grouped_reference, options, operands, device, scales=scales
         )

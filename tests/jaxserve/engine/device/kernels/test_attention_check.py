@@ -35,7 +35,9 @@ def spoilt(spoil: Spoil) -> SimpleNamespace:
 def run_check(monkeypatch: pytest.MonkeyPatch, spoil: Spoil, options: Options = OPTIONS) -> None:
     known = {"reference": reference, "other": spoilt(spoil)}
     monkeypatch.setattr(dispatch, "IMPLEMENTATIONS", known)
-    check_attention("other", [replace(options, most=1), options], 4, FLOAT, jax.devices()[0])
+    check_attention(
+        "other", [replace(options, max_row_tokens=1), options], 4, FLOAT, jax.devices()[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,6 +122,7 @@ def interpreted() -> Iterator[None]:
 def test_the_hopper_kernel_agrees() -> None:
     dtype = jnp.dtype(jnp.bfloat16)
     steps = [
-        Options(Layout(2, 64, 64, dtype), 0.1, most=most, device_kind="cpu") for most in (1, None)
+        Options(Layout(2, 64, 64, dtype), 0.1, max_row_tokens=limit, device_kind="cpu")
+        for limit in (1, None)
     ]
     check_attention("gpu", steps, 4, dtype, jax.devices()[0])
