@@ -69,15 +69,11 @@ class RequestError(JaxserveError, ValueError):
         self.problem = problem
         super().__init__(_clause(field, problem))
 
-    def rename(self, field: str) -> "RequestError":
-        """Set the path of the field, as the request at hand calls it, and return the error."""
-        self.field = field
-        self.args = (_clause(field, self.problem),)
-        return self
-
     def under(self, path: str) -> "RequestError":
         """Put `path` before the field, which lies inside that message, and return the error."""
-        return self.rename(f"{path}.{self.field}")
+        self.field = f"{path}.{self.field}"
+        self.args = (_clause(self.field, self.problem),)
+        return self
 
 
 class ContextLengthError(RequestError):

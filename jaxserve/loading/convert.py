@@ -78,7 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m checkpoints.convert", description=DESCRIPTION)
     parser.add_argument("source", metavar="SRC", type=Path, help="the folder to convert")
-    parser.add_argument("target", metavar="DST", type=Path, help="a folder that does not exist yet")
+    parser.add_argument(
+        "target", metavar="DST", type=Path, help="the folder to write, which must not exist yet"
+    )
     parser.add_argument(
         "--to", choices=("orbax", "hf"), default="orbax", help="the layout of DST (default: orbax)"
     )

@@ -19,7 +19,7 @@ from jaxserve.server.http.app import new_app
 from jaxserve.server.observe.metrics import Metrics
 from jaxserve.server.security.auth import BearerTokens
 from jaxserve.server.serving_state import StepUse
-from tests import fake_runner
+from tests import fake_model
 from tests.byte_tokenizer import ByteTokenizer
 from tests.jaxserve.engine.host.driver import EagerProposer
 from tests.jaxserve.server import harness
@@ -116,10 +116,10 @@ def _saying(text: str) -> Any:
     """The device answers every prompt so."""
     script = [*text.encode(), *ByteTokenizer.eos_ids]
 
-    def choose(rules: fake_runner.Rules, total: int, position: int, *_: object) -> int:
+    def choose(rules: fake_model.Rules, total: int, position: int, *_: object) -> int:
         return script[min(position - rules.end_after, len(script) - 1)]
 
-    return patch.object(fake_runner.Rules, "choose", choose)
+    return patch.object(fake_model.Rules, "choose", choose)
 
 
 async def _post(client: httpx.AsyncClient, path: str, body: Body) -> Told:

@@ -173,5 +173,6 @@ def body_field_names(body: Sampling) -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        error.rename(names.get(error.field, error.field))
-        raise
+        if error.field not in names:
+            raise
+        raise type(error)(names[error.field], error.problem) from None
