@@ -1,0 +1,71 @@
+"""Habits of the sources that a machine can see: first words of docstrings, one assignment a line.
+
+A docstring's first line is read alone, in a tooltip or an index. Words that lean on the name above
+it, or on the docstring before, do not stand alone.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("jaxserve", "sharding", "pallas_kernels", "checkpoints")
+LEANING = re.compile(
+    r"(The same|Of|As|Whether|Those|That|What|Who|Where|When|Likewise|And|Or|But|It|Its|Their|None"
+    r"|So|If|For)\b"
+)
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def sources() -> Iterator[tuple[str, ast.Module]]:
+    """Yield path and syntax tree of every source file that is not generated."""
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            if "_pb2" not in path.name:
+                yield str(path.relative_to(ROOT)), ast.parse(path.read_text())
+
+
+def leaning_docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield line and first line of docstrings that do not stand alone."""
+    for node in ast.walk(tree):
+        text = ast.get_docstring(node) if isinstance(node, Documented) else None
+        if text and LEANING.match(text):
+            yield getattr(node, "lineno", 1), text.splitlines()[0]
+
+
+def packed_assignments(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield assignments such as `a, b = 1, 2`; a swap of two names is none."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
+            targets = node.targets[0]
+            if isinstance(targets, ast.Tuple) and not _is_swap(targets, node.value):
+                yield node.lineno, ast.unparse(node)
+
+
+def _is_swap(targets: ast.Tuple, values: ast.Tuple) -> bool:
+    return {ast.unparse(x) for x in targets.elts} == {ast.unparse(x) for x in values.elts}
+
+
+def test_first_lines_of_docstrings_stand_alone() -> None:
+    found = [
+        f"{path}:{line} {text}"
+        for path, tree in sources()
+        for line, text in leaning_docstrings(tree)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_one_assignment_a_line() -> None:
+    found = [
+        f"{path}:{line} {text}"
+        for path, tree in sources()
+        for line, text in packed_assignments(tree)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_the_checks_notice() -> None:
+    tree = ast.parse('def f():\n    """Of the row."""\n    a, b = 1, 2\n    a, b = b, a\n')
+    assert list(leaning_docstrings(tree)) == [(1, "Of the row.")]
+    assert list(packed_assignments(tree)) == [(3, "a, b = (1, 2)")]
