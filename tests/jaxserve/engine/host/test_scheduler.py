@@ -183,6 +183,20 @@ def test_a_cached_prefix_leaves_at_least_one_token_to_compute() -> None:
     driver.run()
 
 
+def test_the_next_turn_finds_the_pages_of_the_answer() -> None:
+    """The prompt has 10 tokens, the answer 12, the last of which is in no page yet: 5 pages of 4."""
+    driver = Driver(config_of())
+    driver.submit(request("a", max_tokens=12))
+    driver.run()
+    answer = tuple(driver.results["a", 0].tokens)
+    assert len(answer) == 12
+    driver.submit(request("b", prompt=(*PROMPT, *answer)))
+    driver.run()
+    times = driver.results["b", 0].times
+    assert times is not None
+    assert times.cached == 20
+
+
 def test_choices_share_the_pages_of_the_prompt() -> None:
     driver = Driver(config_of())
     driver.submit(request(n=3))
