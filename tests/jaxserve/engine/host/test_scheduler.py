@@ -184,7 +184,7 @@ def test_a_cached_prefix_leaves_at_least_one_token_to_compute() -> None:
 
 
 def test_the_next_turn_finds_the_pages_of_the_answer() -> None:
-    """The prompt has 10 tokens, the answer 12, the last of which is in no page yet: 5 pages of 4."""
+    """Five pages of 4: prompt 10, answer 12, and its last token is in no page yet."""
     driver = Driver(config_of())
     driver.submit(request("a", max_tokens=12))
     driver.run()
