@@ -26,7 +26,7 @@ PROTOS   := jaxserve/v1/*.proto jaxserve/cluster/v1/*.proto
 # Files in their order, not by their number of tests: those that take long come early.
 SPREAD   := -n $(JOBS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 SLOWEST  := --durations 40 --durations-min 1
-BUDGET   := --cpu-budget tests/cpu_budget.toml
+BUDGET   := --cpu-budget tests/cpu_budget.toml --enforce-cpu-budget
 PIN      := $(if $(JAX_VERSION),jax==$(JAX_VERSION) jaxlib==$(JAX_VERSION))
 RUN      := $(VENV)/bin/python -m
 INSTALL  := $(RUN) pip install --quiet --disable-pip-version-check --editable

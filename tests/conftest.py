@@ -45,6 +45,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="compare the CPU seconds of each folder with the ratios in this file",
     )
     parser.addoption(
+        "--enforce-cpu-budget",
+        action="store_true",
+        help="end red where a folder takes more than that file allows",
+    )
+    parser.addoption(
         "--write-cpu-budget",
         action="store_true",
         help="write the ratios of this run to the file that --cpu-budget names",
@@ -56,7 +61,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(CpuMeter())
         if not hasattr(config, "workerinput"):
             write = config.getoption("--write-cpu-budget")
-            config.pluginmanager.register(CpuBudget(budget, CACHE, write))
+            enforce = config.getoption("--enforce-cpu-budget")
+            config.pluginmanager.register(CpuBudget(budget, CACHE, write, enforce))
     for option, place in (
         ("--support-matrix", FAMILIES_ON_MESHES),
         ("--feature-pairs", FEATURE_PAIRS),

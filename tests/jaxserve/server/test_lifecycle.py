@@ -43,7 +43,9 @@ async def living(
     server.failed = lifecycle.fail
     server.drain = lifecycle.drain
     task = asyncio.create_task(lifecycle.run(lambda: server.served))
-    await asyncio.sleep(0.05)
+    async with asyncio.timeout(30):
+        while server.readiness.phase is not Phase.READY:
+            await asyncio.sleep(0.005)
     yield lifecycle, task
     task.cancel()
 

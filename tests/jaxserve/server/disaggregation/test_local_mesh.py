@@ -32,7 +32,7 @@ from jaxserve.server import model_loader
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.core.service import Service
-from jaxserve.server.disaggregation.flags import Meshes, disaggregation, meshes
+from jaxserve.server.disaggregation.flags import Meshes
 from jaxserve.server.disaggregation.local_mesh import DecodeMeshRole, PrefillMesh, places
 from jaxserve.server.disaggregation.policy import Policy
 from jaxserve.server.flags import parser
@@ -40,7 +40,7 @@ from jaxserve.server.lifecycle import FAILED
 from jaxserve.server.observe.metrics import PREFIX
 from jaxserve.server.process import ServerProcess
 from jaxserve.server.serving_state import PrefillEngine
-from sharding.mesh import MeshSpec, ShardingError
+from sharding.mesh import MeshSpec
 from tests.jaxserve.engine.test_families_on_meshes import check
 from tests.jaxserve.engine.test_page_exchange import House, Side
 from tests.jaxserve.server.harness import running
@@ -295,7 +295,7 @@ def test_what_came_and_nobody_took_is_dropped(prefiller: LLM, decoder: LLM) -> N
         async with joined(prefiller, decoder) as both:
             prompt = PrefillPrompt(token_ids=prompts(200)[0], salt=both.salt, page_size=16)
             async with aclosing(
-                both.mesh.arrivals(prompt, asyncio.get_running_loop().time() + 10)
+                both.mesh.compute(prompt, asyncio.get_running_loop().time() + 10)
             ) as arrivals:
                 assert (await anext(arrivals)).nbytes > 0
                 assert taken(both.engines[0].transfers.slots) > 0
@@ -404,70 +404,9 @@ def test_both_engines_are_closed_in_the_end(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-# ---- flags
+# ---- whole servers
 
 BOTH = ("--prefill-mesh", "4", "--decode-mesh", "4")
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("--prefill-mesh", "4"), "--prefill-mesh and --decode-mesh go together"),
-        (("--decode-mesh", "4"), "--prefill-mesh and --decode-mesh go together"),
-        (("--prefill-mesh", "0", "--decode-mesh", "4"), "--prefill-mesh 0: it must be at least 1"),
-        ((*BOTH, "--role", "prefill"), "--role prefill: with --prefill-mesh"),
-        (
-            (*BOTH, "--role", "decode", "--prefill-server", "a:1"),
-            "--role decode: with --prefill-mesh",
-        ),
-        ((*BOTH, "--prefill-server", "a:1"), "--prefill-server is for --role decode"),
-        ((*BOTH, "--tensor", "2"), "--tensor 2: --prefill-mesh"),
-        ((*BOTH, "--data", "2"), "--data 2: --prefill-mesh"),
-        ((*BOTH, "--expert", "2"), "--expert 2: --prefill-mesh"),
-        ((*BOTH, "--hosts", "2"), "--hosts: --prefill-mesh"),
-        ((*BOTH, "--pod"), "--pod: --prefill-mesh"),
-        ((*BOTH, "--bundle", "folder"), "--bundle: --prefill-mesh"),
-        ((*BOTH, "--prefill-threshold", "0"), "--prefill-threshold 0"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(flags: tuple[str, ...], message: str) -> None:
-    args = parser().parse_args(["--model", "folder", *flags])
-    with pytest.raises(ConfigError) as error:
-        meshes(args)
-        disaggregation(args)
-    assert message in str(error.value)
-
-
-def test_flags_apply() -> None:
-    args = parser().parse_args(
-        [
-            "--model",
-            "m",
-            *BOTH,
-            "--prefill-threshold",
-            "99",
-            "--prefill-queue-tokens",
-            "7",
-            "--transfer-timeout",
-            "3",
-        ]
-    )
-    assert meshes(args) == Meshes(4, 4, Policy(99, 7), 3.0)
-    assert meshes(parser().parse_args(["--model", "m"])) is None
-
-
-def test_devices_are_dealt_out() -> None:
-    policy = Policy(512, 2**15)
-    first, second = places(Meshes(2, 4, policy, 1.0), jax.devices())
-    assert [*first.devices, *second.devices] == jax.devices()[:6] and second.mesh == MeshSpec(
-        tensor=4
-    )
-    with pytest.raises(
-        ConfigError, match="--prefill-mesh 4 and --decode-mesh 6 need 10 devices; 8 are present"
-    ):
-        places(Meshes(4, 6, policy, 1.0), jax.devices())
-    with pytest.raises(ShardingError, match="--decode-mesh 4: it is too large"), second.named():
-        raise ShardingError("it is too large")
 
 
 @pytest.mark.parametrize(
