@@ -134,7 +134,10 @@ class CpuBudget:
         return tomllib.loads(self._file.read_text()) if self._file.exists() else {}
 
     def _exceeded(self) -> Iterator[str]:
-        for folder, known in self._committed().items():
+        committed = self._committed()
+        if not committed:
+            yield f"{self._file} has no ratios for this run: add --write-cpu-budget to write them"
+        for folder, known in committed.items():
             ratio = self._ratio(folder)
             if ratio > max(known, SMALL) * TOLERANCE:
                 yield (

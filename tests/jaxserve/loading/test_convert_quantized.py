@@ -11,7 +11,6 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from jaxserve.server.assembly import model_card
 from safetensors.numpy import save_file
 
 from checkpoints.errors import CheckpointError
@@ -30,6 +29,7 @@ from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import open_checkpoint, read_spec
 from jaxserve.models.quant import SCHEMES, parse_scheme
 from jaxserve.plan.__main__ import main as plan
+from jaxserve.server.cards import model_card
 from tests.jaxserve.loading.convert_harness import (
     BUNDLED,
     GOLDEN,
@@ -340,7 +340,7 @@ def test_what_is_refused_is_one_line(
         ([quantized, target, "--to", "hf"], "has int8 weights; the source's are not in it"),
         (
             [str(BUNDLED), target, "--to", "hf", "--weights", "int8"],
-            "--to hf writes none that are quantized",
+            "--to hf writes no quantized weights",
         ),
         ([str(BUNDLED), target, "--weights", "int3"], "--weights int3: choose auto, int8"),
         ([str(BUNDLED), target, "--weights", "int8+head"], "no head beside its embedding"),
