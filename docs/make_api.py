@@ -90,7 +90,7 @@ def descriptors() -> dict[str, FileDescriptorProto]:
 
 
 def comment(file: FileDescriptorProto, *path: int) -> str:
-    """What stands before the declaration at this path, as one line."""
+    """Return the comment before the declaration at this path, as one line."""
     for location in file.source_code_info.location:
         if list(location.path) == list(path):
             return _joined(location)
