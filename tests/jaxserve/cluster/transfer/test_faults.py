@@ -68,7 +68,7 @@ def test_an_engine_that_stalls() -> None:
             s.source.before = for_ever
             began = time.monotonic()
             error = await refusal(s.fetch_all(0.2))
-            assert error.code == "DEADLINE_EXCEEDED" and time.monotonic() - began < 2
+            assert error.code == "DEADLINE_EXCEEDED" and time.monotonic() - began < 5
             await s.at_rest()
 
     asyncio.run(main())
@@ -80,10 +80,10 @@ def test_a_network_that_stalls(begun: bool) -> None:
 
     async def main() -> None:
         async with (
-            servers(piece_of(), large(40 * MEBI), seconds=0.5) as s,
+            servers(piece_of(), large(40 * MEBI), seconds=1.5) as s,
             behind_a_proxy(s) as (proxy, client),
         ):
-            async with aclosing(client.segments(asking_for((1,)), now() + 0.5)) as pieces:
+            async with aclosing(client.segments(asking_for((1,)), now() + 1.5)) as pieces:
                 await anext(pieces)
                 second = asyncio.create_task(anext(pieces))
                 while begun and proxy.came < 10 * MEBI:
@@ -91,7 +91,7 @@ def test_a_network_that_stalls(begun: bool) -> None:
                 proxy.frozen.set()
                 began = time.monotonic()
                 assert (await refusal(second)).code == "DEADLINE_EXCEEDED"
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < 5
             await s.at_rest()
 
     asyncio.run(main())
@@ -113,12 +113,12 @@ def test_a_receiver_that_stops_reading_is_held_back_and_then_dropped(
     monkeypatch.setattr(fetching, "chunks", counted)
 
     async def main() -> None:
-        async with servers(large(60 * MEBI), seconds=0.5) as s:
+        async with servers(large(40 * MEBI), seconds=2.0) as s:
             offers = prefill(s)
             stalled = fetch(s, (await offers.read()).ticket)
             assert len((await stalled.read()).data) == MEBI
             await asyncio.sleep(0.3)
-            assert sent[0] < 16 * MEBI and s.offers.budget.held == 60 * MEBI
+            assert sent[0] < 16 * MEBI and s.offers.budget.held == 40 * MEBI
             await s.at_rest()
             assert s.offers.counts == Counts(offered=1, broken=1)
             with pytest.raises(aio.AioRpcError) as caught:
@@ -126,7 +126,7 @@ def test_a_receiver_that_stops_reading_is_held_back_and_then_dropped(
             assert caught.value.code().name == "DEADLINE_EXCEEDED"
             stalled.cancel()
             (found,) = await s.fetch_all()
-            assert found.nbytes == 60 * MEBI, "the budget is whole again"
+            assert found.nbytes == 40 * MEBI, "the budget is whole again"
 
     asyncio.run(main())
 
@@ -355,7 +355,10 @@ def test_hundreds_of_transfers_with_faults_leave_nothing_behind(batches: int) ->
         limits = {"buffer": 20 * MEBI, "room": 20 * MEBI, "seconds": 0.7}
         async with servers(*pieces, **limits) as s, Proxy.before(s.port) as proxy:
             proxy.limits = lambda: rng.choice((1e9, 1e9, 1e9, rng.uniform(0, 3 * MEBI)))
+            began = time.monotonic()
             await s.fetch_all()
+            whole = time.monotonic() - began
+            turns = asyncio.Semaphore(10)  # more at a time would measure the machine
             before = len(asyncio.all_tasks() - proxy._tasks)
             told = dict[str, int]()
 
@@ -367,7 +370,8 @@ def test_hundreds_of_transfers_with_faults_leave_nothing_behind(batches: int) ->
 
             async def receive(channel: aio.Channel) -> int:
                 client = s.asking(channel)
-                deadline = now() + rng.choice((0.05, 1.5, 1.5, 1.5))
+                patience = 1.5 + 20 * whole
+                deadline = now() + rng.choice((0.05, patience, patience, patience))
                 async with aclosing(client.segments(asking_for((1, 2)), deadline)) as found:
                     came = 0
                     async for piece in found:
@@ -380,7 +384,10 @@ def test_hundreds_of_transfers_with_faults_leave_nothing_behind(batches: int) ->
                     return came
 
             async def transfer() -> str:
-                async with aio.insecure_channel(f"127.0.0.1:{proxy.port}", OPTIONS) as channel:
+                async with (
+                    turns,
+                    aio.insecure_channel(f"127.0.0.1:{proxy.port}", OPTIONS) as channel,
+                ):
                     work = asyncio.create_task(receive(channel))
                     if rng.random() < 0.1:
                         asyncio.get_running_loop().call_later(rng.random() / 20, work.cancel)
@@ -398,7 +405,7 @@ def test_hundreds_of_transfers_with_faults_leave_nothing_behind(batches: int) ->
                     told[outcome] = told.get(outcome, 0) + 1
                 s.offers.check_invariants()
             s.source.before = nothing
-            await s.at_rest(10)
+            await s.at_rest()
             assert sum(told.values()) == 100 * batches and told["OK"] > 10 * batches, told
             kinds = {
                 "INTERNAL",
