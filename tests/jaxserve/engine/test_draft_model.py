@@ -29,7 +29,6 @@ from jaxserve.models.spec import ModelSpec
 from jaxserve.request import Request, SamplingParams
 from pallas_kernels import dispatch
 from sharding.mesh import MeshSpec
-from sharding.params import random_params
 from sharding.rules import DP_AXES
 from tests.jaxserve.engine.test_speculation import Answers, check, requests
 from tests.jaxserve.engine.tiny import (
@@ -43,6 +42,7 @@ from tests.jaxserve.engine.tiny import (
     make_params,
     run,
 )
+from tests.random_weights import random_weights
 
 MOST = 3
 COUNT = 16  # requests
@@ -282,7 +282,7 @@ def test_a_quantized_draft_model() -> None:
     """The model itself is not quantized: each has its own kernels and form."""
 
     def new(config: EngineConfig, mesh: jax.sharding.Mesh) -> ModelDrafter:
-        params = random_params(
+        params = random_weights(
             param_specs(SPEC, jnp.dtype(jnp.float32), parse_scheme("int8")), mesh
         )
         return ModelDrafter(DraftModel(SPEC, params), config, mesh)

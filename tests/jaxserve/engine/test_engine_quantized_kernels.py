@@ -32,11 +32,12 @@ from jaxserve.models.quant import (
 from pallas_kernels import dispatch
 from sharding import params as declared
 from sharding.mesh import MeshSpec
-from sharding.params import map_specs, random_params
+from sharding.params import map_specs
 from tests.jaxserve.engine import naive
 from tests.jaxserve.engine.test_engine_oracle import check, requests_for_interpreters
 from tests.jaxserve.engine.tiny import BASE, SPEC, run
 from tests.pallas_kernels.registers import multiply_from_registers
+from tests.random_weights import random_weights
 
 # Logits reach 12, and gaps between the best two are about one. The model is twice as wide as SPEC,
 # and so is the bound.
@@ -68,7 +69,7 @@ def quantized_params(mesh: Mesh) -> dict:
     louder = map_specs(
         lambda param: replace(param, std=0.25), param_specs(WIDE, jnp.dtype(jnp.bfloat16))
     )
-    found = random_params(quantized_specs(WIDE, louder, FORM), mesh, seed=1)
+    found = random_weights(quantized_specs(WIDE, louder, FORM), mesh, seed=1)
     rng = np.random.default_rng(2)
 
     def vary(leaf: jax.Array | Quantized) -> jax.Array | Quantized:

@@ -24,8 +24,9 @@ from jaxserve.models.rope import Rope
 from jaxserve.models.spec import Latent, ModelSpec
 from jaxserve.request import MAX_LOGPROBS, Request
 from sharding.mesh import MeshSpec
-from sharding.params import map_specs, random_params
+from sharding.params import map_specs
 from sharding.rules import shards
+from tests.random_weights import random_weights
 
 SPEC = ModelSpec(
     family="llama",
@@ -58,7 +59,7 @@ def make_params(
 ) -> dict:
     """Make weights spread so widely that the best two logits are about one apart."""
     louder = map_specs(lambda param: replace(param, std=0.25), param_specs(spec, jnp.dtype(dtype)))
-    return random_params(louder, mesh, seed=seed)
+    return random_weights(louder, mesh, seed=seed)
 
 
 def make_engine(

@@ -1,18 +1,17 @@
 """The decoder against transformers: every golden checkpoint, prompt and 32 decode steps."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from _pytest.mark.structures import ParameterSet
 from jax.sharding import Mesh
 
 from jaxserve.models.families.hf_config import ConfigReader
 from sharding.mesh import MeshSpec
 from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh
+from tests.slow_cases import slow_but
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 BOUND = 1e-4
@@ -24,12 +23,16 @@ def test_the_cases_are_there() -> None:
     assert (len(CASES), len(MIXTURES)) == (67, 25)
 
 
-def some(cases: Sequence[str], quick: Sequence[str]) -> list[ParameterSet]:
-    """Return the cases as parameters, of which all but the quick ones are marked slow."""
-    return [pytest.param(case, marks=[] if case in quick else [pytest.mark.slow]) for case in cases]
+# The case of each family that has most of its peculiarities.
+OF_EACH_FAMILY = (
+    *("llama_gqa", "llama_tied", "mistral_window", "qwen2_gqa", "qwen3_gqa", "gemma2_caps"),
+    *("gemma3_two_ropes", "phi3_longrope", "olmo2_gqa"),
+    *("mixtral_gqa", "qwen2_moe_shared_expert", "qwen3_moe_mlp_only_layers", "deepseek_v2_groups"),
+    *("deepseek_v3_fp8", "gpt_oss_mxfp4"),
+)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_but(CASES, OF_EACH_FAMILY))
 def test_logits(case: str) -> None:
     check_logits(case, one_device_mesh())
 
@@ -51,14 +54,19 @@ OVER_TWO = (
 
 @pytest.mark.parametrize(
     "case",
-    some(OVER_TWO, ("llama_mlp_bias", "gemma2_caps", "qwen2_moe_sparse_step", "deepseek_v3_fp8")),
+    slow_but(
+        OVER_TWO, ("llama_mlp_bias", "gemma2_caps", "qwen2_moe_sparse_step", "deepseek_v3_fp8")
+    ),
 )
 def test_logits_over_two_devices(case: str) -> None:
     """Every family runs, whatever two devices split of it."""
     check_logits(case, MeshSpec(tensor=2).build(jax.devices()))
 
 
-@pytest.mark.parametrize("case", ["llama_mqa", "qwen2_gqa", "olmo2_gqa", "phi3_window"])
+@pytest.mark.parametrize(
+    "case",
+    slow_but(("llama_mqa", "qwen2_gqa", "olmo2_gqa", "phi3_window"), ("llama_mqa", "phi3_window")),
+)
 def test_logits_where_kv_heads_are_fewer_than_devices(case: str) -> None:
     """Four devices have one or two kv heads and four query heads.
 
@@ -83,7 +91,7 @@ IN_BFLOAT16 = (
 
 
 @pytest.mark.parametrize(
-    "case", some(IN_BFLOAT16, ("gemma3_two_ropes", "mixtral_gqa", "deepseek_v3_fp8"))
+    "case", slow_but(IN_BFLOAT16, ("gemma3_two_ropes", "mixtral_gqa", "deepseek_v3_fp8"))
 )
 def test_logits_in_bfloat16(case: str) -> None:
     """The median error of logits, which spread by 2, is small.
@@ -101,7 +109,7 @@ def test_logits_in_bfloat16(case: str) -> None:
     assert np.median(np.abs(decoded - golden["decode_logits"][:, 0])) < 0.2
 
 
-@pytest.mark.parametrize("case", some(MIXTURES, MIXTURES[::3]))
+@pytest.mark.parametrize("case", slow_but(MIXTURES, OF_EACH_FAMILY))
 def test_every_token_goes_to_the_same_experts(case: str) -> None:
     """Experts are compared token by token, by the change of their load."""
     golden = np.load(GOLDEN / case / "golden.npz")

@@ -13,6 +13,7 @@ from sharding.mesh import MeshSpec
 from tests.jaxserve.eight_bits import GRIDS, rounded
 from tests.jaxserve.engine import naive
 from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh
+from tests.slow_cases import slow_but
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 BOUND = 1e-4
@@ -73,7 +74,10 @@ class Held:
 
 
 @pytest.mark.parametrize("kv", GRIDS)
-@pytest.mark.parametrize("case", ["llama_gqa", "llama_mqa", "mistral_window"])
+@pytest.mark.parametrize(
+    "case",
+    slow_but(("llama_gqa", "llama_mqa", "mistral_window"), ("llama_gqa", "mistral_window")),
+)
 def test_it_is_the_decoder_that_sees_rounded_keys_and_values(case: str, kv: str) -> None:
     """Logits in chunks and token by token equal float64 without a cache."""
     golden = np.load(GOLDEN / case / "golden.npz")
@@ -88,17 +92,15 @@ def test_it_is_the_decoder_that_sees_rounded_keys_and_values(case: str, kv: str)
 
 
 def run(decoder: Decoder, tokens: np.ndarray) -> np.ndarray:
-    """Return logits [R, T, V]: of two chunks, then of single tokens."""
-    parts = [decoder(tokens[:, :10], 0), decoder(tokens[:, 10:17], 10)]
+    """Return logits [R, T, V]: of two chunks of one size, then of single tokens."""
+    parts = [decoder(tokens[:, :9], 0), decoder(tokens[:, 9:18], 9)]
     return np.concatenate(
-        parts + [decoder(tokens[:, i : i + 1], i) for i in range(17, tokens.shape[1])], axis=1
+        parts + [decoder(tokens[:, i : i + 1], i) for i in range(18, tokens.shape[1])], axis=1
     )
 
 
 @pytest.mark.parametrize("kv", GRIDS)
-@pytest.mark.parametrize(
-    "case", [*FAMILIES, *(pytest.param(case, marks=pytest.mark.slow) for case in OTHERS)]
-)
+@pytest.mark.parametrize("case", slow_but((*FAMILIES, *OTHERS), FAMILIES))
 def test_it_is_near_transformers(case: str, kv: str) -> None:
     check_near(
         case, kv, Decoder(GOLDEN / case, one_device_mesh(), rows=2, context=64, page_size=8, kv=kv)
@@ -106,9 +108,7 @@ def test_it_is_near_transformers(case: str, kv: str) -> None:
 
 
 @pytest.mark.parametrize("kv", GRIDS)
-@pytest.mark.parametrize(
-    "case", ["llama_gqa", pytest.param("deepseek_v2_legacy", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("case", slow_but(("llama_gqa", "deepseek_v2_legacy"), ("llama_gqa",)))
 def test_the_same_over_two_devices(case: str, kv: str) -> None:
     mesh = MeshSpec(tensor=2).build(jax.devices())
     check_near(case, kv, Decoder(GOLDEN / case, mesh, rows=2, context=64, page_size=8, kv=kv))

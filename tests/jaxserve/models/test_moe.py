@@ -15,7 +15,8 @@ from jaxserve.models.moe_sizes import all_to_all_capacity
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels.grouped_matmul import reference
 from sharding.mesh import MeshSpec
-from sharding.params import map_specs, random_params
+from sharding.params import map_specs
+from tests.random_weights import random_weights
 
 MIXTURE = Mixture(experts=16, taken=2, d_expert=8, layers=(0,), d_shared=12, shared_gate=True)
 SPEC = ModelSpec("test", 32, 16, 1, 4, 4, 8, 8, 1e-5, 64, mixture=MIXTURE)
@@ -26,7 +27,7 @@ def weights_on(mesh: jax.sharding.Mesh, spec: ModelSpec) -> dict:
     specs = map_specs(
         lambda param: replace(param, std=0.5), param_specs(spec, jnp.dtype(jnp.float32))
     )
-    return random_params(specs, mesh, seed=3)["layers"][0]
+    return random_weights(specs, mesh, seed=3)["layers"][0]
 
 
 def dense(

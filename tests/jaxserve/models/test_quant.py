@@ -27,17 +27,10 @@ from sharding.mesh import MeshSpec
 from sharding.params import is_param_spec, stored_bytes
 from sharding.rules import ShardingError
 from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh
+from tests.slow_cases import slow_but
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-DENSE = (
-    "llama_gqa",
-    "llama_tied",
-    "qwen3_attention_bias",
-    "llama_mlp_bias",
-    "gemma2_caps",
-    "phi3_window",
-    "olmo2_gqa",
-)
+MORE_DENSE = ("llama_gqa", "llama_tied", "qwen3_attention_bias", "llama_mlp_bias", "phi3_window")
 LARGEST = {"int8": 127, "fp8": 448, "int4": 7}
 NUMBERS = {"int8": np.int8, "fp8": ml_dtypes.float8_e4m3fn, "int4": ml_dtypes.int4}
 STEPS = {
@@ -151,17 +144,20 @@ def test_numbers_times_scales_are_the_rounded_checkpoint(
     )
 
 
-@pytest.mark.parametrize("weights", WEIGHTS_ALONE)
-@pytest.mark.parametrize("tensor", [4])
-def test_logits_of_a_quantized_model(
-    weights: str, tensor: int, divisible: Path, tmp_path: Path
-) -> None:
-    check_logits(divisible, weights, MeshSpec(tensor=tensor).build(jax.devices()), tmp_path)
+@pytest.mark.parametrize("weights", slow_but(WEIGHTS_ALONE, ("int8", "fp8", "int4-g128")))
+def test_logits_of_a_quantized_model(weights: str, divisible: Path, tmp_path: Path) -> None:
+    check_logits(divisible, weights, MeshSpec(tensor=4).build(jax.devices()), tmp_path)
 
 
 @pytest.mark.parametrize(
     ("case", "weights"),
-    [*((case, "int8") for case in DENSE), ("phi3_window", "int4"), ("llama_tied", "fp8")],
+    [
+        ("gemma2_caps", "int8"),
+        ("olmo2_gqa", "int8"),
+        ("phi3_window", "int4"),
+        ("llama_tied", "fp8"),
+        *(pytest.param(case, "int8", marks=pytest.mark.slow) for case in MORE_DENSE),
+    ],
 )
 def test_logits_of_every_dense_family(case: str, weights: str, tmp_path: Path) -> None:
     """The cases have tied embeddings, biases, and tensors that are fused in the checkpoint."""

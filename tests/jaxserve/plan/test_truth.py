@@ -21,7 +21,7 @@ from jaxserve.plan.estimate import Estimate
 from jaxserve.plan.roofline import Case, Limits, work_of
 from jaxserve.plan.topology import parse
 from sharding.mesh import MeshSpec
-from sharding.params import random_params
+from tests.random_weights import random_weights
 
 F32 = jnp.dtype("float32")
 SPEC = ModelSpec("llama", 4096, 256, 3, 8, 4, 32, 512, 1e-5, 512, Rope(10000.0))
@@ -64,7 +64,7 @@ def test_memory_is_as_predicted(spec: ModelSpec, axes: MeshSpec) -> None:
     )
     mesh, held = axes.build(jax.devices()), spec.on(axes.tensor)
     before = taken(jax.live_arrays())
-    params = random_params(param_specs(held, F32), mesh)
+    params = random_weights(param_specs(held, F32), mesh)
     engine, runner = build_engine(held, params, mesh, OPTIONS, "truth")
     assert runner.config == plan.config and runner.buckets.buckets == plan.buckets
     assert taken(params) == pytest.approx(estimate.budget.weights, rel=0.05)
@@ -95,7 +95,7 @@ def test_pages_take_what_is_predicted(kv: str, token: int, axes: MeshSpec) -> No
     plan = deploy(Target("random", SPEC, parse(f"cpux{axes.size}"), options), axes, F32)
     mesh = axes.build(jax.devices())
     engine, runner = build_engine(
-        SPEC, random_params(param_specs(SPEC, F32), mesh), mesh, options, "truth"
+        SPEC, random_weights(param_specs(SPEC, F32), mesh), mesh, options, "truth"
     )
     assert runner.config == plan.config
     pages = taken(runner._state.current.pages)
@@ -120,7 +120,7 @@ class Calls:
     """
 
     def __init__(self, spec: ModelSpec, case: Case):
-        params = random_params(param_specs(spec, F32), MeshSpec().build(jax.devices()))
+        params = random_weights(param_specs(spec, F32), MeshSpec().build(jax.devices()))
         matrices = [
             leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(params) if leaf.ndim > 1
         ]

@@ -1,0 +1,11 @@
+"""Breadth that `make test-slow` runs: of many cases, `make test` runs a few."""
+
+from collections.abc import Collection, Sequence
+
+import pytest
+from _pytest.mark.structures import ParameterSet
+
+
+def slow_but[Case](cases: Sequence[Case], quick: Collection[Case]) -> list[ParameterSet]:
+    """Return the cases as parameters, of which all but the quick ones are marked slow."""
+    return [pytest.param(case, marks=[] if case in quick else [pytest.mark.slow]) for case in cases]
