@@ -7,5 +7,15 @@ from _pytest.mark.structures import ParameterSet
 
 
 def slow_but[Case](cases: Sequence[Case], quick: Collection[Case]) -> list[ParameterSet]:
-    """Return the cases as parameters, of which all but the quick ones are marked slow."""
-    return [pytest.param(case, marks=[] if case in quick else [pytest.mark.slow]) for case in cases]
+    """Return the cases as parameters, of which all but the quick ones are marked slow.
+
+    A case of several strings is one parameter too, a tuple.
+    """
+    return [
+        pytest.param(
+            case,
+            marks=[] if case in quick else [pytest.mark.slow],
+            id="-".join(case) if isinstance(case, tuple) else None,
+        )
+        for case in cases
+    ]
