@@ -157,52 +157,28 @@ class Mask(_message.Message):
     def __init__(self, row: _Optional[int] = ..., words: _Optional[bytes] = ...) -> None: ...
 
 class Admission(_message.Message):
-    __slots__ = ("lane", "row", "length", "tables", "prompt_tokens", "choice", "seed", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logprobs", "min_tokens", "end_ids", "bias_ids", "bias_values", "allowed", "history", "masked")
+    __slots__ = ("lane", "row", "length", "tables", "packed", "prompt_tokens", "bias_ids", "bias_values", "allowed", "history")
     LANE_FIELD_NUMBER: _ClassVar[int]
     ROW_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
+    PACKED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    CHOICE_FIELD_NUMBER: _ClassVar[int]
-    SEED_FIELD_NUMBER: _ClassVar[int]
-    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
-    TOP_K_FIELD_NUMBER: _ClassVar[int]
-    TOP_P_FIELD_NUMBER: _ClassVar[int]
-    MIN_P_FIELD_NUMBER: _ClassVar[int]
-    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    END_IDS_FIELD_NUMBER: _ClassVar[int]
     BIAS_IDS_FIELD_NUMBER: _ClassVar[int]
     BIAS_VALUES_FIELD_NUMBER: _ClassVar[int]
     ALLOWED_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
-    MASKED_FIELD_NUMBER: _ClassVar[int]
     lane: int
     row: int
     length: int
     tables: _containers.RepeatedCompositeFieldContainer[Pages]
+    packed: bytes
     prompt_tokens: int
-    choice: int
-    seed: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    logprobs: int
-    min_tokens: int
-    end_ids: _containers.RepeatedScalarFieldContainer[int]
     bias_ids: _containers.RepeatedScalarFieldContainer[int]
     bias_values: _containers.RepeatedScalarFieldContainer[float]
     allowed: Tokens
     history: Tokens
-    masked: bool
-    def __init__(self, lane: _Optional[int] = ..., row: _Optional[int] = ..., length: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[Pages, _Mapping]]] = ..., prompt_tokens: _Optional[int] = ..., choice: _Optional[int] = ..., seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logprobs: _Optional[int] = ..., min_tokens: _Optional[int] = ..., end_ids: _Optional[_Iterable[int]] = ..., bias_ids: _Optional[_Iterable[int]] = ..., bias_values: _Optional[_Iterable[float]] = ..., allowed: _Optional[_Union[Tokens, _Mapping]] = ..., history: _Optional[_Union[Tokens, _Mapping]] = ..., masked: _Optional[bool] = ...) -> None: ...
+    def __init__(self, lane: _Optional[int] = ..., row: _Optional[int] = ..., length: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[Pages, _Mapping]]] = ..., packed: _Optional[bytes] = ..., prompt_tokens: _Optional[int] = ..., bias_ids: _Optional[_Iterable[int]] = ..., bias_values: _Optional[_Iterable[float]] = ..., allowed: _Optional[_Union[Tokens, _Mapping]] = ..., history: _Optional[_Union[Tokens, _Mapping]] = ...) -> None: ...
 
 class Pages(_message.Message):
     __slots__ = ("pages",)

@@ -20,6 +20,7 @@ from jaxserve.engine.buckets import BucketPlan
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.plan import Admission, LanePlan, StepKind, StepOutput, StepPlan
+from jaxserve.engine.row_fields import ROW_BYTES
 from jaxserve.errors import EngineError
 from tests.fake_runner import FakeRunner
 from tests.jaxserve.engine.host.driver import config_of, request
@@ -51,19 +52,8 @@ admissions = st.builds(
     row=SMALL,
     length=SMALL,
     tables=st.lists(st.lists(SIGNED, max_size=5).map(tuple), max_size=3).map(tuple),
+    packed=st.binary(min_size=ROW_BYTES, max_size=ROW_BYTES),
     prompt_tokens=SMALL,
-    choice=SMALL,
-    seed=st.integers(0, 2**64 - 1),
-    temperature=NUMBER,
-    top_k=SIGNED,
-    top_p=NUMBER,
-    min_p=NUMBER,
-    repetition_penalty=NUMBER,
-    presence_penalty=NUMBER,
-    frequency_penalty=NUMBER,
-    logprobs=st.integers(-1, 20),
-    min_tokens=SMALL,
-    end_ids=IDS,
     bias=st.lists(st.tuples(SMALL, NUMBER), max_size=4).map(tuple),
     allowed=st.none() | IDS,
     history=st.none() | IDS,
