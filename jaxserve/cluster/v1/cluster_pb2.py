@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!jaxserve/cluster/v1/cluster.proto\x12\x13jaxserve.cluster.v1\"\xcf\x01\n\rFollowRequest\x12+\n\x05hello\x18\x01 \x01(\x0b\x32\x1a.jaxserve.cluster.v1.HelloH\x00\x12+\n\x05\x66\x61\x63ts\x18\x02 \x01(\x0b\x32\x1a.jaxserve.cluster.v1.FactsH\x00\x12)\n\x04\x62\x65\x61t\x18\x03 \x01(\x0b\x32\x19.jaxserve.cluster.v1.BeatH\x00\x12\x31\n\x08\x66\x61rewell\x18\x04 \x01(\x0b\x32\x1d.jaxserve.cluster.v1.FarewellH\x00\x42\x06\n\x04kind\"$\n\x05Hello\x12\x0c\n\x04host\x18\x01 \x01(\r\x12\r\n\x05proof\x18\x02 \x01(\x0c\"5\n\x05\x46\x61\x63ts\x12\r\n\x05stage\x18\x01 \x01(\t\x12\r\n\x05names\x18\x02 \x03(\t\x12\x0e\n\x06values\x18\x03 \x03(\t\"\x06\n\x04\x42\x65\x61t\"-\n\x08\x46\x61rewell\x12\x11\n\texit_code\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\"?\n\x0e\x46ollowResponse\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05order\x18\x02 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\"\xfa\x01\n\x05Order\x12-\n\x06\x61greed\x18\x01 \x01(\x0b\x32\x1b.jaxserve.cluster.v1.AgreedH\x00\x12/\n\x07refused\x18\x02 \x01(\x0b\x32\x1c.jaxserve.cluster.v1.RefusedH\x00\x12/\n\x07\x63ompile\x18\x03 \x01(\x0b\x32\x1c.jaxserve.cluster.v1.CompileH\x00\x12-\n\x04plan\x18\x04 \x01(\x0b\x32\x1d.jaxserve.cluster.v1.StepPlanH\x00\x12)\n\x04stop\x18\x05 \x01(\x0b\x32\x19.jaxserve.cluster.v1.StopH\x00\x42\x06\n\x04kind\"\x17\n\x06\x41greed\x12\r\n\x05stage\x18\x01 \x01(\t\"\x1a\n\x07Refused\x12\x0f\n\x07problem\x18\x01 \x01(\t\"7\n\x07\x43ompile\x12,\n\x07\x62uckets\x18\x01 \x03(\x0b\x32\x1b.jaxserve.cluster.v1.Bucket\"S\n\x06\x42ucket\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04rows\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x01(\r\x12\r\n\x05steps\x18\x04 \x01(\r\x12\x0e\n\x06\x64rafts\x18\x05 \x01(\r\"\x19\n\x04Stop\x12\x11\n\texit_code\x18\x01 \x01(\r\"\x99\x01\n\x08StepPlan\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12,\n\x05lanes\x18\x03 \x03(\x0b\x32\x1d.jaxserve.cluster.v1.LanePlan\x12\x32\n\nadmissions\x18\x04 \x03(\x0b\x32\x1e.jaxserve.cluster.v1.Admission\x12\r\n\x05steps\x18\x05 \x01(\r\"\xc7\x01\n\x08LanePlan\x12\x11\n\tsequences\x18\x01 \x03(\x04\x12\x0c\n\x04rows\x18\x02 \x03(\r\x12\x0e\n\x06starts\x18\x03 \x03(\r\x12\r\n\x05sizes\x18\x04 \x03(\r\x12\x0f\n\x07samples\x18\x05 \x03(\r\x12\x0e\n\x06tokens\x18\x06 \x03(\x11\x12\x0f\n\x07targets\x18\x07 \x03(\x11\x12\r\n\x05\x66resh\x18\x08 \x03(\x11\x12\x10\n\x08logprobs\x18\t \x01(\x08\x12(\n\x05masks\x18\n \x03(\x0b\x32\x19.jaxserve.cluster.v1.Mask\"\"\n\x04Mask\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\r\n\x05words\x18\x02 \x01(\x0c\"\xae\x02\n\tAdmission\x12\x0c\n\x04lane\x18\x01 \x01(\r\x12\x0b\n\x03row\x18\x02 \x01(\r\x12\x0e\n\x06length\x18\x03 \x01(\r\x12*\n\x06tables\x18\x04 \x03(\x0b\x32\x1a.jaxserve.cluster.v1.Pages\x12\x0e\n\x06packed\x18\x05 \x01(\x0c\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x10\n\x08\x62ias_ids\x18\x12 \x03(\r\x12\x13\n\x0b\x62ias_values\x18\x13 \x03(\x01\x12\x31\n\x07\x61llowed\x18\x14 \x01(\x0b\x32\x1b.jaxserve.cluster.v1.TokensH\x00\x88\x01\x01\x12\x31\n\x07history\x18\x15 \x01(\x0b\x32\x1b.jaxserve.cluster.v1.TokensH\x01\x88\x01\x01\x42\n\n\x08_allowedB\n\n\x08_history\"\x16\n\x05Pages\x12\r\n\x05pages\x18\x01 \x03(\x11\"\x15\n\x06Tokens\x12\x0b\n\x03ids\x18\x01 \x03(\r2g\n\x0e\x43lusterService\x12U\n\x06\x46ollow\x12\".jaxserve.cluster.v1.FollowRequest\x1a#.jaxserve.cluster.v1.FollowResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!jaxserve/cluster/v1/cluster.proto\x12\x13jaxserve.cluster.v1\"\xcf\x01\n\rFollowRequest\x12+\n\x05hello\x18\x01 \x01(\x0b\x32\x1a.jaxserve.cluster.v1.HelloH\x00\x12+\n\x05\x66\x61\x63ts\x18\x02 \x01(\x0b\x32\x1a.jaxserve.cluster.v1.FactsH\x00\x12)\n\x04\x62\x65\x61t\x18\x03 \x01(\x0b\x32\x19.jaxserve.cluster.v1.BeatH\x00\x12\x31\n\x08\x66\x61rewell\x18\x04 \x01(\x0b\x32\x1d.jaxserve.cluster.v1.FarewellH\x00\x42\x06\n\x04kind\"$\n\x05Hello\x12\x0c\n\x04host\x18\x01 \x01(\r\x12\r\n\x05proof\x18\x02 \x01(\x0c\"5\n\x05\x46\x61\x63ts\x12\r\n\x05stage\x18\x01 \x01(\t\x12\r\n\x05names\x18\x02 \x03(\t\x12\x0e\n\x06values\x18\x03 \x03(\t\"\x06\n\x04\x42\x65\x61t\"-\n\x08\x46\x61rewell\x12\x11\n\texit_code\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\"?\n\x0e\x46ollowResponse\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05order\x18\x02 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\"\xdb\x01\n\x05Order\x12-\n\x06\x61greed\x18\x01 \x01(\x0b\x32\x1b.jaxserve.cluster.v1.AgreedH\x00\x12/\n\x07refused\x18\x02 \x01(\x0b\x32\x1c.jaxserve.cluster.v1.RefusedH\x00\x12/\n\x07\x63ompile\x18\x03 \x01(\x0b\x32\x1c.jaxserve.cluster.v1.CompileH\x00\x12\x0e\n\x04plan\x18\x04 \x01(\x0cH\x00\x12)\n\x04stop\x18\x05 \x01(\x0b\x32\x19.jaxserve.cluster.v1.StopH\x00\x42\x06\n\x04kind\"\x17\n\x06\x41greed\x12\r\n\x05stage\x18\x01 \x01(\t\"\x1a\n\x07Refused\x12\x0f\n\x07problem\x18\x01 \x01(\t\"7\n\x07\x43ompile\x12,\n\x07\x62uckets\x18\x01 \x03(\x0b\x32\x1b.jaxserve.cluster.v1.Bucket\"S\n\x06\x42ucket\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04rows\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x01(\r\x12\r\n\x05steps\x18\x04 \x01(\r\x12\x0e\n\x06\x64rafts\x18\x05 \x01(\r\"\x19\n\x04Stop\x12\x11\n\texit_code\x18\x01 \x01(\r2g\n\x0e\x43lusterService\x12U\n\x06\x46ollow\x12\".jaxserve.cluster.v1.FollowRequest\x1a#.jaxserve.cluster.v1.FollowResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,29 +44,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FOLLOWRESPONSE']._serialized_start=416
   _globals['_FOLLOWRESPONSE']._serialized_end=479
   _globals['_ORDER']._serialized_start=482
-  _globals['_ORDER']._serialized_end=732
-  _globals['_AGREED']._serialized_start=734
-  _globals['_AGREED']._serialized_end=757
-  _globals['_REFUSED']._serialized_start=759
-  _globals['_REFUSED']._serialized_end=785
-  _globals['_COMPILE']._serialized_start=787
-  _globals['_COMPILE']._serialized_end=842
-  _globals['_BUCKET']._serialized_start=844
-  _globals['_BUCKET']._serialized_end=927
-  _globals['_STOP']._serialized_start=929
-  _globals['_STOP']._serialized_end=954
-  _globals['_STEPPLAN']._serialized_start=957
-  _globals['_STEPPLAN']._serialized_end=1110
-  _globals['_LANEPLAN']._serialized_start=1113
-  _globals['_LANEPLAN']._serialized_end=1312
-  _globals['_MASK']._serialized_start=1314
-  _globals['_MASK']._serialized_end=1348
-  _globals['_ADMISSION']._serialized_start=1351
-  _globals['_ADMISSION']._serialized_end=1653
-  _globals['_PAGES']._serialized_start=1655
-  _globals['_PAGES']._serialized_end=1677
-  _globals['_TOKENS']._serialized_start=1679
-  _globals['_TOKENS']._serialized_end=1700
-  _globals['_CLUSTERSERVICE']._serialized_start=1702
-  _globals['_CLUSTERSERVICE']._serialized_end=1805
+  _globals['_ORDER']._serialized_end=701
+  _globals['_AGREED']._serialized_start=703
+  _globals['_AGREED']._serialized_end=726
+  _globals['_REFUSED']._serialized_start=728
+  _globals['_REFUSED']._serialized_end=754
+  _globals['_COMPILE']._serialized_start=756
+  _globals['_COMPILE']._serialized_end=811
+  _globals['_BUCKET']._serialized_start=813
+  _globals['_BUCKET']._serialized_end=896
+  _globals['_STOP']._serialized_start=898
+  _globals['_STOP']._serialized_end=923
+  _globals['_CLUSTERSERVICE']._serialized_start=925
+  _globals['_CLUSTERSERVICE']._serialized_end=1028
 # @@protoc_insertion_point(module_scope)
