@@ -101,7 +101,7 @@ def _penalised(choice: Choice) -> bool:
 
 @dataclass(frozen=True)
 class RowSampling[T]:
-    """What a row's next tokens are sampled by.
+    """Parameters that a row's next tokens are sampled with.
 
     T is a number or a tuple of numbers on the host, where the class stands for one row, and an
     array on the device, where its leading axes are [A, R] for R rows in each of A lanes, or [B].
