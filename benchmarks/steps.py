@@ -15,10 +15,9 @@ the same run. With --out, results are written after every case.
 import argparse
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,11 +29,14 @@ from benchmarks.models import NAMES, spec_of
 from jaxserve.config import EIGHT_BITS, EngineConfig, EngineOptions, resolve
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.device.runner import DeviceRunner
+from jaxserve.engine.host.plan_builder import admission_of
+from jaxserve.engine.host.sequence import Sequence
 from jaxserve.engine.plan import FED_BACK, Admission, LanePlan, StepKind, StepPlan
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.quant import parse_scheme, scheme_in
 from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.roofline import Case, Limits, work_of
+from jaxserve.request import Request, SamplingParams
 from sharding.mesh import MeshSpec
 from sharding.params import random_params
 
@@ -87,28 +89,16 @@ def admissions(config: EngineConfig, case: Case, length: int) -> list[Admission]
     Pages behind a window are shared.
     """
     count = config.pages_per_row
-    plain: dict[str, Any] = dict(choice=0, seed=0, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
-    plain |= dict(
-        repetition_penalty=1.0,
-        presence_penalty=0.0,
-        frequency_penalty=0.0,
-        logprobs=-1,
-        min_tokens=0,
-    )
-    plain |= dict(
-        prompt_tokens=1,
-        end_ids=(),
-        bias=(),
-        allowed=None,
-        masked=False,
-        history=None,
-        length=length,
-    )
+    request = Request(id="", prompt=(0,), params=SamplingParams(temperature=0))
+    plain = admission_of(Sequence(0, request, index=0, seed=0, max_tokens=1))
     ids = [range(row * count, (row + 1) * count) for row in range(case.rows)]
     tables = [
         tuple(tuple(page % pool.pages for page in row) for pool in config.pools) for row in ids
     ]
-    return [Admission(lane=0, row=row, tables=table, **plain) for row, table in enumerate(tables)]
+    return [
+        replace(plain, lane=0, row=row, length=length, tables=table)
+        for row, table in enumerate(tables)
+    ]
 
 
 class Steps:

@@ -11,6 +11,7 @@ of a choice from a plain list: the truth that engines are compared with.
 from dataclasses import dataclass
 
 from jaxserve.engine.plan import Admission
+from jaxserve.engine.row_fields import NO_TOKEN
 from jaxserve.request import Request
 
 VOCAB = 97
@@ -36,14 +37,19 @@ class Rules:
     @staticmethod
     def of_admission(admission: Admission) -> "Rules":
         """Return the rules as the device gets them."""
+        sampling = admission.sampling
+        high, low = sampling.key
+        seed = (high << 32) + low
         bias = sum(int(value) * (token + 1) for token, value in admission.bias)
+        assert bool(sampling.biased) == bool(admission.bias)
+        assert bool(sampling.penalised) == (admission.history is not None)
         return Rules(
-            offset=admission.seed + 5 * admission.choice + bias,
-            end_after=admission.prompt_tokens + admission.min_tokens,
-            end_ids=frozenset(admission.end_ids),
+            offset=seed + 5 * sampling.choice + bias,
+            end_after=sampling.end_after,
+            end_ids=frozenset(sampling.end_ids) - {NO_TOKEN},
             allowed=admission.allowed,
-            penalised=admission.history is not None,
-            follows=admission.masked and admission.allowed is None,
+            penalised=bool(sampling.penalised),
+            follows=bool(sampling.masked) and admission.allowed is None,
         )
 
     @staticmethod

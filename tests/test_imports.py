@@ -20,6 +20,7 @@ PACKAGES = (
 # Plain data that both halves of the engine see.
 ENGINE_DATA = (
     "jaxserve.engine.plan",
+    "jaxserve.engine.row_fields",
     "jaxserve.engine.events",
     "jaxserve.engine.request_limits",
     "jaxserve.engine.kv_segment",
@@ -53,7 +54,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.tokenizer": ("jaxserve.tokenizer",),
     "jaxserve.models": ("jaxserve.models", "jaxserve.errors", "sharding", "pallas_kernels"),
     # The engine's floors, from the ground up: plain data, the two halves, the loop, its builder.
-    "jaxserve.engine.plan": ("jaxserve.engine.events",),
+    "jaxserve.engine.plan": ("jaxserve.engine.events", "jaxserve.engine.row_fields"),
+    "jaxserve.engine.row_fields": ("jaxserve.request",),
     "jaxserve.engine.events": (),
     "jaxserve.engine.request_limits": ("jaxserve.config", "jaxserve.request", "jaxserve.errors"),
     "jaxserve.engine.kv_segment": ("jaxserve.errors",),
@@ -200,6 +202,7 @@ WITHOUT_JAX = (
     "jaxserve.engine.kv_segment",
     "jaxserve.engine.plan",
     "jaxserve.engine.request_limits",
+    "jaxserve.engine.row_fields",
     "jaxserve.server.core.service",
     "jaxserve.server.grpc.inference",
 )

@@ -14,6 +14,8 @@ import numpy as np
 
 from jaxserve.config import EngineConfig, EngineOptions
 from jaxserve.engine.buckets import Bucket, BucketPlan
+from jaxserve.engine.plan import Admission, LanePlan, StepPlan
+from jaxserve.engine.row_fields import ROW_FIELDS
 from jaxserve.models.spec import ModelSpec
 from sharding.mesh import MeshSpec
 
@@ -25,6 +27,8 @@ def facts_of_start(mesh: MeshSpec, dtype: str, weights: str, options: EngineOpti
     """Return facts before anything is loaded: releases, devices and flags that shape the steps."""
     device = jax.local_devices()[0]
     packages = {f"the version of {package}": version(package) for package in PACKAGES}
+    # Builds of one version may differ, too.
+    packages |= {"the format of step plans": plan_format()}
     devices = {
         "platform": device.platform,
         "device kind": device.device_kind,
@@ -37,6 +41,20 @@ def facts_of_start(mesh: MeshSpec, dtype: str, weights: str, options: EngineOpti
         for field in fields(options)
     }
     return packages | devices | flags
+
+
+def plan_format() -> str:
+    """Return a digest of a plan's fields and their types, those of packed rows included.
+
+    Decoding fills a missing column with its default and ignores an unknown one, so hosts must have
+    the same format.
+    """
+    columns = [
+        (kind.__name__, [(field.name, str(field.type)) for field in fields(kind)])
+        for kind in (StepPlan, LanePlan, Admission)
+    ]
+    row = [(name, field.dtype.__name__, field.shape) for name, field in ROW_FIELDS.items()]
+    return _digest(repr((columns, row)))
 
 
 def facts_of_engine(spec: ModelSpec, params: dict, weights: str, config: EngineConfig) -> Facts:

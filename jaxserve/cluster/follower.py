@@ -15,7 +15,7 @@ import grpc
 import jax
 
 from jaxserve.cluster.compatibility import Facts, facts_of_steps
-from jaxserve.cluster.encoding import buckets_from_proto, plan_from_proto
+from jaxserve.cluster.encoding import buckets_from_proto, plan_from_bytes
 from jaxserve.cluster.heartbeat import BEAT, FAILED, PATIENCE, Heartbeat, PodFailure
 from jaxserve.cluster.message_auth import MessageChain, proof_of
 from jaxserve.cluster.v1 import cluster_pb2 as pb
@@ -145,9 +145,9 @@ class Follower:
                 case "stop":
                     return order.stop.exit_code
 
-    def _launch(self, runner: DeviceRunner, plan: pb.StepPlan, before: Launched | None) -> Launched:
+    def _launch(self, runner: DeviceRunner, plan: bytes, before: Launched | None) -> Launched:
         try:
-            launched = runner.launch(plan_from_proto(plan))
+            launched = runner.launch(plan_from_bytes(plan))
             if before:
                 before.output.block_until_ready()
         except Exception as error:

@@ -17,7 +17,7 @@ import grpc
 import jax
 
 from jaxserve.cluster.compatibility import Facts, difference, facts_of_steps
-from jaxserve.cluster.encoding import buckets_to_proto, plan_to_proto
+from jaxserve.cluster.encoding import buckets_to_proto, plan_to_bytes
 from jaxserve.cluster.heartbeat import (
     BEAT,
     FAILED,
@@ -273,7 +273,7 @@ class LeadingRunner(DeviceRunner):
         self._leader.expect_steps()
 
     def launch(self, plan: StepPlan) -> Launched:
-        self._leader.order(plan=plan_to_proto(plan))
+        self._leader.order(plan=plan_to_bytes(plan))
         with self._leader.delaying_failure():
             return super().launch(plan)
 

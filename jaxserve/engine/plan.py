@@ -6,9 +6,10 @@ of an object per row: cheap to build, to log, to replay and to send to other hos
 
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Literal
+from typing import Any, Literal
 
 from jaxserve.engine.events import Logprob
+from jaxserve.engine.row_fields import ROW_BYTES, RowSampling, unpack_row
 
 StepKind = Literal["decode", "prefill", "score", "embed", "verify", "draft"]
 MEASURED = 0  # StepPlan.number of a step that only measures how long steps take
@@ -72,23 +73,21 @@ class Admission:
     row: int
     length: int  # positions already in pages (a prefix hit)
     tables: tuple[tuple[int, ...], ...]  # pages so far, per page group
+    packed: bytes  # the row's small fields, see row_fields.pack_row; read them as `sampling`
     prompt_tokens: int
-    choice: int
-    seed: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    logprobs: int  # alternatives asked for; -1: no log-probabilities
-    min_tokens: int
-    end_ids: tuple[int, ...]
     bias: tuple[tuple[int, float], ...]
-    allowed: tuple[int, ...] | None  # None where masks come with the steps
-    masked: bool  # only some tokens may be chosen
+    # The only tokens that may be chosen; None: any, or those of masks that come with the steps.
+    allowed: tuple[int, ...] | None
     history: tuple[int, ...] | None  # prompt and output so far, when a penalty must count them
+
+    def __post_init__(self) -> None:
+        if len(self.packed) != ROW_BYTES:
+            raise ValueError(f"a row's fields have {len(self.packed)} bytes, not {ROW_BYTES}")
+
+    @property
+    def sampling(self) -> RowSampling[Any]:
+        """The row's small fields as numbers; floats have the precision of float32."""
+        return unpack_row(self.packed)
 
 
 @dataclass(frozen=True, slots=True)

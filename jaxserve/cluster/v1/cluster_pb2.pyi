@@ -68,9 +68,9 @@ class Order(_message.Message):
     agreed: Agreed
     refused: Refused
     compile: Compile
-    plan: StepPlan
+    plan: bytes
     stop: Stop
-    def __init__(self, agreed: _Optional[_Union[Agreed, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., compile: _Optional[_Union[Compile, _Mapping]] = ..., plan: _Optional[_Union[StepPlan, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ...) -> None: ...
+    def __init__(self, agreed: _Optional[_Union[Agreed, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., compile: _Optional[_Union[Compile, _Mapping]] = ..., plan: _Optional[bytes] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ...) -> None: ...
 
 class Agreed(_message.Message):
     __slots__ = ("stage",)
@@ -109,109 +109,3 @@ class Stop(_message.Message):
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
     exit_code: int
     def __init__(self, exit_code: _Optional[int] = ...) -> None: ...
-
-class StepPlan(_message.Message):
-    __slots__ = ("number", "kind", "lanes", "admissions", "steps")
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    KIND_FIELD_NUMBER: _ClassVar[int]
-    LANES_FIELD_NUMBER: _ClassVar[int]
-    ADMISSIONS_FIELD_NUMBER: _ClassVar[int]
-    STEPS_FIELD_NUMBER: _ClassVar[int]
-    number: int
-    kind: str
-    lanes: _containers.RepeatedCompositeFieldContainer[LanePlan]
-    admissions: _containers.RepeatedCompositeFieldContainer[Admission]
-    steps: int
-    def __init__(self, number: _Optional[int] = ..., kind: _Optional[str] = ..., lanes: _Optional[_Iterable[_Union[LanePlan, _Mapping]]] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., steps: _Optional[int] = ...) -> None: ...
-
-class LanePlan(_message.Message):
-    __slots__ = ("sequences", "rows", "starts", "sizes", "samples", "tokens", "targets", "fresh", "logprobs", "masks")
-    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
-    ROWS_FIELD_NUMBER: _ClassVar[int]
-    STARTS_FIELD_NUMBER: _ClassVar[int]
-    SIZES_FIELD_NUMBER: _ClassVar[int]
-    SAMPLES_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    TARGETS_FIELD_NUMBER: _ClassVar[int]
-    FRESH_FIELD_NUMBER: _ClassVar[int]
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    MASKS_FIELD_NUMBER: _ClassVar[int]
-    sequences: _containers.RepeatedScalarFieldContainer[int]
-    rows: _containers.RepeatedScalarFieldContainer[int]
-    starts: _containers.RepeatedScalarFieldContainer[int]
-    sizes: _containers.RepeatedScalarFieldContainer[int]
-    samples: _containers.RepeatedScalarFieldContainer[int]
-    tokens: _containers.RepeatedScalarFieldContainer[int]
-    targets: _containers.RepeatedScalarFieldContainer[int]
-    fresh: _containers.RepeatedScalarFieldContainer[int]
-    logprobs: bool
-    masks: _containers.RepeatedCompositeFieldContainer[Mask]
-    def __init__(self, sequences: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., sizes: _Optional[_Iterable[int]] = ..., samples: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., targets: _Optional[_Iterable[int]] = ..., fresh: _Optional[_Iterable[int]] = ..., logprobs: _Optional[bool] = ..., masks: _Optional[_Iterable[_Union[Mask, _Mapping]]] = ...) -> None: ...
-
-class Mask(_message.Message):
-    __slots__ = ("row", "words")
-    ROW_FIELD_NUMBER: _ClassVar[int]
-    WORDS_FIELD_NUMBER: _ClassVar[int]
-    row: int
-    words: bytes
-    def __init__(self, row: _Optional[int] = ..., words: _Optional[bytes] = ...) -> None: ...
-
-class Admission(_message.Message):
-    __slots__ = ("lane", "row", "length", "tables", "prompt_tokens", "choice", "seed", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logprobs", "min_tokens", "end_ids", "bias_ids", "bias_values", "allowed", "history", "masked")
-    LANE_FIELD_NUMBER: _ClassVar[int]
-    ROW_FIELD_NUMBER: _ClassVar[int]
-    LENGTH_FIELD_NUMBER: _ClassVar[int]
-    TABLES_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    CHOICE_FIELD_NUMBER: _ClassVar[int]
-    SEED_FIELD_NUMBER: _ClassVar[int]
-    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
-    TOP_K_FIELD_NUMBER: _ClassVar[int]
-    TOP_P_FIELD_NUMBER: _ClassVar[int]
-    MIN_P_FIELD_NUMBER: _ClassVar[int]
-    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    END_IDS_FIELD_NUMBER: _ClassVar[int]
-    BIAS_IDS_FIELD_NUMBER: _ClassVar[int]
-    BIAS_VALUES_FIELD_NUMBER: _ClassVar[int]
-    ALLOWED_FIELD_NUMBER: _ClassVar[int]
-    HISTORY_FIELD_NUMBER: _ClassVar[int]
-    MASKED_FIELD_NUMBER: _ClassVar[int]
-    lane: int
-    row: int
-    length: int
-    tables: _containers.RepeatedCompositeFieldContainer[Pages]
-    prompt_tokens: int
-    choice: int
-    seed: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    logprobs: int
-    min_tokens: int
-    end_ids: _containers.RepeatedScalarFieldContainer[int]
-    bias_ids: _containers.RepeatedScalarFieldContainer[int]
-    bias_values: _containers.RepeatedScalarFieldContainer[float]
-    allowed: Tokens
-    history: Tokens
-    masked: bool
-    def __init__(self, lane: _Optional[int] = ..., row: _Optional[int] = ..., length: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[Pages, _Mapping]]] = ..., prompt_tokens: _Optional[int] = ..., choice: _Optional[int] = ..., seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logprobs: _Optional[int] = ..., min_tokens: _Optional[int] = ..., end_ids: _Optional[_Iterable[int]] = ..., bias_ids: _Optional[_Iterable[int]] = ..., bias_values: _Optional[_Iterable[float]] = ..., allowed: _Optional[_Union[Tokens, _Mapping]] = ..., history: _Optional[_Union[Tokens, _Mapping]] = ..., masked: _Optional[bool] = ...) -> None: ...
-
-class Pages(_message.Message):
-    __slots__ = ("pages",)
-    PAGES_FIELD_NUMBER: _ClassVar[int]
-    pages: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, pages: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class Tokens(_message.Message):
-    __slots__ = ("ids",)
-    IDS_FIELD_NUMBER: _ClassVar[int]
-    ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...

@@ -6,72 +6,34 @@ import numpy as np
 
 from jaxserve.engine.device.packed import Packed, padded
 from jaxserve.engine.plan import Admission
-from jaxserve.request import MAX_EOS_IDS, MAX_STOP_TOKENS
+from jaxserve.engine.row_fields import ROW_FIELDS
 
-MAX_END_IDS = MAX_STOP_TOKENS + MAX_EOS_IDS
 MASKED_AT_ONCE = 8  # rows whose masks are written by one launch
 
 Masks = tuple[np.ndarray, np.ndarray]
 
 
 def admission_layout(page_groups: int, pages_per_row: int) -> Packed:
-    """Return the layout of a row's small fields, with the lane and row that they are for."""
-    one: tuple[int, ...] = ()  # the shape of a scalar
+    """Return the layout of pack_admission's array."""
     return Packed(
         (
-            ("lane", one, np.int32),
-            ("row", one, np.int32),
-            ("length", one, np.int32),
+            ("lane", (), np.int32),
+            ("row", (), np.int32),
+            ("length", (), np.int32),
             ("table", (page_groups, pages_per_row), np.int32),
-            ("key", (2,), np.uint32),
-            ("choice", one, np.int32),
-            ("temperature", one, np.float32),
-            ("top_k", one, np.int32),
-            ("top_p", one, np.float32),
-            ("min_p", one, np.float32),
-            ("repetition", one, np.float32),
-            ("presence", one, np.float32),
-            ("frequency", one, np.float32),
-            ("logprobs", one, np.int32),
-            ("end_after", one, np.int32),
-            ("end_ids", (MAX_END_IDS,), np.int32),
-            ("biased", one, np.int32),
-            ("masked", one, np.int32),
-            ("penalised", one, np.int32),
+            *((name, declared.shape, declared.dtype) for name, declared in ROW_FIELDS.items()),
         )
     )
 
 
-def pack_admission(
-    admission: Admission, layout: Packed, pages_per_row: int, vocab_size: int
-) -> np.ndarray:
-    """Pack the small fields of a row; missing end tokens are padded with vocab_size."""
-    a = admission
+def pack_admission(admission: Admission, pages_per_row: int) -> np.ndarray:
+    """Pack the small fields of a row, with the lane and row that they are for, as [n] int32."""
+    where = np.array([admission.lane, admission.row, admission.length], np.int32)
     # Page tables hold pages that exist, so an entry without a page (NO_PAGE) becomes page 0.
-    tables = [[max(page, 0) for page in pages] for pages in a.tables]
-    return layout.pack(
-        {
-            "lane": a.lane,
-            "row": a.row,
-            "length": a.length,
-            "table": [padded(table, pages_per_row, 0) for table in tables],
-            "key": np.array([a.seed >> 32, a.seed & 0xFFFFFFFF], np.uint32),
-            "choice": a.choice,
-            "temperature": a.temperature,
-            "top_k": a.top_k,
-            "top_p": a.top_p,
-            "min_p": a.min_p,
-            "repetition": a.repetition_penalty,
-            "presence": a.presence_penalty,
-            "frequency": a.frequency_penalty,
-            "logprobs": a.logprobs,
-            "end_after": a.prompt_tokens + a.min_tokens,
-            "end_ids": padded(list(a.end_ids), MAX_END_IDS, vocab_size),
-            "biased": len(a.bias) > 0,
-            "masked": a.masked,
-            "penalised": a.history is not None,
-        }
-    )
+    tables = [
+        padded([max(page, 0) for page in pages], pages_per_row, 0) for pages in admission.tables
+    ]
+    return np.concatenate([where, *tables, np.frombuffer(admission.packed, "<i4")])
 
 
 def token_counts(admission: Admission, vocab_size: int) -> np.ndarray:

@@ -3,14 +3,14 @@
 Each takes the state, which is donated, and returns it with fields of a row replaced.
 """
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import jax
 from jaxtyping import Array, Float, Int, UInt32
 
 from jaxserve.engine.device.packed import Packed
-from jaxserve.engine.device.sampling import RowSampling
 from jaxserve.engine.device.state import State
+from jaxserve.engine.row_fields import ROW_FIELDS, RowSampling
 
 
 def admit_row(layout: Packed, state: State, packed: Int[Array, "n"]) -> State:
@@ -22,10 +22,7 @@ def admit_row(layout: Packed, state: State, packed: Int[Array, "n"]) -> State:
     where = values["lane"], values["row"]
     rows = state.rows
     sampling = RowSampling(
-        **{
-            f.name: getattr(rows.sampling, f.name).at[where].set(values[f.name])
-            for f in fields(RowSampling)
-        }
+        **{name: getattr(rows.sampling, name).at[where].set(values[name]) for name in ROW_FIELDS}
     )
     tables = tuple(
         table.at[where].set(values["table"][group]) for group, table in enumerate(rows.tables)

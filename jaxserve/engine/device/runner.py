@@ -144,7 +144,7 @@ class DeviceRunner:
         a = admission
         vocab = self.spec.vocab_size
         where = np.array([a.lane, a.row], np.int32)
-        packed = pack_admission(a, self.lowering.admission, self.config.pages_per_row, vocab)
+        packed = pack_admission(a, self.config.pages_per_row)
         self._write("admit_row", packed)
         if a.history is not None:
             self._write("set_counts", where, token_counts(a, vocab))

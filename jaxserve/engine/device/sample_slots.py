@@ -80,7 +80,7 @@ def advance(
     live = slots.live[..., 0]
     token = jnp.where(live, newest(sampled.tokens, accepted), take(rows.token, ids))
     new = jnp.arange(slots.live.shape[-1])[None, None] < accepted[..., None]
-    # 2: one more occurrence in the output, see RowFields.counts.
+    # 2: one more occurrence in the output, see LargeRowFields.counts.
     counted = 2 * (new & (take(rows.sampling.penalised, ids) == 1)[..., None]).astype(jnp.int32)
     counts = jax.vmap(lambda lane, row, token, n: lane.at[row[:, None], token].add(n, mode="drop"))(
         rows.fields.counts, ids, sampled.tokens, counted

@@ -23,35 +23,17 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jaxserve.engine.device.logprobs import log_probabilities, no_log_probabilities
+from jaxserve.engine.row_fields import ROW_FIELDS, RowSampling
 
 # The purpose of the noise, folded into the key last: another use would take another number.
 TOKEN_NOISE = 0
 
-
-@flax.struct.dataclass
-class RowSampling:
-    """The scalars of SamplingParams for B rows, in device form."""
-
-    key: UInt32[Array, "B 2"]  # the seed's high and low half
-    choice: Int[Array, "B"]
-    temperature: Float[Array, "B"]
-    top_k: Int[Array, "B"]
-    top_p: Float[Array, "B"]
-    min_p: Float[Array, "B"]
-    repetition: Float[Array, "B"]
-    presence: Float[Array, "B"]
-    frequency: Float[Array, "B"]
-    logprobs: Int[Array, "B"]
-    end_after: Int[Array, "B"]  # first position that an end token may take
-    end_ids: Int[Array, "B E"]  # padded with V
-    # 1 where the row uses RowFields.bias_*, .mask or .counts, else 0.
-    biased: Int[Array, "B"]
-    masked: Int[Array, "B"]
-    penalised: Int[Array, "B"]
+# Declared where no jax is imported; on the device its values are arrays.
+jax.tree_util.register_dataclass(RowSampling)
 
 
 @flax.struct.dataclass
-class RowFields:
+class LargeRowFields:
     """The large fields that constraints and penalties read, for R rows in each of A lanes.
 
     A row that does not use a field has there what its last sequence left behind.
@@ -82,7 +64,9 @@ def _take_masks(
     return taken.reshape(-1, taken.shape[-1])
 
 
-def disable_idle_rows(params: RowSampling, idle: Bool[Array, "B"]) -> RowSampling:
+def disable_idle_rows(
+    params: RowSampling[jax.Array], idle: Bool[Array, "B"]
+) -> RowSampling[jax.Array]:
     """Reset the parameters of rows that do not sample to ones that ask for no optional work.
 
     Otherwise padding and half-read prompts would make the whole step run it.
@@ -91,15 +75,12 @@ def disable_idle_rows(params: RowSampling, idle: Bool[Array, "B"]) -> RowSamplin
     def where(field: jax.Array, value: float) -> jax.Array:
         return jnp.where(idle, jnp.asarray(value, field.dtype), field)
 
-    return replace(
-        params,
-        temperature=where(params.temperature, 0),
-        logprobs=where(params.logprobs, -1),
-        end_after=where(params.end_after, 0),
-        biased=where(params.biased, 0),
-        masked=where(params.masked, 0),
-        penalised=where(params.penalised, 0),
-    )
+    reset = {
+        name: where(getattr(params, name), declared.idle)
+        for name, declared in ROW_FIELDS.items()
+        if declared.idle is not None
+    }
+    return replace(params, **reset)
 
 
 class Sampled(NamedTuple):
@@ -114,8 +95,8 @@ class Sampled(NamedTuple):
 
 def sample(
     logits: Float[Array, "B V"],
-    params: RowSampling,
-    fields: RowFields,
+    params: RowSampling[jax.Array],
+    fields: LargeRowFields,
     rows: Int[Array, "A r"],
     position: Int[Array, "B"],
     drafted: Int[Array, "B k"] | None = None,
@@ -141,8 +122,8 @@ def sample(
 
 def apply_constraints(
     logits: Float[Array, "B V"],
-    params: RowSampling,
-    fields: RowFields,
+    params: RowSampling[jax.Array],
+    fields: LargeRowFields,
     rows: Int[Array, "A r"],
     slot: Int[Array, "B"],
     position: Int[Array, "B"],
@@ -175,8 +156,8 @@ def apply_constraints(
 
 def apply_penalties(
     logits: Float[Array, "B V"],
-    params: RowSampling,
-    fields: RowFields,
+    params: RowSampling[jax.Array],
+    fields: LargeRowFields,
     rows: Int[Array, "A r"],
     drafted: Int[Array, "B k"] | None,
 ) -> Float[Array, "B V"]:
@@ -188,16 +169,16 @@ def apply_penalties(
     def apply(logits: jax.Array) -> jax.Array:
         counts = take_rows(fields.counts, rows)
         if drafted is not None:
-            # 2: one more occurrence in the output, see RowFields.counts.
+            # 2: one more occurrence in the output, see LargeRowFields.counts.
             counts = counts.at[jnp.arange(len(counts))[:, None], drafted].add(2, mode="drop")
         produced = (counts >> 1).astype(jnp.float32)
-        repetition = params.repetition[:, None]
+        repetition = params.repetition_penalty[:, None]
         repeated = jnp.where(logits > 0, logits / repetition, logits * repetition)
         result = jnp.where(counts > 0, repeated, logits)
         result = (
             result
-            - params.presence[:, None] * jnp.minimum(produced, 1)
-            - params.frequency[:, None] * produced
+            - params.presence_penalty[:, None] * jnp.minimum(produced, 1)
+            - params.frequency_penalty[:, None] * produced
         )
         return jnp.where(params.penalised[:, None] == 1, result, logits)
 
@@ -205,7 +186,7 @@ def apply_penalties(
 
 
 def choose_tokens(
-    logits: Float[Array, "B V"], params: RowSampling, position: Int[Array, "B"]
+    logits: Float[Array, "B V"], params: RowSampling[jax.Array], position: Int[Array, "B"]
 ) -> Int[Array, "B"]:
     """Choose one token per row.
 
@@ -226,7 +207,7 @@ def choose_tokens(
     return jnp.argmax(drawn, axis=-1)
 
 
-def truncate(logits: Float[Array, "B V"], params: RowSampling) -> Float[Array, "B V"]:
+def truncate(logits: Float[Array, "B V"], params: RowSampling[jax.Array]) -> Float[Array, "B V"]:
     """Set tokens outside min_p, then top_k, then top_p to -inf; ties with the last one stay in.
 
     min_p is relative to the largest probability, top_p to the mass that top_k left. logits: scaled

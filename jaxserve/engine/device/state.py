@@ -15,8 +15,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int, UInt32
 
 from jaxserve.config import EngineConfig
-from jaxserve.engine.device.row_packing import MAX_END_IDS
-from jaxserve.engine.device.sampling import RowFields, RowSampling
+from jaxserve.engine.device.sampling import LargeRowFields
+from jaxserve.engine.row_fields import ROW_FIELDS, RowSampling
 from jaxserve.errors import EngineError
 from jaxserve.models.sharded_attention import page_rules
 from jaxserve.models.spec import ModelSpec
@@ -32,8 +32,8 @@ class Rows:
     tables: tuple[Int[Array, "A R W"], ...]  # per page group
     length: Int[Array, "A R"]  # positions in pages
     token: Int[Array, "A R"]  # the newest token
-    sampling: RowSampling  # fields [A, R, ...]
-    fields: RowFields
+    sampling: RowSampling[jax.Array]  # fields [A, R, ...]
+    fields: LargeRowFields
 
 
 @flax.struct.dataclass
@@ -148,23 +148,12 @@ def _zero_rows(spec: ModelSpec, config: EngineConfig) -> Rows:
         length=field(),
         token=field(),
         sampling=RowSampling(
-            key=field(2, dtype=np.uint32),
-            choice=field(),
-            temperature=field(dtype=np.float32),
-            top_k=field(),
-            top_p=field(dtype=np.float32),
-            min_p=field(dtype=np.float32),
-            repetition=field(dtype=np.float32),
-            presence=field(dtype=np.float32),
-            frequency=field(dtype=np.float32),
-            logprobs=field(),
-            end_after=field(),
-            end_ids=field(MAX_END_IDS),
-            biased=field(),
-            masked=field(),
-            penalised=field(),
+            **{
+                name: field(*declared.shape, dtype=declared.dtype)
+                for name, declared in ROW_FIELDS.items()
+            }
         ),
-        fields=RowFields(
+        fields=LargeRowFields(
             counts=field(spec.vocab_size),
             bias_ids=field(MAX_BIASES),
             bias_values=field(MAX_BIASES, dtype=np.float32),

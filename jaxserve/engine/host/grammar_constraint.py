@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from jaxserve.engine.events import Finish, FinishReason
+from jaxserve.engine.row_fields import penalises
 from jaxserve.errors import GrammarError
 from jaxserve.request import SamplingParams
 from jaxserve.structure.matcher import Matcher
@@ -16,14 +17,11 @@ class Constraint:
 
     def __init__(self, matcher: Matcher, params: SamplingParams) -> None:
         """Start at the beginning of the output; raise GrammarError if no token can come first."""
-        penalised = (
-            params.repetition_penalty != 1
-            or params.presence_penalty != 0
-            or params.frequency_penalty != 0
-        )
         # Forced tokens are not sampled: penalties would not count them on the device, they have no
         # log-probability, and allowed_token_ids might exclude them.
-        self.forces = params.logprobs is None and params.allowed_token_ids is None and not penalised
+        self.forces = (
+            params.logprobs is None and params.allowed_token_ids is None and not penalises(params)
+        )
         self._matcher = matcher
         self._field = params.structure.field if params.structure else "structure"
         self._allowed = (

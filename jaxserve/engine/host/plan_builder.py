@@ -4,6 +4,7 @@ from jaxserve.config import EngineConfig
 from jaxserve.engine.host.lane import FreshPage, Lane
 from jaxserve.engine.host.sequence import Sequence
 from jaxserve.engine.plan import FED_BACK, Admission, LanePlan, StepKind, StepPlan
+from jaxserve.engine.row_fields import pack_row, penalises
 
 
 def kind_of(seq: Sequence) -> StepKind:
@@ -89,7 +90,7 @@ class PlanBuilder:
 
     def admit(self, seq: Sequence) -> None:
         """Add what the device must know about a sequence that has just got a row."""
-        self.admissions.append(_admission_of(seq))
+        self.admissions.append(admission_of(seq))
 
     def add_decodes(self, lane: Lane) -> None:
         """Add every plain decode of a lane at once; the lane must have pages for all of them.
@@ -197,35 +198,19 @@ class PlanBuilder:
         return StepPlan(number, self.kind, self.lanes, tuple(self.admissions), self.steps)
 
 
-def _admission_of(seq: Sequence) -> Admission:
+def admission_of(seq: Sequence) -> Admission:
+    """Return what the device must know about a sequence that has just got a row."""
     params = seq.request.params
     allowed = params.allowed_token_ids
-    penalised = (
-        params.repetition_penalty != 1
-        or params.presence_penalty != 0
-        or params.frequency_penalty != 0
-    )
     return Admission(
         lane=seq.lane,
         row=seq.row,
         length=seq.num_computed,
         tables=tuple(tuple(pages) for pages in seq.pages),
+        packed=pack_row(seq),
         prompt_tokens=seq.prompt_len,
-        choice=seq.index,
-        seed=seq.seed,
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        repetition_penalty=params.repetition_penalty,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        logprobs=-1 if params.logprobs is None else params.logprobs,
-        min_tokens=params.min_tokens,
-        end_ids=tuple(sorted(seq.request.end_ids)),
         bias=tuple(params.logit_bias.items()),
         # A grammar's masks take allowed_token_ids in: the device then needs no list of its own.
         allowed=None if allowed is None or seq.constraint else tuple(allowed),
-        masked=allowed is not None or seq.constraint is not None,
-        history=tuple(seq.tokens) if penalised else None,
+        history=tuple(seq.tokens) if penalises(params) else None,
     )

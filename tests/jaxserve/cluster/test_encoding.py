@@ -1,26 +1,31 @@
 """Step plans as bytes: every field survives, and forged or repeated orders are refused."""
 
-from dataclasses import fields, replace
-from typing import get_args
+from dataclasses import asdict, replace
+from typing import Any, get_args
 
+import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxserve.cluster import compatibility
+from jaxserve.cluster.compatibility import difference, facts_of_start, plan_format
 from jaxserve.cluster.encoding import (
     buckets_from_proto,
     buckets_to_proto,
-    plan_from_proto,
-    plan_to_proto,
+    plan_from_bytes,
+    plan_to_bytes,
 )
 from jaxserve.cluster.message_auth import MessageChain, proof_of
-from jaxserve.cluster.v1 import cluster_pb2 as pb
 from jaxserve.config import EngineOptions, resolve
 from jaxserve.engine.buckets import BucketPlan
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.plan import Admission, LanePlan, StepKind, StepOutput, StepPlan
+from jaxserve.engine.row_fields import ROW_BYTES, ROW_FIELDS, RowField
 from jaxserve.errors import EngineError
+from sharding.mesh import MeshSpec
 from tests.fake_runner import FakeRunner
 from tests.jaxserve.engine.host.driver import config_of, request
 
@@ -51,19 +56,8 @@ admissions = st.builds(
     row=SMALL,
     length=SMALL,
     tables=st.lists(st.lists(SIGNED, max_size=5).map(tuple), max_size=3).map(tuple),
+    packed=st.binary(min_size=ROW_BYTES, max_size=ROW_BYTES),
     prompt_tokens=SMALL,
-    choice=SMALL,
-    seed=st.integers(0, 2**64 - 1),
-    temperature=NUMBER,
-    top_k=SIGNED,
-    top_p=NUMBER,
-    min_p=NUMBER,
-    repetition_penalty=NUMBER,
-    presence_penalty=NUMBER,
-    frequency_penalty=NUMBER,
-    logprobs=st.integers(-1, 20),
-    min_tokens=SMALL,
-    end_ids=IDS,
     bias=st.lists(st.tuples(SMALL, NUMBER), max_size=4).map(tuple),
     allowed=st.none() | IDS,
     history=st.none() | IDS,
@@ -79,7 +73,7 @@ plans = st.builds(
 
 
 def over_the_wire(plan: StepPlan) -> StepPlan:
-    return plan_from_proto(pb.StepPlan.FromString(plan_to_proto(plan).SerializeToString()))
+    return plan_from_bytes(plan_to_bytes(plan))
 
 
 @given(plans)
@@ -87,16 +81,77 @@ def test_any_plan_comes_back(plan: StepPlan) -> None:
     assert over_the_wire(plan) == plan
 
 
-@pytest.mark.parametrize("kind", [StepPlan, LanePlan, Admission])
-def test_every_field_travels(kind: type) -> None:
-    """A new field of a plan has to be added to the message, too."""
-    message = {StepPlan: pb.StepPlan, LanePlan: pb.LanePlan, Admission: pb.Admission}[
-        kind
-    ].DESCRIPTOR
-    names = {field.name for field in message.fields} - {"bias_ids", "bias_values"}
-    assert names | ({"bias"} if kind is Admission else set()) == {
-        field.name for field in fields(kind)
-    }
+ADMISSION = Admission(0, 1, 4, ((7, 8),), bytes(ROW_BYTES), 9, ((3, 0.5),), (1, 2), None)
+PLAN = StepPlan(
+    number=3,
+    kind="prefill",
+    lanes=(LanePlan([5], [1], [4], [2], [1], [10, 11], [11, 0], [(0, 1, 1, 8)]),),
+    admissions=(ADMISSION,),
+)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"number": "3"},
+        {"number": 3.5},
+        {"kind": "guess"},
+        {"lanes": {}},
+        {"lanes": [{"rows": [1, None]}]},
+        {"lanes": [{"logprobs": 1}]},
+        {"lanes": [{"fresh": [[0, 1, 1]]}]},
+        {"lanes": [{"masks": [[1, "mask"]]}]},
+        {"admissions": [asdict(ADMISSION) | {"packed": bytes(ROW_BYTES - 1)}]},
+        {"admissions": [asdict(ADMISSION) | {"tables": [[7.5]]}]},
+        {"admissions": [asdict(ADMISSION) | {"bias": [[3, "0.5"]]}]},
+        {"admissions": [{"lane": 0, "row": 1}]},
+    ],
+    ids=str,
+)
+def test_a_value_of_another_type_is_refused(change: dict[str, Any]) -> None:
+    plan = asdict(PLAN)
+    assert plan_from_bytes(msgspec.msgpack.encode(plan)) == PLAN
+    with pytest.raises(EngineError, match="a plan of the leader cannot be read: "):
+        plan_from_bytes(msgspec.msgpack.encode(plan | change))
+
+
+@given(st.data())
+def test_damaged_bytes_are_refused_or_a_plan(data: st.DataObject) -> None:
+    """The chain of orders notices any change before; what passes has the right types."""
+    sent = bytearray(plan_to_bytes(PLAN))
+    for _ in range(data.draw(st.integers(1, 3))):
+        sent[data.draw(st.integers(0, len(sent) - 1))] = data.draw(st.integers(0, 255))
+    length = data.draw(st.integers(0, len(sent)))
+    try:
+        found = plan_from_bytes(bytes(sent[:length]))
+    except EngineError:
+        return
+    assert over_the_wire(found) == found
+
+
+def test_bytes_that_are_no_text_are_refused() -> None:
+    damaged = plan_to_bytes(PLAN).replace(b"prefill", b"\xff" * 7)
+    with pytest.raises(EngineError, match="a plan of the leader cannot be read: "):
+        plan_from_bytes(damaged)
+
+
+def test_builds_with_other_fields_refuse_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One has a row field more; both say that they are the same version."""
+    start = MeshSpec(), "float32", "float32", EngineOptions()
+    before = facts_of_start(*start)
+    assert difference(before, facts_of_start(*start)) is None
+    monkeypatch.setattr(
+        compatibility, "ROW_FIELDS", ROW_FIELDS | {"typical_p": RowField(np.float32)}
+    )
+    after = facts_of_start(*start)
+    assert difference(before, after) == (
+        f"the format of step plans: {plan_format()} there, "
+        f"{before['the format of step plans']} here"
+    )
+    older = {name: value for name, value in before.items() if "plans" not in name}
+    assert difference(before, older) == (
+        f"the format of step plans: none there, {before['the format of step plans']} here"
+    )
 
 
 def test_buckets_come_back() -> None:
@@ -206,6 +261,4 @@ def test_the_size_of_a_decode_step() -> None:
     rows = list(range(256))
     lane = LanePlan(rows, rows, [4000 + row for row in rows], [1] * 256, [1] * 256, [-1] * 256)
     lane = replace(lane, fresh=[(0, row, 63, 10_000 + row) for row in range(4)])
-    assert (
-        1500 < len(plan_to_proto(StepPlan(10**6, "decode", (lane,), ())).SerializeToString()) < 2500
-    )
+    assert 1500 < len(plan_to_bytes(StepPlan(10**6, "decode", (lane,), ()))) < 2500

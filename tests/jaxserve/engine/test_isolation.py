@@ -1,12 +1,15 @@
 """A row does not feel its neighbours, and --deterministic means bit for bit."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.device.runner import DeviceRunner
+from jaxserve.engine.host.plan_builder import admission_of
+from jaxserve.engine.host.sequence import Sequence
 from jaxserve.engine.plan import Admission, LaneOutput, LanePlan, StepPlan
 from jaxserve.request import Request, SamplingParams
 from tests.jaxserve.engine.tiny import (
@@ -50,35 +53,35 @@ def runner(request: pytest.FixtureRequest):
     engine.close()
 
 
-def admission(row: int, sequence: int, groups: int) -> Admission:
+IDLE = SamplingParams(logprobs=20, stop_token_ids=(3,))
+BUSY = replace(
+    IDLE,
+    top_k=5,
+    top_p=0.9,
+    min_p=0.05,
+    repetition_penalty=1.3,
+    presence_penalty=0.5,
+    frequency_penalty=0.5,
+    min_tokens=3,
+    logit_bias={4: 2.0},
+    allowed_token_ids=tuple(range(1, 18)),
+)
+
+
+def admission(row: int, number: int, groups: int, **changes: Any) -> Admission:
     """Make an admission whose pages are its own: 5 s and on for sequence s, in any row.
 
-    All sequences but 0 use every optional feature.
+    All sequences but 0 use every optional feature. changes: of their sampling parameters.
     """
-    busy = sequence != 0
-    return Admission(
-        lane=0,
-        row=row,
-        length=0,
-        tables=(tuple(range(5 * sequence, 5 * sequence + 5)),) * groups,
-        prompt_tokens=len(PROMPTS[sequence]),
-        choice=sequence,
-        seed=sequence,
-        temperature=1.0,
-        top_k=5 if busy else 0,
-        top_p=0.9 if busy else 1.0,
-        min_p=0.05 if busy else 0.0,
-        repetition_penalty=1.3 if busy else 1.0,
-        presence_penalty=0.5 if busy else 0.0,
-        frequency_penalty=0.5 if busy else 0.0,
-        logprobs=20,
-        min_tokens=3 if busy else 0,
-        end_ids=(3,),
-        bias=((4, 2.0),) if busy else (),
-        allowed=tuple(range(1, 18)) if busy else None,
-        masked=busy,
-        history=tuple(PROMPTS[sequence]) if busy else None,
-    )
+    prompt = PROMPTS[number]
+    params = replace(BUSY if number else IDLE, **changes)
+    request = Request(id="", prompt=tuple(prompt), params=params)
+    seq = Sequence(number, request, number, seed=number, max_tokens=1)
+    seq.tokens = list(prompt)
+    seq.pages = [list(range(5 * number, 5 * number + 5))] * groups
+    seq.lane = 0
+    seq.row = row
+    return admission_of(seq)
 
 
 def arrange(

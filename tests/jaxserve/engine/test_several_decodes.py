@@ -1,6 +1,6 @@
 """Several decodes in one launch give what the same decodes give one by one."""
 
-from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,16 +50,15 @@ def collect(runner: DeviceRunner, plan: StepPlan) -> LaneOutput:
 
 def test_rows_end_by_a_token_by_their_size_or_not_at_all(runner: DeviceRunner) -> None:
     """Decodes after an end leave no trace: later launches go on as if decoded one by one."""
-    plain = [
-        replace(admission(row, row, 1), end_ids=(), allowed=None, min_tokens=0) for row in ROWS
-    ]
+    changes: dict[str, Any] = {"allowed_token_ids": None, "min_tokens": 0}
+    plain = [admission(row, row, 1, stop_token_ids=(), **changes) for row in ROWS]
     start(runner, plain)
     single = [decode(runner, [1, 1, 1], 1) for _ in range(8)]
     expected = [[step.tokens[row][0] for step in single] for row in ROWS]
     end = expected[0][1]
     assert expected[0][0] != end, "choose another seed: row 0 would end at once"
 
-    start(runner, [replace(plain[0], end_ids=(end,)), *plain[1:]])
+    start(runner, [admission(0, 0, 1, stop_token_ids=(end,), **changes), *plain[1:]])
     first = decode(runner, [4, 2, 4], 4)
     assert first.tokens == [expected[0][:2], expected[1][:2], expected[2][:4]] and all(first.finite)
     second = decode(runner, [0, 4, 3], 4)
@@ -78,15 +77,7 @@ def test_rows_end_by_a_token_by_their_size_or_not_at_all(runner: DeviceRunner) -
 
 def test_an_end_token_before_min_tokens_does_not_end(runner: DeviceRunner) -> None:
     """Only end tokens are allowed, so they come before they may end anything."""
-    only = replace(
-        admission(0, 0, 1),
-        end_ids=(0,),
-        allowed=(0,),
-        masked=True,
-        bias=(),
-        history=None,
-        min_tokens=3,
-    )
+    only = admission(0, 0, 1, stop_token_ids=(0,), allowed_token_ids=(0,), min_tokens=3)
     others = [admission(row, row, 1) for row in ROWS[1:]]
     start(runner, [only, *others])
     assert decode(runner, [4, 1, 1], 4).tokens[0] == [0, 0, 0], (

@@ -1,7 +1,7 @@
 """Rows for the sampler, packed as the engine packs them, and a sampler that sorts."""
 
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,34 +11,41 @@ from jaxserve.engine.device.row_packing import (
     pack_admission,
     token_counts,
 )
-from jaxserve.engine.device.sampling import RowFields, RowSampling
+from jaxserve.engine.device.sampling import LargeRowFields
+from jaxserve.engine.host.plan_builder import admission_of
+from jaxserve.engine.host.sequence import Sequence
 from jaxserve.engine.plan import Admission
-from jaxserve.request import MAX_BIASES
+from jaxserve.engine.row_fields import ROW_FIELDS, RowSampling
+from jaxserve.request import MAX_BIASES, Request, SamplingParams
 
 SLOTS = 3
-PLAIN = Admission(
-    lane=0,
-    row=0,
-    length=0,
-    tables=((),),
-    prompt_tokens=0,
-    choice=0,
-    seed=0,
-    temperature=0.0,
-    top_k=0,
-    top_p=1.0,
-    min_p=0.0,
-    repetition_penalty=1.0,
-    presence_penalty=0.0,
-    frequency_penalty=0.0,
-    logprobs=-1,
-    min_tokens=0,
-    end_ids=(),
-    bias=(),
-    allowed=None,
-    masked=False,
-    history=None,
-)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked(SamplingParams):
+    """What the client of a row asks for, and where the row stands."""
+
+    choice: int = 0
+    prompt: tuple[int, ...] = ()
+    output: tuple[int, ...] = ()
+
+    @property
+    def history(self) -> tuple[int, ...]:
+        return self.prompt + self.output
+
+    @property
+    def admission(self) -> Admission:
+        """The admission that the engine makes of it."""
+        request = Request(id="", prompt=self.prompt, params=self)
+        seq = Sequence(0, request, self.choice, self.seed or 0, max_tokens=1)
+        seq.tokens = list(self.history)
+        seq.pages = [[]]
+        seq.lane = 0
+        seq.row = 0
+        return admission_of(seq)
+
+
+PLAIN = Asked(temperature=0.0)
 EVERYTHING = replace(
     PLAIN,
     seed=2**63 + 5,
@@ -47,46 +54,41 @@ EVERYTHING = replace(
     top_k=9,
     top_p=0.9,
     min_p=0.01,
-    prompt_tokens=4,
+    prompt=(1, 2, 3, 1),
+    output=(5, 5, 1, 66),
     repetition_penalty=1.3,
     presence_penalty=0.5,
     frequency_penalty=-0.25,
     logprobs=20,
     min_tokens=2**30,
-    end_ids=(2, 40),
-    bias=((1, 5.0), (30, -2.5), (66, 4.0)),
-    allowed=tuple(range(0, 67, 2)) + (1,),
-    masked=True,
-    history=(1, 2, 3, 1, 5, 5, 1, 66),
+    stop_token_ids=(2, 40),
+    logit_bias={1: 5.0, 30: -2.5, 66: 4.0},
+    allowed_token_ids=tuple(range(0, 67, 2)) + (1,),
 )
 
 
-def row_sampling(admissions: Sequence[Admission], vocab: int) -> RowSampling:
-    """Pack the scalars of rows as the engine does; fields [B, ...]."""
+def row_sampling(asked: Seq[Asked]) -> RowSampling[np.ndarray]:
+    """Pack the small fields of rows as the engine does; fields [B, ...]."""
     layout = admission_layout(page_groups=1, pages_per_row=1)
-    packed = [layout.unpack_on_host(pack_admission(a, layout, 1, vocab)) for a in admissions]
-    return RowSampling(
-        **{f.name: np.stack([one[f.name] for one in packed]) for f in fields(RowSampling)}
-    )
+    packed = [layout.unpack_on_host(pack_admission(a.admission, 1)) for a in asked]
+    return RowSampling(**{name: np.stack([one[name] for one in packed]) for name in ROW_FIELDS})
 
 
-def row_fields(
-    admissions: Sequence[Admission], vocab: int, lanes: int = 1
-) -> tuple[RowFields, np.ndarray]:
-    """Make the large fields, and [A, r] with the row of each admission.
+def row_fields(asked: Seq[Asked], vocab: int, lanes: int = 1) -> tuple[LargeRowFields, np.ndarray]:
+    """Make the large fields, and [A, r] with the row of each entry.
 
-    Rows are taken in reverse order, behind an unused row. Fields that an admission does not use
+    Rows are taken in reverse order, behind an unused row. Fields that an entry does not use
     hold random numbers, as a row's last sequence would leave them.
     """
     rng = np.random.default_rng(7)
-    per_lane = len(admissions) // lanes
+    per_lane = len(asked) // lanes
     shape = lanes, per_lane + 1
     counts = rng.integers(0, 9, (*shape, vocab), dtype=np.int32)
     bias_ids = rng.integers(0, vocab + 1, (*shape, MAX_BIASES), dtype=np.int32)
     bias_values = rng.normal(0, 50, (*shape, MAX_BIASES)).astype(np.float32)
     mask = rng.integers(0, 2**32, (*shape, SLOTS, -(-vocab // 32)), dtype=np.uint32)
     rows = np.tile(np.arange(per_lane, 0, -1, dtype=np.int32), (lanes, 1))
-    for i, a in enumerate(admissions):
+    for i, a in enumerate(one.admission for one in asked):
         at = i // per_lane, rows[i // per_lane, i % per_lane]
         if a.history is not None:
             counts[at] = token_counts(a, vocab)
@@ -96,35 +98,35 @@ def row_fields(
             bias_ids[at][: len(a.bias)], bias_values[at][: len(a.bias)] = zip(*a.bias, strict=True)
         if a.allowed is not None:
             mask[at][0] = allowed_bits(a.allowed, vocab)  # nothing is drafted here
-    return RowFields(counts=counts, bias_ids=bias_ids, bias_values=bias_values, mask=mask), rows
+    large = LargeRowFields(counts=counts, bias_ids=bias_ids, bias_values=bias_values, mask=mask)
+    return large, rows
 
 
-def constrained_logits(logits: np.ndarray, a: Admission, position: int) -> np.ndarray:
+def constrained_logits(logits: np.ndarray, a: Asked, position: int) -> np.ndarray:
     """Apply allowed tokens, then bias, and rule out end tokens before min_tokens."""
     result = logits.copy()
-    if a.allowed is not None:
-        result[np.setdiff1d(np.arange(len(logits)), a.allowed)] = -np.inf
-    for token, bias in a.bias:
+    if a.allowed_token_ids is not None:
+        result[np.setdiff1d(np.arange(len(logits)), a.allowed_token_ids)] = -np.inf
+    for token, bias in a.logit_bias.items():
         result[token] += np.float32(bias)
-    if position - a.prompt_tokens < a.min_tokens:
-        result[list(a.end_ids)] = -np.inf
+    if position - len(a.prompt) < a.min_tokens:
+        result[list(a.stop_token_ids)] = -np.inf
     return result
 
 
-def penalised_logits(logits: np.ndarray, a: Admission) -> np.ndarray:
+def penalised_logits(logits: np.ndarray, a: Asked) -> np.ndarray:
     """Apply the repetition penalty to all tokens so far, the other penalties to the output's."""
     result = logits.astype(np.float64)
-    history = a.history or ()
-    for token in set(history):
+    for token in set(a.history):
         result[token] *= a.repetition_penalty if result[token] < 0 else 1 / a.repetition_penalty
-    for token in history[a.prompt_tokens :]:
+    for token in a.output:
         result[token] -= a.frequency_penalty
-    for token in set(history[a.prompt_tokens :]):
+    for token in set(a.output):
         result[token] -= a.presence_penalty
     return result
 
 
-def probabilities(logits: np.ndarray, a: Admission) -> tuple[np.ndarray, float]:
+def probabilities(logits: np.ndarray, a: Asked) -> tuple[np.ndarray, float]:
     """Return the probabilities [V] that min_p, top_k and top_p leave, ties included.
 
     Also returns how close a sum of probabilities came to top_p: below the rounding error, either

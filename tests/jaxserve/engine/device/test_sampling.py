@@ -20,11 +20,11 @@ from jaxserve.engine.device.sampling import (
     sample,
     truncate,
 )
-from jaxserve.engine.plan import Admission
 from tests.jaxserve.engine.device.sampling_rows import (
     EVERYTHING,
     PLAIN,
     SLOTS,
+    Asked,
     constrained_logits,
     penalised_logits,
     probabilities,
@@ -44,7 +44,7 @@ def sharp_logits(rows: int, vocab: int = VOCAB, seed: int = 0) -> np.ndarray:
 # ---- min_p, top_k, top_p
 
 
-def random_truncation(rng: np.random.Generator) -> Admission:
+def random_truncation(rng: np.random.Generator) -> Asked:
     """Draw parameters in which each of the three is off, mild or severe."""
     return replace(
         PLAIN,
@@ -64,7 +64,7 @@ def test_truncation_keeps_what_sorting_keeps(step: float) -> None:
     below_peak = (logits - logits.max(-1, keepdims=True)) / np.float32(
         [[a.temperature] for a in asked]
     )
-    found = np.isfinite(jax.jit(truncate)(below_peak, row_sampling(asked, VOCAB)))
+    found = np.isfinite(jax.jit(truncate)(below_peak, row_sampling(asked)))
     skipped = 0
     for a, row, kept in zip(asked, below_peak, found, strict=True):
         p, gap = probabilities(row * np.float64(a.temperature), a)
@@ -86,7 +86,7 @@ def test_ties_stay_in() -> None:
         replace(draw, min_p=1.0),
         replace(draw, top_k=4),
     ]
-    kept = np.isfinite(jax.jit(truncate)(tied, row_sampling(asked, VOCAB)))
+    kept = np.isfinite(jax.jit(truncate)(tied, row_sampling(asked)))
     assert kept.sum(-1).tolist() == [3, 3, 3, VOCAB]
 
 
@@ -119,7 +119,7 @@ def test_temperature_zero_takes_the_most_probable_and_the_first_of_equals() -> N
     logits[2, [3, 60]] = 20.0
     asked = [replace(PLAIN, top_k=5, top_p=0.5, min_p=0.9, seed=i) for i in range(8)]
     fields, rows = row_fields(asked, VOCAB)
-    tokens = SAMPLE(logits, row_sampling(asked, VOCAB), fields, rows, np.zeros(8, np.int32)).tokens
+    tokens = SAMPLE(logits, row_sampling(asked), fields, rows, np.zeros(8, np.int32)).tokens
     np.testing.assert_array_equal(tokens, logits.argmax(-1))
     assert tokens[1] == 0 and tokens[2] == 3
 
@@ -129,50 +129,50 @@ def test_the_lowest_temperatures_are_greedy(temperature: float) -> None:
     """Divided by 1e-38, all logits would become infinite."""
     logits = np.stack([sharp_logits(1)[0] + shift for shift in (-50, 0, 50, 0)])
     asked = [replace(PLAIN, temperature=temperature, top_p=p) for p in (1.0, 1.0, 1.0, 0.9)]
-    tokens = jax.jit(choose_tokens)(logits, row_sampling(asked, VOCAB), np.zeros(4, np.int32))
+    tokens = jax.jit(choose_tokens)(logits, row_sampling(asked), np.zeros(4, np.int32))
     np.testing.assert_array_equal(tokens, logits.argmax(-1))
 
 
 # ---- the processors before it
 
 
-def random_processors(rng: np.random.Generator) -> Admission:
+def random_processors(rng: np.random.Generator) -> Asked:
     """Draw parameters in which each processor is on or off.
 
     The history has repeats, and the allowed tokens hold some biased and some end tokens.
     """
     history = tuple(rng.integers(0, VOCAB, rng.integers(1, 40)).tolist())
+    prompt_tokens = int(rng.integers(0, len(history) + 1))
     biased = rng.permutation(VOCAB)[: rng.integers(1, VOCAB)].tolist()
-    allowed = (
-        tuple(rng.permutation(VOCAB)[: rng.integers(1, VOCAB)].tolist())
-        if rng.random() < 0.5
-        else None
-    )
-    return replace(
+    asked = replace(
         PLAIN,
-        prompt_tokens=int(rng.integers(0, len(history) + 1)),
-        history=history if rng.random() < 0.7 else None,
-        repetition_penalty=float(rng.choice([0.5, 1.0, 1.7])),
-        presence_penalty=float(rng.choice([0.0, -2.0, 1.5])),
-        frequency_penalty=float(rng.choice([0.0, -0.3, 2.0])),
-        bias=tuple(
-            (t, float(b)) for t, b in zip(biased, rng.uniform(-100, 100, len(biased)), strict=True)
-        )
-        if rng.random() < 0.5
-        else (),
-        allowed=allowed,
-        masked=allowed is not None,
+        prompt=history[:prompt_tokens],
+        output=history[prompt_tokens:],
         min_tokens=int(rng.integers(0, 4)),
-        end_ids=tuple(rng.permutation(VOCAB)[: rng.integers(0, 5)].tolist()),
+        stop_token_ids=tuple(rng.permutation(VOCAB)[: rng.integers(0, 5)].tolist()),
     )
+    if rng.random() < 0.7:
+        asked = replace(
+            asked,
+            repetition_penalty=float(rng.choice([0.5, 1.0, 1.7])),
+            presence_penalty=float(rng.choice([0.0, -2.0, 1.5])),
+            frequency_penalty=float(rng.choice([0.0, -0.3, 2.0])),
+        )
+    if rng.random() < 0.5:
+        values = rng.uniform(-100, 100, len(biased)).tolist()
+        asked = replace(asked, logit_bias=dict(zip(biased, values, strict=True)))
+    if rng.random() < 0.5:
+        allowed = rng.permutation(VOCAB)[: rng.integers(1, VOCAB)].tolist()
+        asked = replace(asked, allowed_token_ids=tuple(allowed))
+    return asked
 
 
 def test_constraints_and_penalties_match_numpy() -> None:
     rng = np.random.default_rng(11)
     asked = [random_processors(rng) for _ in range(64)]
-    position = np.array([a.prompt_tokens + rng.integers(0, 4) for a in asked], np.int32)
+    position = np.array([len(a.prompt) + rng.integers(0, 4) for a in asked], np.int32)
     logits = sharp_logits(64)
-    p = row_sampling(asked, VOCAB)
+    p = row_sampling(asked)
     fields, rows = row_fields(asked, VOCAB)
     constrained = jax.jit(apply_constraints)(
         logits, p, fields, rows, np.zeros(64, np.int32), position
@@ -197,7 +197,7 @@ def test_constraints_and_penalties_match_numpy() -> None:
 def test_each_sampling_slot_has_its_own_mask() -> None:
     fields, rows = row_fields([PLAIN], VOCAB)
     fields.mask[0, 1] = [allowed_bits((token,), VOCAB) for token in (5, 7, 66)]
-    p = row_sampling([replace(PLAIN, masked=True)] * SLOTS, VOCAB)
+    p = replace(row_sampling([PLAIN] * SLOTS), masked=np.ones(SLOTS, np.int32))
     drafted = np.array([[VOCAB, VOCAB], [5, VOCAB], [5, 7]], np.int32)
     found = jax.jit(sample)(
         sharp_logits(SLOTS), p, fields, np.repeat(rows, SLOTS, axis=1), np.arange(SLOTS), drafted
@@ -206,12 +206,12 @@ def test_each_sampling_slot_has_its_own_mask() -> None:
 
 
 def test_end_tokens_are_ruled_out_for_exactly_min_tokens_tokens() -> None:
-    asked = [replace(PLAIN, prompt_tokens=10, min_tokens=2, end_ids=(7, 66))] * 4
+    asked = [replace(PLAIN, prompt=(0,) * 10, min_tokens=2, stop_token_ids=(7, 66))] * 4
     logits = np.zeros((4, VOCAB), np.float32)
     position = np.arange(10, 14, dtype=np.int32)
     slot = np.zeros(4, np.int32)
     result = jax.jit(apply_constraints)(
-        logits, row_sampling(asked, VOCAB), *row_fields(asked, VOCAB), slot, position
+        logits, row_sampling(asked), *row_fields(asked, VOCAB), slot, position
     )
     assert [np.flatnonzero(np.isinf(row)).tolist() for row in result] == [[7, 66], [7, 66], [], []]
 
@@ -241,7 +241,7 @@ def test_log_probabilities_precede_the_processors() -> None:
     logits = sharp_logits(8)
     asked = [replace(EVERYTHING, seed=i) for i in range(8)]
     fields, rows = row_fields(asked, VOCAB)
-    result = SAMPLE(logits, row_sampling(asked, VOCAB), fields, rows, np.full(8, 8, np.int32))
+    result = SAMPLE(logits, row_sampling(asked), fields, rows, np.full(8, 8, np.int32))
     expected = log_softmax(logits.astype(np.float64), axis=-1)
     np.testing.assert_allclose(
         result.logprob, expected[np.arange(8), result.tokens], rtol=2e-6, atol=2e-6
@@ -257,7 +257,7 @@ def test_no_sort_of_the_vocabulary() -> None:
     fields, rows = row_fields(asked, 1000)
     arguments = (
         sharp_logits(4, 1000),
-        row_sampling(asked, 1000),
+        row_sampling(asked),
         fields,
         rows,
         np.zeros(4, np.int32),

@@ -10,11 +10,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from scipy.stats import chisquare, gumbel_r, kstest
 
 from jaxserve.engine.device.sampling import Sampled, gumbel, sample
-from jaxserve.engine.plan import Admission
 from sharding.mesh import MeshSpec
 from tests.jaxserve.engine.device.sampling_rows import (
     EVERYTHING,
     PLAIN,
+    Asked,
     probabilities,
     row_fields,
     row_sampling,
@@ -29,28 +29,28 @@ def logits_of(rows: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(0, 2, (rows, VOCAB)).astype(np.float32)
 
 
-def run(
-    logits: np.ndarray, asked: list[Admission], position: np.ndarray, lanes: int = 1
-) -> Sampled:
+def run(logits: np.ndarray, asked: list[Asked], position: np.ndarray, lanes: int = 1) -> Sampled:
     fields, rows = row_fields(asked, VOCAB, lanes)
-    result = SAMPLE(logits, row_sampling(asked, VOCAB), fields, rows, position.astype(np.int32))
+    result = SAMPLE(logits, row_sampling(asked), fields, rows, position.astype(np.int32))
     return jax.tree.map(np.asarray, result)
 
 
 # ---- distributions
 
 
-def many_draws(logits: np.ndarray, a: Admission, vary: str) -> np.ndarray:
+def many_draws(logits: np.ndarray, a: Asked, vary: str) -> np.ndarray:
     """Draw DRAWS tokens of one distribution, by DRAWS seeds, (choice, seed) pairs or positions."""
-    one = row_sampling([a], VOCAB)
+    one = row_sampling([a])
     p = jax.tree.map(lambda field: np.repeat(field, DRAWS, axis=0), one)
     number = np.arange(DRAWS, dtype=np.int32)
     position = number if vary == "position" else np.full_like(number, 5)
     if vary == "seed":
-        p = p.replace(key=np.stack([number * 0, number], axis=-1).astype(np.uint32))
+        p = replace(p, key=np.stack([number * 0, number], axis=-1).astype(np.uint32))
     if vary == "choice":
-        p = p.replace(
-            key=np.stack([number // 16, number * 0], axis=-1).astype(np.uint32), choice=number % 16
+        p = replace(
+            p,
+            key=np.stack([number // 16, number * 0], axis=-1).astype(np.uint32),
+            choice=number % 16,
         )
     fields, rows = row_fields([a], VOCAB)
     everywhere = np.repeat(rows, DRAWS, axis=1)
@@ -165,7 +165,7 @@ def test_sharded_lanes_sample_as_one_device_does() -> None:
     asked = [replace(EVERYTHING, min_tokens=0, seed=i) for i in range(8)]
     fields, rows = row_fields(asked, VOCAB, lanes=4)
     lanes = NamedSharding(MeshSpec(data=4, tensor=2).build(jax.devices()), PartitionSpec("data"))
-    placed = jax.device_put((logits, row_sampling(asked, VOCAB), fields, rows, position), lanes)
+    placed = jax.device_put((logits, row_sampling(asked), fields, rows, position), lanes)
     whole = run(logits, asked, position)
     for name, value in SAMPLE(*placed)._asdict().items():
         np.testing.assert_allclose(value, getattr(whole, name), rtol=1e-6, err_msg=name)
@@ -173,15 +173,15 @@ def test_sharded_lanes_sample_as_one_device_does() -> None:
 
 # ---- neighbours
 
-TARGETS: dict[str, Admission] = {
+TARGETS: dict[str, Asked] = {
     "greedy": PLAIN,
     "plain draw": replace(PLAIN, temperature=1.0, seed=9),
     "truncated": replace(PLAIN, temperature=1.0, seed=9, top_k=20, top_p=0.95, min_p=0.001),
-    "penalised": replace(EVERYTHING, logprobs=-1, allowed=None, masked=False, bias=()),
+    "penalised": replace(EVERYTHING, logprobs=None, allowed_token_ids=None, logit_bias={}),
     "reported": replace(PLAIN, logprobs=20),
     "everything": EVERYTHING,
 }
-NEIGHBOURS: dict[str, Callable[[int], Admission]] = {
+NEIGHBOURS: dict[str, Callable[[int], Asked]] = {
     "idle": lambda i: PLAIN,
     "drawing": lambda i: replace(PLAIN, temperature=1.0, seed=i),
     "busy": lambda i: replace(EVERYTHING, seed=i),
@@ -207,7 +207,7 @@ def test_a_row_does_not_feel_its_neighbours(name: str) -> None:
                 assert result.finite.tolist() == [
                     i == slot or not np.isnan(poison) for i in range(8)
                 ]
-                parts = list(result) if target.logprobs >= 0 else [result.tokens]
+                parts = list(result) if target.logprobs is not None else [result.tokens]
                 seen.append(b"".join(part[slot].tobytes() for part in parts))
     assert len(set(seen)) == 1
 

@@ -12,6 +12,7 @@ import pytest
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.events import Finish, FinishReason
 from jaxserve.engine.plan import FED_BACK, LanePlan, StepPlan
+from jaxserve.engine.row_fields import MAX_INT32, NO_TOKEN
 from jaxserve.errors import (
     CapacityError,
     ContextLengthError,
@@ -146,27 +147,43 @@ def test_an_admission_says_all_that_the_device_must_keep() -> None:
     plan = launched(driver)
     assert plan is not None
     (admission,) = plan.admissions
-    kept = dataclasses.asdict(admission)
+    sampling = dataclasses.asdict(admission.sampling)
     same = (
         "temperature top_k top_p min_p presence_penalty frequency_penalty repetition_penalty "
-        "logprobs min_tokens seed"
+        "logprobs"
     )
-    assert {name: kept.pop(name) for name in same.split()} == {
-        name: params[name] for name in same.split()
+    assert {name: sampling.pop(name) for name in same.split()} == {
+        name: pytest.approx(params[name]) for name in same.split()
     }
+    assert sampling == {
+        "key": (0, 77),
+        "choice": 0,
+        "end_after": 12,
+        "end_ids": (1, 2, 6, 9) + (NO_TOKEN,) * 44,
+        "biased": 1,
+        "masked": 1,
+        "penalised": 1,
+    }
+    kept = dataclasses.asdict(admission)
+    del kept["packed"]
     assert kept == {
         "lane": 0,
         "row": 0,
         "length": 0,
         "tables": ((),),
         "prompt_tokens": 10,
-        "choice": 0,
-        "end_ids": (1, 2, 6, 9),
         "bias": ((4, -1.0),),
         "allowed": (4, 5, 6),
-        "masked": True,
         "history": PROMPT,
     }
+
+
+def test_the_highest_min_tokens_fits_the_device_behind_any_prompt() -> None:
+    driver = Driver(config_of())
+    driver.submit(request(min_tokens=MAX_INT32, max_tokens=None))
+    plan = launched(driver)
+    assert plan is not None
+    assert [a.sampling.end_after for a in plan.admissions] == [MAX_INT32]
 
 
 def test_a_cached_prefix_leaves_at_least_one_token_to_compute() -> None:
@@ -201,7 +218,7 @@ def test_choices_share_the_pages_of_the_prompt() -> None:
     driver = Driver(config_of())
     driver.submit(request(n=3))
     driver.run()
-    assert [(a.choice, a.length) for plan in driver.plans for a in plan.admissions] == [
+    assert [(a.sampling.choice, a.length) for plan in driver.plans for a in plan.admissions] == [
         (0, 0),
         (1, 8),
         (2, 8),
@@ -251,11 +268,11 @@ def test_no_request_overtakes_the_first_that_waits() -> None:
 
 def test_end_tokens_before_min_tokens_do_not_end() -> None:
     """The device bars end tokens until min_tokens; the next token may be the end."""
-    plain = naive(request(), 0, 1, 4)
+    allowed = tuple(range(40))
+    plain = naive(request(allowed_token_ids=allowed), 0, 1, 4)
     driver = Driver(config_of())
-    driver.submit(
-        dataclasses.replace(request(min_tokens=2, max_tokens=30), eos_ids=tuple(range(97)))
-    )
+    asked = request(min_tokens=2, max_tokens=30, allowed_token_ids=allowed)
+    driver.submit(dataclasses.replace(asked, eos_ids=allowed))
     driver.run()
     result = driver.results["a", 0]
     assert (

@@ -1,0 +1,158 @@
+"""Row fields: the small numbers that the device keeps of a row's sequence, each declared once.
+
+RowSampling is the declaration. Derived from it are the bytes that the host packs and that follower
+hosts receive, the packed layout of the row writer, and the arrays on the device with their zeros.
+A new sampling parameter is one field here, and one line in device/sampling.py that uses it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from itertools import islice
+from math import prod
+from struct import Struct
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from jaxserve.request import MAX_EOS_IDS, MAX_STOP_TOKENS, Request, SamplingParams
+
+MAX_END_IDS = MAX_STOP_TOKENS + MAX_EOS_IDS
+MAX_INT32 = 2**31 - 1
+NO_TOKEN = MAX_INT32  # padding in lists of token ids: larger than any vocabulary
+_LETTERS: Final = {np.int32: "i", np.uint32: "I", np.float32: "f"}  # of `struct`, by dtype
+
+
+class Choice(Protocol):
+    """One choice of a request, from which fields are filled; the host's Sequence is one."""
+
+    request: Request
+    index: int
+    seed: int
+    prompt_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowField:
+    """Declaration of one field of a row.
+
+    dtype: np.int32, np.uint32 or np.float32. shape: of one row's value. value_of: returns a
+    choice's value, a number or a flat list of as many as the shape has; None takes the sampling
+    parameter of the field's name. idle: what rows get that do not sample in a step, so that the
+    step does no optional work for them; None keeps the value.
+    """
+
+    dtype: type
+    shape: tuple[int, ...] = ()
+    value_of: Callable[[Choice], Any] | None = None
+    idle: float | None = None
+
+
+def row(
+    dtype: type,
+    shape: tuple[int, ...] = (),
+    *,
+    of: Callable[[Choice], Any] | None = None,
+    idle: float | None = None,
+) -> dict[str, Any]:
+    """Return the metadata that declares a dataclass field, see RowField."""
+    return {"row": RowField(dtype, shape, of, idle)}
+
+
+def penalises(params: SamplingParams) -> bool:
+    """Return whether any penalty is on, so that the device must count tokens."""
+    return (
+        params.repetition_penalty != 1
+        or params.presence_penalty != 0
+        or params.frequency_penalty != 0
+    )
+
+
+def _key(choice: Choice) -> tuple[int, int]:
+    return choice.seed >> 32, choice.seed & 0xFFFFFFFF
+
+
+def _logprobs(choice: Choice) -> int:
+    wanted = choice.request.params.logprobs
+    return -1 if wanted is None else wanted
+
+
+def _end_after(choice: Choice) -> int:
+    # min_tokens alone may be MAX_INT32; no position is.
+    return min(choice.prompt_len + choice.request.params.min_tokens, MAX_INT32)
+
+
+def _end_ids(choice: Choice) -> list[int]:
+    ids = sorted(choice.request.end_ids)
+    return ids + [NO_TOKEN] * (MAX_END_IDS - len(ids))
+
+
+def _biased(choice: Choice) -> bool:
+    return len(choice.request.params.logit_bias) > 0
+
+
+def _masked(choice: Choice) -> bool:
+    request = choice.request
+    return request.params.allowed_token_ids is not None or request.grammar is not None
+
+
+def _penalised(choice: Choice) -> bool:
+    return penalises(choice.request.params)
+
+
+@dataclass(frozen=True)
+class RowSampling[T]:
+    """Parameters that a row's next tokens are sampled with.
+
+    T is a number or a tuple of numbers on the host, where the class stands for one row, and an
+    array on the device, where its leading axes are [A, R] for R rows in each of A lanes, or [B].
+    """
+
+    key: T = field(metadata=row(np.uint32, (2,), of=_key))  # the seed's high and low half
+    choice: T = field(metadata=row(np.int32, of=lambda choice: choice.index))
+    temperature: T = field(metadata=row(np.float32, idle=0))
+    top_k: T = field(metadata=row(np.int32))
+    top_p: T = field(metadata=row(np.float32))
+    min_p: T = field(metadata=row(np.float32))
+    repetition_penalty: T = field(metadata=row(np.float32))
+    presence_penalty: T = field(metadata=row(np.float32))
+    frequency_penalty: T = field(metadata=row(np.float32))
+    logprobs: T = field(metadata=row(np.int32, of=_logprobs, idle=-1))  # alternatives; -1: none
+    end_after: T = field(metadata=row(np.int32, of=_end_after, idle=0))  # an end's first position
+    end_ids: T = field(metadata=row(np.int32, (MAX_END_IDS,), of=_end_ids))  # padded with NO_TOKEN
+    # 1 where the row uses the large fields for biases, masks or token counts, else 0.
+    biased: T = field(metadata=row(np.int32, of=_biased, idle=0))
+    masked: T = field(metadata=row(np.int32, of=_masked, idle=0))
+    penalised: T = field(metadata=row(np.int32, of=_penalised, idle=0))
+
+
+ROW_FIELDS: Final[Mapping[str, RowField]] = {
+    declared.name: declared.metadata["row"] for declared in fields(RowSampling)
+}
+_BYTES = Struct("<" + "".join(f"{prod(f.shape)}{_LETTERS[f.dtype]}" for f in ROW_FIELDS.values()))
+ROW_BYTES = _BYTES.size
+
+
+def pack_row(choice: Choice) -> bytes:
+    """Pack the fields of a choice into ROW_BYTES, one after the other as little-endian numbers."""
+    numbers: list[float] = []
+    for name, declared in ROW_FIELDS.items():
+        if declared.value_of:
+            value = declared.value_of(choice)
+        else:
+            value = getattr(choice.request.params, name)
+        if declared.shape:
+            numbers += value
+        else:
+            numbers.append(value)
+    return _BYTES.pack(*numbers)
+
+
+def unpack_row(packed: bytes) -> RowSampling[Any]:
+    """Return the fields as numbers and tuples of numbers; floats have the precision of float32."""
+    numbers = iter(_BYTES.unpack(packed))
+    return RowSampling(
+        **{
+            name: tuple(islice(numbers, prod(declared.shape))) if declared.shape else next(numbers)
+            for name, declared in ROW_FIELDS.items()
+        }
+    )

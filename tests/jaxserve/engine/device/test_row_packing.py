@@ -1,0 +1,61 @@
+"""Row fields as the host packs them, and as the device unpacks them."""
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from jaxserve.engine.device.row_packing import admission_layout, pack_admission
+from jaxserve.engine.device.sampling import disable_idle_rows
+from jaxserve.engine.plan import NO_PAGE
+from jaxserve.engine.row_fields import NO_TOKEN, ROW_FIELDS, RowSampling
+from tests.jaxserve.engine.device.sampling_rows import EVERYTHING, PLAIN, row_sampling
+
+
+def test_the_device_unpacks_what_the_host_packed() -> None:
+    admission = replace(
+        EVERYTHING.admission, lane=1, row=3, length=8, tables=((7, NO_PAGE, 9), (4,))
+    )
+    layout = admission_layout(page_groups=2, pages_per_row=4)
+    packed = pack_admission(admission, pages_per_row=4)
+    assert packed.shape == (layout.size,) and packed.dtype == np.int32
+    found = layout.unpack_on_host(packed)
+    assert (found["lane"], found["row"], found["length"]) == (1, 3, 8)
+    assert found["table"].tolist() == [[7, 0, 9, 0], [4, 0, 0, 0]]
+    for name, declared in ROW_FIELDS.items():
+        assert found[name].dtype == declared.dtype
+        np.testing.assert_array_equal(found[name], getattr(admission.sampling, name))
+
+
+def test_the_numbers_of_a_row() -> None:
+    assert EVERYTHING.admission.sampling == RowSampling(
+        key=(2**31, 5),
+        choice=3,
+        temperature=pytest.approx(0.8),
+        top_k=9,
+        top_p=pytest.approx(0.9),
+        min_p=pytest.approx(0.01),
+        repetition_penalty=pytest.approx(1.3),
+        presence_penalty=0.5,
+        frequency_penalty=-0.25,
+        logprobs=20,
+        end_after=2**30 + 4,
+        end_ids=(2, 40) + (NO_TOKEN,) * 46,
+        biased=1,
+        masked=1,
+        penalised=1,
+    )
+
+
+def test_idle_rows_ask_for_no_optional_work() -> None:
+    rows = row_sampling([EVERYTHING, EVERYTHING, PLAIN])
+    found = disable_idle_rows(rows, np.array([True, False, True]))
+    optional = ("temperature", "logprobs", "end_after", "biased", "masked", "penalised")
+    for field in fields(RowSampling):
+        before = getattr(rows, field.name)
+        after = np.asarray(getattr(found, field.name))
+        np.testing.assert_array_equal(after[1], before[1])
+        if field.name in optional:
+            assert after[0] == after[2] == (-1 if field.name == "logprobs" else 0)
+        else:
+            np.testing.assert_array_equal(after, before)
