@@ -11,6 +11,9 @@ def slow_but[Case](cases: Sequence[Case], quick: Collection[Case]) -> list[Param
 
     A case of several strings is one parameter too, a tuple.
     """
+    unknown = [case for case in quick if case not in cases]
+    if unknown:
+        raise ValueError(f"{unknown} are not among the cases")
     return [
         pytest.param(
             case,

@@ -109,20 +109,24 @@ def test_stop_string_across_tokens(llm: LLM) -> None:
         assert streamed == expected
 
 
+@pytest.fixture(scope="module")
+def together() -> Iterator[LLM]:
+    """An engine with eight decodes in a launch."""
+    with LLM(BUNDLED, options=replace(OPTIONS, decode_steps=8)) as llm:
+        yield llm
+
+
 @pytest.mark.parametrize("place", [3, 9, 14])
-def test_a_stop_string_among_several_decodes(llm: LLM, place: int) -> None:
+def test_a_stop_string_among_several_decodes(llm: LLM, together: LLM, place: int) -> None:
     """Wherever in a launch it is completed: the same end, and pieces that join to it."""
     (free,) = llm.generate([STORY], GREEDY)
     params = SamplingParams(
         temperature=0, max_tokens=24, stop=[free.text[place : place + 5]], logprobs=0
     )
     (one_by_one,) = llm.generate([STORY], params)
-    with LLM(BUNDLED, options=replace(OPTIONS, decode_steps=8)) as together:
-        deltas = list(together.stream(STORY, params))
-        assert any(
-            use.launches for bucket, use in together.runner.padding.items() if bucket.steps == 8
-        )
-        assert not together.engine.has_work
+    deltas = list(together.stream(STORY, params))
+    assert any(use.launches for bucket, use in together.runner.padding.items() if bucket.steps == 8)
+    assert not together.engine.has_work
     done = deltas[-1].completion
     assert done is not None and (done.text, done.token_ids) == (
         one_by_one.text,
@@ -413,8 +417,15 @@ def test_closed_twice_and_used_afterwards() -> None:
             use()
 
 
-@pytest.mark.parametrize("where", ["launch", "collect"])
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, MemoryError])
+@pytest.mark.parametrize(
+    ("where", "kind"),
+    [
+        ("launch", MemoryError),
+        ("collect", KeyboardInterrupt),
+        pytest.param("launch", KeyboardInterrupt, marks=pytest.mark.slow),
+        pytest.param("collect", MemoryError, marks=pytest.mark.slow),
+    ],
+)
 def test_a_step_that_breaks_ends_the_engine_and_hangs_nobody(
     monkeypatch: pytest.MonkeyPatch, where: str, kind: type[BaseException]
 ) -> None:

@@ -32,15 +32,21 @@ from tests.pallas_kernels.kernel_checks import (
     chunk_cases,
     decode_cases,
 )
+from tests.slow_cases import slow_but
 
-every_shape = pytest.mark.parametrize(
-    "shape",
-    [
-        pytest.param(shape, marks=[pytest.mark.slow] if shape.heads >= 32 else [])
-        for shape in BF16_SHAPES
-    ],
-    ids=str,
+# Together they have pages of 16, 64 and 128 tokens, 16 and 8 bits, windows that begin within a page
+# and within a token, caps, sinks, groups of 2, 5, 7 and 8 heads, and latent pages.
+QUICK = (
+    "N4K2H128Z64-bfloat16",
+    "N4K2H64Z64-bfloat16-W70-cap2.0-sinksTrue",
+    "N8K1H64Z16-bfloat16-W1",
+    "N4K2H128Z64-int8",
+    "N14K2H64Z128-float8_e4m3fn-W70",
+    "N5K1H192Z64-bfloat16-latent128",
 )
+BY_NAME = {str(shape): shape for shape in BF16_SHAPES}
+QUICK_SHAPES = [BY_NAME[name] for name in QUICK]
+every_shape = pytest.mark.parametrize("shape", slow_but(BF16_SHAPES, QUICK_SHAPES), ids=str)
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +73,11 @@ def test_chunks_are_dense_attention(shape: Shape, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("shape", [BF16_SHAPES[i] for i in (0, 2, 6, 10, 12)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    slow_but([BF16_SHAPES[i] for i in (0, 2, 6, 10, 12)], [BF16_SHAPES[0], BF16_SHAPES[6]]),
+    ids=str,
+)
 def test_chunks_of_small_steps_are_dense_attention(shape: Shape) -> None:
     for case in chunk_cases(gpu, shape):
         check_prefill(case, BF16_TOLERANCE)
@@ -79,7 +89,7 @@ def test_a_row_has_the_same_bits_whatever_its_neighbours() -> None:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("max_row_tokens", [5, 32])
+@pytest.mark.parametrize("max_row_tokens", slow_but((5, 32), (5,)))
 def test_chunks_of_a_few_tokens_have_tiles_of_a_few(max_row_tokens: int) -> None:
     check_tiles_of_few_tokens(gpu, BF16_SHAPES[0], max_row_tokens, BF16_TOLERANCE)
 

@@ -34,6 +34,7 @@ from tests.pallas_kernels.kernel_checks import (
     chunk_cases,
     decode_cases,
 )
+from tests.slow_cases import slow_but
 
 BF16 = ml_dtypes.bfloat16
 INT8 = np.int8
@@ -74,7 +75,15 @@ SHAPES = [
         sinks=True,
     ),
 ]
-every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
+SLOW = (
+    "N3K3H80Z8-float32",
+    "N32K1H64Z64-float32",
+    "N2K1H576Z64-bfloat16-latent512",
+    "N4K2H128Z16-float32",
+    "N5K1H36Z16-float32-latent32",
+)
+QUICK_SHAPES = [shape for shape in SHAPES if str(shape) not in SLOW]
+every_shape = pytest.mark.parametrize("shape", slow_but(SHAPES, QUICK_SHAPES), ids=str)
 
 
 @pytest.fixture(autouse=True)

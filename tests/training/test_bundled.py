@@ -205,6 +205,7 @@ def weights(folder: Path) -> bytes:
     return (folder / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_training_learns_writes_a_folder_and_repeats_itself(tmp_path: Path):
     account = run(tmp_path / "whole", Budget(35, 0.0))
     check_folder(tmp_path / "whole")

@@ -221,6 +221,7 @@ def test_deterministic_mode_gives_the_same_answers(answers: Answers) -> None:
     run_and_check(replace(BASE, deterministic=True), answers)
 
 
+@pytest.mark.slow
 def test_tensor_parallel(answers: Answers) -> None:
     run_and_check(BASE, answers, MeshSpec(tensor=2))
 
@@ -231,6 +232,7 @@ def test_weights_in_a_tpu_s_memory_order(answers: Answers, monkeypatch: pytest.M
     run_and_check(replace(BASE, decode_steps=3), answers, MeshSpec(tensor=2))
 
 
+@pytest.mark.slow
 def test_data_parallel_lanes(answers: Answers) -> None:
     run_and_check(BASE, answers, MeshSpec(data=2))
 

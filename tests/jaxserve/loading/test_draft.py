@@ -38,6 +38,7 @@ def pair() -> Iterator[LLM]:
             yield llm
 
 
+@pytest.mark.slow
 def test_the_bundled_pair_says_what_the_model_says(pair: LLM) -> None:
     with LLM(MODEL, dtype="float32", options=OPTIONS) as alone:
         expected = [c.token_ids for c in alone.generate(PROMPTS, PARAMS)]

@@ -168,7 +168,8 @@ def test_logits_on_meshes(weights: str) -> None:
     np.testing.assert_allclose(found[1], found[0], atol=0.02 * spread)
 
 
-@pytest.mark.parametrize("weights", ["w8a8-int8", pytest.param("w8a8-fp8", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", W8A8)
 def test_tokens_on_meshes(weights: str) -> None:
     """The bundled model's best two tokens are far enough apart in these answers."""
     found = [tokens(weights, MeshSpec(*axes)) for axes in ((1, 1, 1), (2, 1, 2))]

@@ -113,8 +113,15 @@ def test_tokens_that_all_want_one_shard_are_gathered(monkeypatch: pytest.MonkeyP
     check(MeshSpec(expert=4), skewed=True)
 
 
-@pytest.mark.parametrize("skewed", [False, True])
-@pytest.mark.parametrize("mesh", [(1, 4, 1), (1, 2, 2)])
+@pytest.mark.parametrize(
+    ("mesh", "skewed"),
+    [
+        ((1, 4, 1), True),
+        ((1, 2, 2), False),
+        pytest.param((1, 4, 1), False, marks=pytest.mark.slow),
+        pytest.param((1, 2, 2), True, marks=pytest.mark.slow),
+    ],
+)
 def test_more_than_is_expected_is_computed_in_turns(
     mesh: tuple[int, int, int], skewed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

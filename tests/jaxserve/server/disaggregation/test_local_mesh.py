@@ -60,8 +60,13 @@ def no_host(*_: object) -> None:
 
 CASES = [
     pytest.param("llama_gqa", 4, 2, "auto", id="copied heads, once each"),
-    pytest.param("gpt_oss_head_dim", 2, 4, "int8", id="windows in 8 bits, copies made"),
-    pytest.param("deepseek_v2_lite", 4, 2, "auto", id="latent pages"),
+    pytest.param(
+        "gpt_oss_head_dim",
+        *(2, 4, "int8"),
+        id="windows in 8 bits, copies made",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param("deepseek_v2_lite", 4, 2, "auto", id="latent pages", marks=pytest.mark.slow),
     pytest.param("gpt_oss_head_dim", 2, 2, "auto", id="windows", marks=pytest.mark.slow),
     pytest.param(
         "llama_gqa", 4, 4, "int8", id="8 bits, copies on both sides", marks=pytest.mark.slow
