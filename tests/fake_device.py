@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import isfinite, nan
 
-from jaxserve.engine.plan import DRAFTED, FED_BACK, NO_PAGE, Admission, LanePlan, StepKind
+from jaxserve.config.kv_policy import NO_PAGE
+from jaxserve.engine.plan import DRAFTED, FED_BACK, Admission, LanePlan, StepKind
 from tests.fake_model import VOCAB, Rules, penalty_of, tokens_in, weight, window_of
 
 Slot = tuple[int, int, float]  # position, token, noise of the arithmetic that wrote it

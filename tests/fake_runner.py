@@ -8,12 +8,12 @@ from math import nan
 import numpy as np
 
 from jaxserve.config import EngineConfig
+from jaxserve.config.kv_policy import NO_PAGE
 from jaxserve.engine.buckets import page_counts
 from jaxserve.engine.events import Logprob
 from jaxserve.engine.kv_segment import KVSegment
 from jaxserve.engine.plan import (
     FED_BACK,
-    NO_PAGE,
     LaneOutput,
     LanePlan,
     StepKind,

@@ -22,7 +22,7 @@ from jaxserve.engine.device.page_io import (
 )
 from jaxserve.engine.device.state import StateHolder
 from jaxserve.engine.kv_segment import KVSegment
-from jaxserve.engine.plan import NO_PAGE
+from jaxserve.config.kv_policy import NO_PAGE
 from jaxserve.errors import ConfigError, EngineError
 from pallas_kernels.paged_attention.api import Pages
 
