@@ -78,7 +78,7 @@ class EngineConfig:
 
     @cached_property
     def policies(self) -> tuple[KVPolicy, ...]:
-        """What each page group keeps of a sequence."""
+        """Policies of the page groups: what each keeps of a sequence."""
         # The chunk in flight, and the chunk that is planned after it.
         in_flight = 2 * (self.chunk_border if self.deterministic else self.step_tokens)
         return tuple(pool.policy(self.page_size, in_flight) for pool in self.pools)

@@ -15,7 +15,7 @@ UNBOUNDED_TOKENS: Final = 2**50  # more tokens than a sequence can have
 
 @dataclass(frozen=True)
 class KVPolicy:
-    """What the layers of one group keep of a sequence.
+    """Policy of one group of layers: what they keep of a sequence.
 
     page_size: tokens of a table's entry. slides: entries come back while the sequence is running;
     otherwise, a sequence keeps all that it was given.
