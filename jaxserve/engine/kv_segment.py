@@ -19,8 +19,9 @@ class KVSegment:
 
     group: index in ModelSpec.page_groups(). k, v: both float32, bfloat16, int8 or float8_e4m3fn
     (ml_dtypes' where numpy has none); v is None for pages that keep K alone, such as latent pages,
-    whose value is a part of k. k_scale, v_scale: float32, present for 8-bit numbers only; v_scale is None where v is.
-    Raises EngineError if shapes or dtypes contradict each other, or start is negative.
+    whose value is a part of k. k_scale, v_scale: float32, present for 8-bit numbers only; v_scale
+    is None where v is. Raises EngineError if shapes or dtypes contradict each other, or start is
+    negative.
     """
 
     group: int

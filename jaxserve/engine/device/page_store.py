@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxserve.config import EngineConfig
+from jaxserve.config.kv_policy import NO_PAGE
 from jaxserve.engine.device.page_io import (
     PageGroupIO,
     PageIO,
@@ -22,7 +23,6 @@ from jaxserve.engine.device.page_io import (
 )
 from jaxserve.engine.device.state import StateHolder
 from jaxserve.engine.kv_segment import KVSegment
-from jaxserve.config.kv_policy import NO_PAGE
 from jaxserve.errors import ConfigError, EngineError
 from pallas_kernels.paged_attention.api import Pages
 
