@@ -36,7 +36,8 @@ class KVSegment:
             self.v.ndim == 4
             and (self.v.shape[:-1], self.v.dtype) == (self.k.shape[:-1], self.k.dtype)
         )
-        scaled = (self.k.dtype.itemsize == 1) == (self.k_scale is not None)
+        # Numbers of fewer than 16 bits carry scales.
+        scaled = (self.k.dtype.itemsize < 2) == (self.k_scale is not None)
         paired = (self.v_scale is None) == (self.v is None or self.k_scale is None)
         scales = [scale for scale in (self.k_scale, self.v_scale) if scale is not None]
         fitting = all(

@@ -119,7 +119,7 @@ class PageStore:
         heads = io.held_heads // io.copies
         expected = (len(io.layers), segment.k.shape[1], heads, io.layout.head_dim)
         values = None if segment.v is None else segment.v.shape
-        expected_values = expected if io.layout.value_dim is None else None
+        expected_values = expected if io.layout.keeps_values else None
         if (segment.k.shape, values) != (expected, expected_values):
             raise EngineError(
                 f"a KV segment of page group {segment.group} has keys {list(segment.k.shape)} and "
