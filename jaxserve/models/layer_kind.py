@@ -1,7 +1,7 @@
 """Kinds of layers: their attention, what they keep of a token, and groups of alike ones."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import jax.numpy as jnp
 
@@ -53,7 +53,9 @@ class LayerKind:
     multi-head latent attention; None: attention over the model's heads. kv_heads, head_dim: of what
     the layer keeps; None: the model's. value_dim: numbers of a value that the layer keeps; None: as
     many as of a key; 0: it keeps keys alone. entries_of: an earlier layer, whose keys and values
-    this one reads; it keeps none of its own.
+    this one reads; it keeps none of its own. slot: the layer keeps one state per sequence, in a
+    slot, and nothing of single tokens. Raises ModelError for sizes that are too small, and for a
+    layer with a slot that has anything else.
     """
 
     window: int | None = None
@@ -62,6 +64,7 @@ class LayerKind:
     head_dim: int | None = None
     value_dim: int | None = None
     entries_of: int | None = None
+    slot: bool = False
 
     def __post_init__(self) -> None:
         least = {"window": 1, "kv_heads": 1, "head_dim": 1, "value_dim": 0, "entries_of": 0}
@@ -69,12 +72,16 @@ class LayerKind:
             value = getattr(self, name)
             if value is not None and value < limit:
                 raise ModelError(f"a layer's {name} is {value}; it must be at least {limit}")
+        others = (getattr(self, field.name) for field in fields(self) if field.name != "slot")
+        if self.slot and any(value is not None for value in others):
+            raise ModelError(f"a layer that keeps one state per sequence keeps no tokens: {self}")
 
     @property
     def own(self) -> tuple[str, ...]:
         """Names of the fields in which the layer's entries are not simply the model's."""
         names = ("kv_heads", "head_dim", "value_dim", "entries_of")
-        return tuple(name for name in names if getattr(self, name) is not None)
+        found = tuple(name for name in names if getattr(self, name) is not None)
+        return (*found, "slot") if self.slot else found
 
 
 def windowed(windows: Iterable[int | None]) -> tuple[LayerKind, ...]:
@@ -90,7 +97,8 @@ class PageGroup:
     heads of head_dim. window: how many tokens a query sees, including its own; None: all before
     it. value_dim: set for pages that keep keys alone (paged_attention.api.Layout), such as latent
     ones: every shard holds all of their heads. v_dim: numbers of a kept value, where they are not
-    head_dim. readers: layers that read the entries of one of `layers`, and have none in the pages.
+    head_dim. copies: of each kv head of the checkpoint, see ModelSpec.kv_copies. readers: layers
+    that read the entries of one of `layers`, and have none in the pages.
     """
 
     layers: tuple[int, ...]
@@ -99,6 +107,7 @@ class PageGroup:
     head_dim: int
     value_dim: int | None = None
     v_dim: int | None = None
+    copies: int = 1
     readers: tuple[int, ...] = ()
 
     def layout(self, page_size: int, dtype: jnp.dtype, shards: int = 1) -> Layout:

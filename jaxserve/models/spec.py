@@ -104,7 +104,8 @@ class ModelSpec:
             owner = kind.entries_of
             if owner is None:
                 continue
-            if owner >= layer or self.layers[owner].entries_of is not None:
+            earlier = self.layers[:layer][owner : owner + 1]
+            if not any(kind.entries_of is None and not kind.slot for kind in earlier):
                 raise ModelError(
                     f"layer {layer} reads the entries of layer {owner}, which must be an earlier "
                     f"one that has entries"
@@ -181,19 +182,27 @@ class ModelSpec:
         return self.head_dim**-0.5 if self.attn_scale is None else self.attn_scale
 
     def page_groups(self) -> tuple[PageGroup, ...]:
-        """Return the groups of layers that keep alike, in order of first appearance.
+        """Return the groups of layers that keep pages alike, in order of first appearance.
 
         Layers of a group have the same window, and entries of the same sizes. A window as long as
         the longest sequence or longer counts as none.
         """
         layers: dict[PageGroup, list[int]] = {}
         for layer, kind in enumerate(self.kinds):
-            if kind.entries_of is None:
+            if kind.entries_of is None and not kind.slot:
                 layers.setdefault(self._entries(kind), []).append(layer)
         return tuple(
             replace(group, layers=tuple(own), readers=self._readers(own))
             for group, own in layers.items()
         )
+
+    @property
+    def slot_groups(self) -> int:
+        """Number of groups of layers that keep one state per sequence: 1 if there are such layers.
+
+        They come behind the page groups.
+        """
+        return int(any(kind.slot for kind in self.layers))
 
     def _entries(self, kind: LayerKind) -> PageGroup:
         """Return the group of a layer of this kind, without its layers."""
@@ -207,8 +216,9 @@ class ModelSpec:
         heads = kind.kv_heads or self.num_kv_heads
         if kind.value_dim == 0:
             return PageGroup((), window, heads, width, value_dim=0)
-        same = kind.value_dim in (None, width)
-        return PageGroup((), window, heads, width, v_dim=None if same else kind.value_dim)
+        values = None if kind.value_dim == width else kind.value_dim
+        copies = self.kv_copies if kind.kv_heads is None else 1
+        return PageGroup((), window, heads, width, v_dim=values, copies=copies)
 
     def _readers(self, owners: list[int]) -> tuple[int, ...]:
         """Return the layers that read the entries of these."""

@@ -173,7 +173,7 @@ class PageIO:
             PageGroupIO(
                 layers=group.layers,
                 layout=group.layout(config.page_size, page_dtype, shards=mesh.shape["tensor"]),
-                copies=spec.kv_copies,
+                copies=group.copies,
                 accepted=accepted_dtypes(config.page_dtype, str(dtype)),
                 kernel=kernel,
                 mesh=mesh,

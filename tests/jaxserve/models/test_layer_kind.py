@@ -62,6 +62,23 @@ def test_layers_that_read_the_entries_of_another_one_have_none() -> None:
     )
 
 
+def test_layers_with_a_slot_are_in_no_page_group() -> None:
+    slot = LayerKind(slot=True)
+    spec = replace(SPEC, layers=(slot, LayerKind(), slot))
+    assert spec.page_groups() == (PageGroup((1,), None, 2, 8),)
+    assert spec.slot_groups == 1 and SPEC.slot_groups == 0
+    with pytest.raises(ModelError, match="keeps no tokens"):
+        LayerKind(slot=True, window=7)
+
+
+def test_copies_are_made_of_the_model_s_kv_heads() -> None:
+    spec = replace(SPEC, num_layers=2, layers=(LayerKind(), LayerKind(kv_heads=4))).on(4)
+    assert spec.page_groups() == (
+        PageGroup((0,), None, 4, 8, copies=2),
+        PageGroup((1,), None, 4, 8),
+    )
+
+
 @pytest.mark.parametrize(
     ("layers", "problem"),
     [
@@ -71,6 +88,7 @@ def test_layers_that_read_the_entries_of_another_one_have_none() -> None:
             (LayerKind(), LayerKind(entries_of=0), LayerKind(entries_of=1)),
             "layer 2 reads the entries of layer 1, which must be an earlier one that has entries",
         ),
+        ((LayerKind(slot=True), LayerKind(entries_of=0), LayerKind()), "layer 1 reads"),
         ((LayerKind(latent=LATENT),) * 3, "latent attention with 2 kv heads of 8"),
         (
             (LayerKind(latent=LATENT), LayerKind(latent=replace(LATENT, rank=8)), LayerKind()),

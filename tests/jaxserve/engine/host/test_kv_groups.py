@@ -47,9 +47,13 @@ SLOTS = tuple(groups for groups in MIXTURES if any(group.slot for group in group
 
 def slot_config(**changes: Any) -> EngineConfig:
     """Return a small engine whose model has pages in one group and slots in the other."""
-    options = EngineOptions(
-        **{"max_batch": 2, "step_tokens": 8, "page_size": 2, "cache_tokens": 64} | changes
-    )
+    chosen: dict[str, Any] = {
+        "max_batch": 2,
+        "step_tokens": 8,
+        "page_size": 2,
+        "cache_tokens": 64,
+    }
+    options = EngineOptions(**chosen | changes)
     return resolve(options, max_positions=40, lanes=1, affordable_tokens=0, slot_groups=1)
 
 
