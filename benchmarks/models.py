@@ -35,8 +35,4 @@ def config_of(name: str) -> dict[str, Any]:
 def spec_of(name: str, layers: int | None = None) -> ModelSpec:
     """Return the spec of the whole model, or of its first layers, which compile faster."""
     spec = read_spec(config_of(name))[1]
-    return (
-        replace(spec, num_layers=layers, windows=spec.windows and spec.windows[:layers])
-        if layers
-        else spec
-    )
+    return replace(spec, num_layers=layers, layers=spec.layers[:layers]) if layers else spec

@@ -4,6 +4,10 @@ The checksum of fake_model runs over what is read back from the pages through a 
 wrong page, stale content, a wrong prefix hit or a wrong fed-back token changes the answer, or
 breaks an assertion first.
 
+A group of slots has no pages: in a slot lies what every token of the sequence has added to it, from
+the first on. A state cannot go back, so each token has to come right behind the one before; the
+token at position 0 begins anew in whatever the slot holds.
+
 The draft model is the same checksum over pages of its own, under the numbers of the first page
 group without a window; every third of its tokens is wrong.
 """
@@ -12,10 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import isfinite, nan
 
-from jaxserve.engine.plan import DRAFTED, FED_BACK, NO_PAGE, Admission, LanePlan, StepKind
+from jaxserve.config import EngineConfig
+from jaxserve.config.kv_policy import NO_PAGE
+from jaxserve.engine.plan import DRAFTED, FED_BACK, Admission, LanePlan, StepKind
+from tests.fake_groups import FakeGroup, Slot
 from tests.fake_model import VOCAB, Rules, penalty_of, tokens_in, weight, window_of
 
-Slot = tuple[int, int, float]  # position, token, noise of the arithmetic that wrote it
 EMPTY: Slot = (-1, 0, nan)
 
 
@@ -56,10 +62,26 @@ class DeviceLane:
     """Memory of one lane. Pages keep what was written to them until it is overwritten."""
 
     page_size: int
-    windows: list[int | None]  # per page group
-    pages: list[list[list[Slot]]]  # per page group, per page
+    groups: tuple[FakeGroup, ...]
+    pages: list[list[list[Slot]]]  # per group, per page; per slot of a group of slots
     rows: dict[int, Row] = field(default_factory=dict)
     drafts: dict[int, list[Slot]] = field(default_factory=dict)  # pages of the draft model, by id
+
+    @staticmethod
+    def empty(config: EngineConfig, groups: tuple[FakeGroup, ...]) -> "DeviceLane":
+        """Return the memory of a lane to which nothing was written."""
+        pages = [
+            [[] if group.slot else [EMPTY] * config.page_size for _ in range(pool.pages)]
+            for group, pool in zip(groups, config.pools, strict=True)
+        ]
+        return DeviceLane(config.page_size, groups, pages)
+
+    @property
+    def _full_group(self) -> int:
+        """Index of the group whose pages the draft model's have the numbers of."""
+        return next(
+            i for i, group in enumerate(self.groups) if group.window is None and not group.slot
+        )
 
     # ---- Before a step
 
@@ -74,7 +96,8 @@ class DeviceLane:
         """Write the plan's fresh pages into the tables."""
         for group, row, index, page in plan.fresh:
             table = self.rows[row].tables[group]
-            behind = window_of(self.windows[group], self.rows[row].length).start // self.page_size
+            seen = window_of(self.groups[group].window, self.rows[row].length)
+            behind = 0 if self.groups[group].slot else seen.start // self.page_size
             assert table[index] == NO_PAGE and NO_PAGE not in table[behind:index], (
                 f"row {row}: page {index} of its table is not next"
             )
@@ -134,7 +157,7 @@ class DeviceLane:
     def draft(self, row: Row, token: int, count: int) -> list[int]:
         """Return the newest token and the `count` ones that the draft model says come behind it."""
         tokens = [token]
-        window = self.windows[0]
+        window = self.groups[0].window
         for position in range(row.length, row.length + 1 + count):
             self.write_drafts(row, position, [tokens[-1]])
             seen = [self._drafted(row, p)[1] for p in range(position + 1)]
@@ -146,7 +169,7 @@ class DeviceLane:
 
     def write_drafts(self, row: Row, start: int, tokens: list[int]) -> None:
         """Write tokens to the draft model's pages."""
-        table = row.tables[self.windows.index(None)]
+        table = row.tables[self._full_group]
         for position, token in enumerate(tokens, start):
             page = table[position // self.page_size]
             assert page != NO_PAGE, f"position {position} has no page for the draft model"
@@ -155,7 +178,7 @@ class DeviceLane:
 
     def _drafted(self, row: Row, position: int) -> Slot:
         """Return what the draft model has at a position: the same token as the model's pages."""
-        group = self.windows.index(None)
+        group = self._full_group
         page = row.tables[group][position // self.page_size]
         at = position % self.page_size
         slot = self.drafts.get(page, [EMPTY] * self.page_size)[at]
@@ -174,7 +197,7 @@ class DeviceLane:
             self.write_drafts(row, start, plan.tokens[at : at + size])
             for position in range(start + size):
                 self._drafted(row, position)
-            pages = row.tables[self.windows.index(None)][: (start + size - 1) // self.page_size + 1]
+            pages = row.tables[self._full_group][: (start + size - 1) // self.page_size + 1]
             seen.append(set(pages))
             own.append(set(pages[start // self.page_size :]))
             at += size
@@ -186,28 +209,49 @@ class DeviceLane:
     # ---- The model
 
     def write(self, chunks: list[Chunk], noise: Callable[[Chunk], float]) -> None:
-        """Write the chunks' tokens to their pages, in every group."""
+        """Write the chunks' tokens to their pages or slots, in every group."""
         written: set[tuple[int, int, int]] = set()
         for chunk in chunks:
             for group, table in enumerate(chunk.row.tables):
                 for position, token in enumerate(chunk.tokens, chunk.start):
-                    page = table[position // self.page_size]
-                    at = position % self.page_size
-                    assert page != NO_PAGE, f"position {position} has no page"
-                    assert (group, page, at) not in written, (
-                        f"page {page} is written twice in one step"
-                    )
-                    written.add((group, page, at))
-                    self.pages[group][page][at] = (position, token, noise(chunk))
+                    slot = (position, token, noise(chunk))
+                    if self.groups[group].slot:
+                        place = self._update(group, table[0], slot)
+                    else:
+                        place = self._store(group, table, slot)
+                    assert place not in written, f"{place} is written twice in one step"
+                    written.add(place)
+
+    def _store(self, group: int, table: list[int], slot: Slot) -> tuple[int, int, int]:
+        """Write a token to its page; return group, page and place in the page."""
+        page = table[slot[0] // self.page_size]
+        at = slot[0] % self.page_size
+        assert page != NO_PAGE, f"position {slot[0]} has no page"
+        self.pages[group][page][at] = slot
+        return group, page, at
+
+    def _update(self, group: int, number: int, slot: Slot) -> tuple[int, int, int]:
+        """Add a token to the state in a slot; return group, slot and the token's position."""
+        assert number != NO_PAGE, f"position {slot[0]} has no slot"
+        state = self.pages[group][number]
+        if slot[0] == 0:
+            state.clear()
+        assert len(state) == slot[0], (
+            f"slot {number} holds {len(state)} tokens; position {slot[0]} comes next"
+        )
+        state.append(slot)
+        return group, number, slot[0]
 
     def read(self, row: Row, query: int) -> float:
         """Return the checksum of what a query sees in the first group.
 
-        What it sees in the other groups must be the same.
+        What it sees in the other groups must be the same, and so must be what layers see that
+        read the entries of another one.
         """
         groups = [
-            {p: self._slot(pages, table, p) for p in window_of(window, query)}
-            for window, pages, table in zip(self.windows, self.pages, row.tables, strict=True)
+            {p: self._slot(i, table, p) for p in window_of(window, query)}
+            for i, (group, table) in enumerate(zip(self.groups, row.tables, strict=True))
+            for window in (group.window, *group.readers)
         ]
         for other in groups[1:]:
             common = groups[0].keys() & other.keys()
@@ -216,8 +260,11 @@ class DeviceLane:
         unseen = sum(0 * slot[2] for other in groups[1:] for slot in other.values())
         return sum(weight(p, slot[1]) + slot[2] for p, slot in groups[0].items()) + unseen
 
-    def _slot(self, pages: list[list[Slot]], table: list[int], position: int) -> Slot:
-        slot = pages[table[position // self.page_size]][position % self.page_size]
+    def _slot(self, group: int, table: list[int], position: int) -> Slot:
+        page = table[0 if self.groups[group].slot else position // self.page_size]
+        assert page != NO_PAGE, f"position {position} is not kept in group {group}"
+        slots = self.pages[group][page]
+        slot = slots[position if self.groups[group].slot else position % self.page_size]
         assert slot[0] == position, (
             f"position {position} reads what was written for position {slot[0]}"
         )

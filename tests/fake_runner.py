@@ -8,19 +8,20 @@ from math import nan
 import numpy as np
 
 from jaxserve.config import EngineConfig
+from jaxserve.config.kv_policy import NO_PAGE
 from jaxserve.engine.buckets import page_counts
 from jaxserve.engine.events import Logprob
 from jaxserve.engine.kv_segment import KVSegment
 from jaxserve.engine.plan import (
     FED_BACK,
-    NO_PAGE,
     LaneOutput,
     LanePlan,
     StepKind,
     StepOutput,
     StepPlan,
 )
-from tests.fake_device import EMPTY, Chunk, DeviceLane
+from tests.fake_device import Chunk, DeviceLane
+from tests.fake_groups import FakeGroup, Slot, groups_of
 from tests.fake_model import MASK_BYTES
 
 EXECUTABLES: dict[StepKind, int] = {
@@ -42,6 +43,7 @@ class FakeRunner:
     chunk's borders; what was written by another kind of step, or cut otherwise, then leads to other
     tokens. mask_bytes: length of one mask of a grammar, which may be of another vocabulary. spoils:
     rows that are not finite; whatever such a step wrote makes every later reader non-finite too.
+    groups: what the layers of the model keep; None: plain pages, and slots where config has them.
     """
 
     def __init__(
@@ -51,20 +53,15 @@ class FakeRunner:
         executables_differ: bool = False,
         spoils: Spoils = lambda number, lane, row: False,
         mask_bytes: int = MASK_BYTES,
+        groups: tuple[FakeGroup, ...] | None = None,
     ):
         self.config = config
         self.executables_differ = executables_differ
         self.spoils = spoils
         self.mask_bytes = mask_bytes
-        self.lanes = [
-            DeviceLane(
-                config.page_size,
-                [pool.window for pool in config.pools],
-                [[[EMPTY] * config.page_size for _ in range(pool.pages)] for pool in config.pools],
-            )
-            for _ in range(config.lanes)
-        ]
-        self.window = config.pools[0].window
+        self.groups = groups or groups_of(config)
+        self.lanes = [DeviceLane.empty(config, self.groups) for _ in range(config.lanes)]
+        self.window = self.groups[0].window
         self._launched: deque[StepOutput] = deque()
         self._newest = 0
 
@@ -92,27 +89,24 @@ class FakeRunner:
     def read_pages(self, lane: int, group: int, ids: Sequence[int]) -> "PagesRead":
         assert len(ids) in page_counts(self.config)
         slots = [slot for page in ids for slot in self.lanes[lane].pages[group][page]]
-        return PagesRead(np.array(slots, np.float32)[None, :, None])
+        return PagesRead(self.groups[group].arrays(slots))
 
     def check_segment(self, segment: KVSegment) -> None:
         assert segment.group < len(self.config.pools)
+        self.groups[segment.group].slots(segment.arrays)
 
-    def upload_pages(self, group: int, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        return arrays["k"].copy()
+    def upload_pages(self, group: int, arrays: Mapping[str, np.ndarray]) -> list[Slot]:
+        return self.groups[group].slots(arrays)
 
-    def move_pages(self, group: int, read: "PagesRead") -> np.ndarray:
-        return read.k.copy()
+    def move_pages(self, group: int, read: "PagesRead") -> list[Slot]:
+        return self.groups[group].slots(read.arrays)
 
-    def write_pages(self, lane: int, group: int, ids: Sequence[int], uploaded: np.ndarray) -> None:
+    def write_pages(self, lane: int, group: int, ids: Sequence[int], uploaded: list[Slot]) -> None:
         size = self.config.page_size
-        assert len(ids) in page_counts(self.config) and uploaded.shape == (1, len(ids) * size, 1, 3)
-        slots = [
-            (int(position), int(token), noise)
-            for position, token, noise in uploaded[0, :, 0].tolist()
-        ]
+        assert len(ids) in page_counts(self.config) and len(uploaded) == len(ids) * size
         for i, page in enumerate(ids):
             if page != NO_PAGE:
-                self.lanes[lane].pages[group][page] = slots[i * size : (i + 1) * size]
+                self.lanes[lane].pages[group][page] = uploaded[i * size : (i + 1) * size]
 
     # ---- Steps
 
@@ -203,17 +197,17 @@ class FakeRunner:
 class PagesRead:
     """Pages that were read, already on the host."""
 
-    k: np.ndarray
+    arrays: dict[str, np.ndarray]
 
     @property
     def nbytes(self) -> int:
-        return self.k.nbytes
+        return sum(x.nbytes for x in self.arrays.values())
 
     def start_to_host(self) -> None:
         pass
 
     def to_host(self) -> dict[str, np.ndarray]:
-        return {"k": self.k}
+        return self.arrays
 
 
 def _logprobs(new: list[int], length: int) -> list[Logprob]:

@@ -163,7 +163,7 @@ def check_room(case: Case, config: EngineConfig) -> None:
     Some would wait, and the measurement would be of a smaller batch.
     """
     rows = _rows(case, config.lanes)
-    if any(rows * config.pages_held(pool, case.context) > pool.pages for pool in config.pools):
+    if rows > config.held_rows(case.context):
         pages = min(pool.pages for pool in config.pools)
         raise ConfigError(
             f"{case.test} with --batch {case.batch}: {rows} sequences of {case.context} tokens "

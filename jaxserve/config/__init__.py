@@ -1,6 +1,6 @@
 """Configuration of an engine: the operator's options, and the facts that they resolve to."""
 
-from jaxserve.config.engine_config import EngineConfig, Pool
+from jaxserve.config.engine_config import EngineConfig, Pool, SlotPool
 from jaxserve.config.options import (
     EIGHT_BITS,
     PAGE_DTYPES,
@@ -20,5 +20,6 @@ __all__ = [
     "EngineOptions",
     "Pool",
     "Preset",
+    "SlotPool",
     "resolve",
 ]

@@ -1,7 +1,9 @@
 """Configuration of an engine, with every choice made."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
+from jaxserve.config.kv_policy import FullPages, KVPolicy, SequenceSlot, SlidingPages
 from jaxserve.config.options import PAGE_DTYPES
 
 
@@ -15,9 +17,23 @@ class Pool:
     pages: int
     window: int | None = None
 
-    def first_seen(self, position: int) -> int:
-        """Return the first position that the token at `position` attends to."""
-        return 0 if self.window is None else max(0, position - self.window + 1)
+    def policy(self, page_size: int, in_flight: int) -> KVPolicy:
+        """Return what the group keeps of a sequence.
+
+        in_flight: the most tokens of a sequence that are planned and not committed yet.
+        """
+        if self.window is None:
+            return FullPages(page_size)
+        return SlidingPages(page_size, self.window, in_flight)
+
+
+@dataclass(frozen=True)
+class SlotPool(Pool):
+    """The slots of a group whose layers keep one state per sequence; `pages` counts slots."""
+
+    def policy(self, page_size: int, in_flight: int) -> KVPolicy:
+        """Return the policy of slots, which hold any number of tokens."""
+        return SequenceSlot()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +72,16 @@ class EngineConfig:
 
     @property
     def full_group(self) -> int:
-        """Index of the first page group without a window."""
-        return next(group for group, pool in enumerate(self.pools) if pool.window is None)
+        """Index of the first group that keeps every page."""
+        groups = enumerate(self.policies)
+        return next(group for group, policy in groups if isinstance(policy, FullPages))
+
+    @cached_property
+    def policies(self) -> tuple[KVPolicy, ...]:
+        """Policies of the page groups: what each keeps of a sequence."""
+        # The chunk in flight, and the chunk that is planned after it.
+        in_flight = 2 * (self.chunk_border if self.deterministic else self.step_tokens)
+        return tuple(pool.policy(self.page_size, in_flight) for pool in self.pools)
 
     @property
     def page_dtype(self) -> str:
@@ -73,27 +97,20 @@ class EngineConfig:
         """Return the number of pages that positions 0 to `tokens` - 1 lie in."""
         return -(-tokens // self.page_size)
 
-    def pages_held(self, pool: Pool, tokens: int) -> int:
-        """Return the most pages of a pool that a sequence of `tokens` tokens holds at a time."""
-        if pool.window is None:
-            return self.page_span(tokens)
-        return min(self.page_span(tokens), self._window_pages(pool.window))
-
-    def _window_pages(self, window: int) -> int:
-        # What the next query sees, the chunk in flight, and the chunk that is planned after it; one
-        # page more, because windows do not begin at page borders.
-        chunk = self.chunk_border if self.deterministic else self.step_tokens
-        return self.page_span(window + 2 * chunk) + 1
-
     @property
     def capacity(self) -> int:
         """Length in tokens of the longest sequence for which one lane has pages."""
-        return min(map(self._longest, self.pools))
+        return min(
+            policy.longest(pool.pages, self.max_context)
+            for policy, pool in zip(self.policies, self.pools, strict=True)
+        )
 
-    def _longest(self, pool: Pool) -> int:
-        if pool.window and pool.pages >= self._window_pages(pool.window):
-            return self.max_context  # the window slides: pages behind it come back
-        return pool.pages * self.page_size
+    def held_rows(self, tokens: int) -> int:
+        """Return how many sequences of `tokens` tokens one lane has pages for."""
+        return min(
+            pool.pages // policy.held(tokens)
+            for policy, pool in zip(self.policies, self.pools, strict=True)
+        )
 
     @property
     def chunk_border(self) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from jaxserve.config.engine_config import EngineConfig, Pool
+from jaxserve.config.engine_config import EngineConfig, Pool, SlotPool
 from jaxserve.config.option import bounds_of, flag_of
 from jaxserve.config.options import (
     DRAFT_TOKENS,
@@ -27,6 +27,7 @@ def resolve(
     lanes: int,
     affordable_tokens: int,
     windows: Sequence[int | None] = (None,),
+    slot_groups: int = 0,
     min_rows: int = 1,
     embeds: bool = False,
     weights: str = "float32",
@@ -34,7 +35,8 @@ def resolve(
     """Return the configuration that follows from options, the model and the memory.
 
     max_positions: the longest context of the model. affordable_tokens: KV tokens per lane that the
-    memory has room for. windows: one per page group, None for full attention. weights: their dtype.
+    memory has room for. windows: one per page group, None for full attention. slot_groups: groups
+    behind those, whose layers keep one slot per sequence instead of pages. weights: their dtype.
     Raises ConfigError for a choice that contradicts the model, the memory or another choice.
     """
     sizes = _sizes(options, max_positions, embeds, weights)
@@ -56,8 +58,12 @@ def resolve(
     pages = _pages(options, config, affordable_tokens)
     _check_page_exchange(options, embeds)
     _check_deterministic(config)
-    pools = tuple(Pool(_pool_pages(config, pages, window), window) for window in windows)
-    return replace(config, pools=pools)
+    if slot_groups:
+        _check_slots(options)
+    pools = [Pool(_pool_pages(config, pages, window), window) for window in windows]
+    # A sequence has a slot as long as it has a row.
+    pools += [SlotPool(config.max_batch)] * slot_groups
+    return replace(config, pools=tuple(pools))
 
 
 def _sizes(
@@ -217,6 +223,20 @@ def _check_page_exchange(options: EngineOptions, embeds: bool) -> None:
         raise ConfigError(
             "--no-prefix-cache: pages of another engine are found in the prefix cache (leave it "
             "out)"
+        )
+
+
+def _check_slots(options: EngineOptions) -> None:
+    """Refuse what a state that only the newest token's entry holds cannot be combined with."""
+    if options.speculate != "off":
+        raise ConfigError(
+            f"--speculate {options.speculate}: layers of the model keep one state per sequence, "
+            f"which a rejected token cannot be taken out of (leave it out)"
+        )
+    if options.page_exchange:
+        raise ConfigError(
+            "layers of the model keep one state per sequence, which is in no page: the engine "
+            "exchanges no pages with others"
         )
 
 

@@ -160,6 +160,7 @@ class _MemoryPlanner:
             lanes=shards("A", self._mesh),
             affordable_tokens=tokens,
             windows=[group.window for group in self._spec.page_groups()],
+            slot_groups=self._spec.slot_groups,
             min_rows=min_rows(self._mesh, self._dtype, self._form),
             embeds=self._spec.embeds,
             weights=str(self._dtype),

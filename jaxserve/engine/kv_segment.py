@@ -14,25 +14,30 @@ class KVSegment:
 
     The layout is canonical: token after token, whatever the page size was, and the heads of all
     shards once each, in the model's order. Axes: L layers of the group, in the model's order; T
-    tokens; K the model's own kv heads; H numbers of a key or value, as pages hold them. Arrays are
-    C-contiguous, and read-only to the receiver of the segment.
+    tokens; K the model's own kv heads; H numbers of a key and V numbers of a value, as pages hold
+    them. Arrays are C-contiguous, and read-only to the receiver of the segment.
 
     group: index in ModelSpec.page_groups(). k, v: both float32, bfloat16, int8 or float8_e4m3fn
-    (ml_dtypes' where numpy has none); v is None for latent pages, whose value is a part of k (K is
-    1 then). k_scale, v_scale: float32, present for 8-bit numbers only; v_scale is None where v is.
-    Raises EngineError if shapes or dtypes contradict each other, or start is negative.
+    (ml_dtypes' where numpy has none); v is None for pages that keep K alone, such as latent pages,
+    whose value is a part of k. k_scale, v_scale: float32, present for 8-bit numbers only; v_scale
+    is None where v is. Raises EngineError if shapes or dtypes contradict each other, or start is
+    negative.
     """
 
     group: int
     start: int
     k: Shaped[np.ndarray, "L T K H"]
-    v: Shaped[np.ndarray, "L T K H"] | None = None
+    v: Shaped[np.ndarray, "L T K V"] | None = None
     k_scale: Float32[np.ndarray, "L T K"] | None = None
     v_scale: Float32[np.ndarray, "L T K"] | None = None
 
     def __post_init__(self) -> None:
-        alike = self.v is None or (self.v.shape, self.v.dtype) == (self.k.shape, self.k.dtype)
-        scaled = (self.k.dtype.itemsize == 1) == (self.k_scale is not None)
+        alike = self.v is None or (
+            self.v.ndim == 4
+            and (self.v.shape[:-1], self.v.dtype) == (self.k.shape[:-1], self.k.dtype)
+        )
+        # Numbers of fewer than 16 bits carry scales.
+        scaled = (self.k.dtype.itemsize < 2) == (self.k_scale is not None)
         paired = (self.v_scale is None) == (self.v is None or self.k_scale is None)
         scales = [scale for scale in (self.k_scale, self.v_scale) if scale is not None]
         fitting = all(

@@ -13,7 +13,6 @@ from jaxserve.engine.row_fields import ROW_BYTES, RowSampling, unpack_row
 
 StepKind = Literal["decode", "prefill", "score", "embed", "verify", "draft"]
 MEASURED = 0  # StepPlan.number of a step that only measures how long steps take
-NO_PAGE = -1  # in a table of pages: a page that was given back, since no query sees it any more
 FED_BACK = -1  # in LanePlan.tokens: the token that the device sampled last for this row
 DRAFTED = -2  # in LanePlan.tokens: a token that the device drafts in this step
 

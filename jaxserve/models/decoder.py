@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxserve.errors import ModelError
 from jaxserve.models import attention, latent, moe
 from jaxserve.models.attention import norm, self_attention
 from jaxserve.models.latent import latent_attention
@@ -48,7 +49,13 @@ class Forwarded(NamedTuple):
 
 def layer_axes(spec: ModelSpec, layer: int) -> dict:
     """Return parameter name -> axes of one layer; experts have a nested dict."""
-    axes = latent.axes(spec.latent) if spec.latent else attention.axes(spec)
+    kind = spec.kinds[layer]
+    if kind.own:
+        raise ModelError(
+            f"layer {layer} has its own {', '.join(kind.own)}; the decoder's layers have those of "
+            f"the model"
+        )
+    axes = latent.axes(kind.latent) if kind.latent else attention.axes(spec)
     axes |= dict.fromkeys(NORMS[spec.norms], "D")
     if spec.has_experts(layer):
         return axes | moe.axes(spec)
@@ -119,15 +126,14 @@ def forward(
     )
     written = list[Pages]()
     loads = list[jax.Array]()
-    windows = spec.windows or (None,) * spec.num_layers
-    for weights, layer_pages, attend, window in zip(
-        params["layers"], pages, attends, windows, strict=True
+    for weights, layer_pages, attend, kind in zip(
+        params["layers"], pages, attends, spec.kinds, strict=True
     ):
-        turn = rotation if window is None else in_window
+        turn = rotation if kind.window is None else in_window
         normed = _norm(spec, weights, "attn_norm", x)
-        if spec.latent:
+        if kind.latent:
             out, layer_pages = latent_attention(
-                spec.latent, weights, normed, turn, attend, layer_pages
+                kind.latent, weights, normed, turn, attend, layer_pages
             )
         else:
             out, layer_pages = self_attention(spec, weights, normed, turn, attend, layer_pages)

@@ -88,6 +88,6 @@ def page_partition(kernel: PagedAttention, layout: Layout, pages: Pages, mesh: M
 def page_rules(layout: Layout) -> Rules:
     """Return the rules that split pages over the mesh.
 
-    Latent pages are split by lanes alone: their one head serves the queries of every shard.
+    Pages of K alone are split by lanes alone: what they hold serves the queries of every shard.
     """
-    return RULES if layout.value_dim is None else {"A": DP_AXES}
+    return RULES if layout.keeps_values else {"A": DP_AXES}

@@ -7,12 +7,10 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-import jax.numpy as jnp
-
 from jaxserve.errors import ModelError
+from jaxserve.models.layer_kind import Latent, LayerKind, PageGroup
 from jaxserve.models.mixture import Mixture
 from jaxserve.models.rope import Rope
-from pallas_kernels.paged_attention.api import Layout
 
 # Fields of ModelSpec that must be at least 1.
 POSITIVE: Final = tuple(
@@ -21,72 +19,14 @@ POSITIVE: Final = tuple(
 
 
 @dataclass(frozen=True)
-class PageGroup:
-    """Layers that share a page table, because they keep the same tokens of a sequence.
-
-    A page of the group holds, in each of the layers, keys and values of page_size tokens: kv_heads
-    heads of head_dim. window: how many tokens a query sees, including its own; None: all before
-    it. value_dim: set for latent pages (paged_attention.api.Layout), whose one head is not split:
-    every shard holds it.
-    """
-
-    layers: tuple[int, ...]
-    window: int | None
-    kv_heads: int
-    head_dim: int
-    value_dim: int | None = None
-
-    def layout(self, page_size: int, dtype: jnp.dtype, shards: int = 1) -> Layout:
-        """Return the layout of one layer's pages on one of the shards that split its heads."""
-        heads = self.kv_heads if self.value_dim else self.kv_heads // shards
-        return Layout(heads, self.head_dim, page_size, dtype, self.value_dim)
-
-
-@dataclass(frozen=True)
-class Latent:
-    """Multi-head latent attention (DeepSeek-V2): keys and values from one vector per token.
-
-    query_rank: dimensions of compressed queries; None where queries are not compressed. rank:
-    dimensions of the compressed vector that pages hold. rotated: rotated dimensions of a key, which
-    all heads share and pages hold beside the vector. head: dimensions of a head's key that are not
-    rotated. value: dimensions of a head's value.
-    """
-
-    query_rank: int | None
-    rank: int
-    head: int
-    rotated: int
-    value: int
-
-    def __post_init__(self) -> None:
-        for name, size in vars(self).items():
-            if size is not None and size < 1:
-                raise ModelError(f"latent attention: {name} is {size}; it must be at least 1")
-
-    def sizes(self) -> dict[str, int]:
-        """Return the size of the dimensions that only latent attention has, by letter."""
-        y = self.query_rank or 0
-        i = self.rotated // 2
-        return {
-            "y": y,
-            "m": self.rank,
-            "u": self.head,
-            "w": self.value,
-            "i": i,
-            "j": 2,
-            "c": y + self.rank + 2 * i,
-        }
-
-
-@dataclass(frozen=True)
 class ModelSpec:
     """The architecture of a decoder; the letters are those of the legend in sharding/rules.py.
 
-    Lengths and sizes count dimensions or tokens. windows: the window of each layer as its config
-    gives it, None for a layer without; empty where no layer has one. norms: where the norms of
-    attention and MLP stand. qk_norm: norms of queries and keys, for each head or for all heads
-    together. kv_copies: copies of each kv head of the checkpoint, which follow each other among
-    num_kv_heads (see `on`).
+    Lengths and sizes count dimensions or tokens. layers: the kind of each layer as its config gives
+    it; empty where every layer is LayerKind(). With latent attention, head_dim is that of queries,
+    and num_kv_heads is 1. norms: where the norms of attention and MLP stand. qk_norm: norms of
+    queries and keys, for each head or for all heads together. kv_copies: copies of each kv head of
+    the checkpoint, which follow each other among num_kv_heads (see `on`).
     """
 
     family: str
@@ -100,7 +40,7 @@ class ModelSpec:
     norm_eps: float
     max_positions: int
     rope: Rope = field(default_factory=Rope)
-    windows: tuple[int | None, ...] = ()
+    layers: tuple[LayerKind, ...] = ()
     window_rope: Rope | None = None  # of the layers with a window, if they have their own
     tied_head: bool = False
     embeds: bool = False  # the answer is the last token's hidden state; there is no head
@@ -118,7 +58,6 @@ class ModelSpec:
     attn_softcap: float | None = None  # scores s become cap * tanh(s / cap)
     final_softcap: float | None = None  # the same for logits
     sinks: bool = False  # a score per query head that takes part in the softmax and has no value
-    latent: Latent | None = None  # with it, head_dim is that of queries and num_kv_heads is 1
     mixture: Mixture | None = None
     kv_copies: int = 1
 
@@ -136,27 +75,51 @@ class ModelSpec:
             raise ModelError(f"head_dim is {self.head_dim}; rotary embedding needs an even number")
         for rope in filter(None, (self.rope, self.window_rope)):
             rope.check(self.rope_dim, self.max_positions)
-        if len(self.windows) not in (0, self.num_layers):
-            raise ModelError(f"{len(self.windows)} windows for {self.num_layers} layers")
+        self._check_layers()
         if (self.activation == "clamped") != (0 < self.activation_limit < math.inf):
             raise ModelError(f"activation {self.activation} with the limit {self.activation_limit}")
         if self.mixture and not set(self.mixture.layers) <= set(range(self.num_layers)):
             raise ModelError(
                 f"layers {self.mixture.layers} have experts, of {self.num_layers} layers"
             )
-        if self.latent and (self.num_kv_heads, self.head_dim) != (
-            1,
-            self.latent.head + self.latent.rotated,
-        ):
-            raise ModelError(
-                f"latent attention with {self.num_kv_heads} kv heads of {self.head_dim}"
-            )
         for name in ("attn_scale", "attn_softcap", "final_softcap", "embed_scale"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ModelError(f"{name} is {value}; it must be a positive number")
-        if any(window is not None and window < 1 for window in self.windows):
-            raise ModelError(f"windows are {self.windows}; each must be at least 1 token")
+
+    def _check_layers(self) -> None:
+        if len(self.layers) not in (0, self.num_layers):
+            raise ModelError(
+                f"{len(self.layers)} layers are described; the model has {self.num_layers}"
+            )
+        latents = {kind.latent for kind in self.layers if kind.latent}
+        if len(latents) > 1:
+            raise ModelError(f"layers differ in the sizes of latent attention: {latents}")
+        for latent in latents:
+            if (self.num_kv_heads, self.head_dim) != (1, latent.head + latent.rotated):
+                raise ModelError(
+                    f"latent attention with {self.num_kv_heads} kv heads of {self.head_dim}"
+                )
+        for layer, kind in enumerate(self.layers):
+            owner = kind.entries_of
+            if owner is None:
+                continue
+            earlier = self.layers[:layer][owner : owner + 1]
+            if not any(kind.entries_of is None and not kind.slot for kind in earlier):
+                raise ModelError(
+                    f"layer {layer} reads the entries of layer {owner}, which must be an earlier "
+                    f"one that has entries"
+                )
+
+    @property
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """The kind of every layer."""
+        return self.layers or (LayerKind(),) * self.num_layers
+
+    @property
+    def latent(self) -> Latent | None:
+        """Sizes of latent attention, which its layers have in common; None without such layers."""
+        return next((kind.latent for kind in self.layers if kind.latent), None)
 
     def sizes(self, block: str = "") -> dict[str, int]:
         """Return the size of every dimension that a weight can have, by letter.
@@ -219,21 +182,44 @@ class ModelSpec:
         return self.head_dim**-0.5 if self.attn_scale is None else self.attn_scale
 
     def page_groups(self) -> tuple[PageGroup, ...]:
-        """Return one group for the layers of each window, in order of first appearance.
+        """Return the groups of layers that keep pages alike, in order of first appearance.
 
-        A window as long as the longest sequence or longer counts as none.
+        Layers of a group have the same window, and entries of the same sizes. A window as long as
+        the longest sequence or longer counts as none.
         """
-        groups: dict[int | None, list[int]] = {}
-        for layer, window in enumerate(self.windows or (None,) * self.num_layers):
-            if window is not None and window >= self.max_positions:
-                window = None
-            groups.setdefault(window, []).append(layer)
-        width = self.head_dim
-        value = None
-        if self.latent:
-            width = self.latent.rank + self.latent.rotated
-            value = self.latent.rank
+        layers: dict[PageGroup, list[int]] = {}
+        for layer, kind in enumerate(self.kinds):
+            if kind.entries_of is None and not kind.slot:
+                layers.setdefault(self._entries(kind), []).append(layer)
         return tuple(
-            PageGroup(tuple(layers), window, self.num_kv_heads, width, value)
-            for window, layers in groups.items()
+            replace(group, layers=tuple(own), readers=self._readers(own))
+            for group, own in layers.items()
         )
+
+    @property
+    def slot_groups(self) -> int:
+        """Number of groups of layers that keep one state per sequence: 1 if there are such layers.
+
+        They come behind the page groups.
+        """
+        return int(any(kind.slot for kind in self.layers))
+
+    def _entries(self, kind: LayerKind) -> PageGroup:
+        """Return the group of a layer of this kind, without its layers."""
+        window = kind.window
+        if window is not None and window >= self.max_positions:
+            window = None
+        if kind.latent:
+            width = kind.latent.rank + kind.latent.rotated
+            return PageGroup((), window, 1, width, value_dim=kind.latent.rank)
+        width = kind.head_dim or self.head_dim
+        heads = kind.kv_heads or self.num_kv_heads
+        if kind.value_dim == 0:
+            return PageGroup((), window, heads, width, value_dim=0)
+        values = None if kind.value_dim == width else kind.value_dim
+        copies = self.kv_copies if kind.kv_heads is None else 1
+        return PageGroup((), window, heads, width, v_dim=values, copies=copies)
+
+    def _readers(self, owners: list[int]) -> tuple[int, ...]:
+        """Return the layers that read the entries of these."""
+        return tuple(layer for layer, kind in enumerate(self.kinds) if kind.entries_of in owners)

@@ -125,8 +125,7 @@ class Estimate:
 
     def held_rows(self) -> int:
         """Return how many sequences of `context` tokens a lane has pages for."""
-        config = self.deployment.config
-        return min(pool.pages // config.pages_held(pool, self.context) for pool in config.pools)
+        return self.deployment.config.held_rows(self.context)
 
     # ---- time
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jaxserve.engine.host.kv_export import wanted_pages
 from jaxserve.plan.deployment import Deployment
 from jaxserve.plan.estimate import Estimate, chunks
-from jaxserve.plan.roofline import Case, Limits, token_bytes
+from jaxserve.plan.roofline import Case, Limits
 
 SHORTEST = 512  # tokens of the shortest prompt, unless the context is shorter
 MOST_ADDED = 0.1  # share of a prompt's time; a trip that adds more does not pay
@@ -174,7 +174,7 @@ def parts_of(deployment: Deployment, tokens: int, ends: Sequence[int]) -> list[i
     wanted = wanted_pages(config, tokens, 0, config.page_size)
     for group, pages in zip(deployment.target.spec.page_groups(), wanted, strict=True):
         layout = group.layout(config.page_size, jnp.dtype(config.page_dtype))
-        page = len(group.layers) * config.page_size * token_bytes(layout)
+        page = len(group.layers) * config.page_size * layout.token_bytes
         ready = [
             len(range(pages.start, min(pages.stop, end // config.page_size))) for end in (0, *ends)
         ]

@@ -15,15 +15,14 @@ import jax.numpy as jnp
 
 from jaxserve.engine.plan import StepKind
 from jaxserve.models.decoder import param_specs
+from jaxserve.models.layer_kind import PageGroup
 from jaxserve.models.moe_sizes import all_to_all_capacity
 from jaxserve.models.quant import QuantScheme
-from jaxserve.models.spec import ModelSpec, PageGroup
-from pallas_kernels.paged_attention.api import Layout
+from jaxserve.models.spec import ModelSpec
 from sharding.mesh import MeshSpec
 from sharding.params import ParamSpec, is_param_spec
 from sharding.rules import RULES
 
-SCALE_BYTES = 4  # the scale of one token's K or V in one head, in 8-bit pages
 LOGIT_BYTES = 4
 PAGE = 64  # tokens; any size will do, because only bytes per token are counted
 
@@ -252,19 +251,9 @@ def _of_attention(
     rows = len(group.layers) * case.rows
     heads = spec.num_heads // tensor
     return Work(
-        rows * live * token_bytes(layout),
+        rows * live * layout.token_bytes,
         rows * seen * 2 * heads * (layout.head_dim + layout.out_dim),
     )
-
-
-def token_bytes(layout: Layout) -> int:
-    """Return the bytes of a token in one layer's pages: K and V of all heads, with their scales.
-
-    A latent layer has one array instead of K and V.
-    """
-    arrays = 1 if layout.value_dim is not None else 2
-    scale = SCALE_BYTES if layout.scaled else 0
-    return arrays * layout.kv_heads * (layout.head_dim * layout.dtype.itemsize + scale)
 
 
 def _sum_up_to(end: int, window: int | None) -> int:

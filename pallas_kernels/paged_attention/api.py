@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 import numpy as np
+from jax import dtypes
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.errors import KernelError
@@ -35,6 +36,7 @@ EIGHT_BITS = {
     jnp.dtype(jnp.int8): 127.0,
     jnp.dtype(jnp.float8_e4m3fn): 448.0,
 }
+SCALE_BYTES = 4  # a scale is a float32
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,9 @@ class Layout:
     """Shape and dtype of a page, which holds page_size tokens of kv_heads heads.
 
     dtype: the stored dtype; int8 and float8_e4m3fn carry a float32 scale per token and head.
-    value_dim: set for latent pages only (multi-head latent attention, DeepSeek-V2), which have no
-    V: a token's value is the first value_dim numbers of its K.
+    value_dim: set for pages that keep K alone. In latent pages (multi-head latent attention,
+    DeepSeek-V2), which have one head, a token's value is the first value_dim numbers of its K. With
+    0 there is no value: such pages are read and written, and no query attends to them.
     """
 
     kv_heads: int  # K
@@ -54,18 +57,32 @@ class Layout:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", jnp.dtype(self.dtype))
-        if self.value_dim is not None and not (
-            self.kv_heads == 1 and 0 < self.value_dim <= self.head_dim
-        ):
+        if self.value_dim and not (self.kv_heads == 1 and 0 < self.value_dim <= self.head_dim):
             raise KernelError(
                 f"latent pages have one head, whose first value_dim numbers are the value: "
                 f"kv_heads {self.kv_heads}, head_dim {self.head_dim}, value_dim {self.value_dim}"
             )
 
     @property
+    def keeps_values(self) -> bool:
+        """Return whether pages hold V beside K."""
+        return self.value_dim is None
+
+    @property
     def scaled(self) -> bool:
         """Return whether the stored numbers carry scales, which 8-bit numbers do."""
         return self.dtype in EIGHT_BITS
+
+    @property
+    def bits(self) -> int:
+        """Return the bits of one stored number, its share of a scale not counted."""
+        return dtypes.itemsize_bits(self.dtype)
+
+    @property
+    def token_bytes(self) -> int:
+        """Return the bytes that one token takes: K and V of all heads, with their scales."""
+        vector = self.head_dim * self.bits // 8 + (SCALE_BYTES if self.scaled else 0)
+        return self.kv_heads * vector * (2 if self.keeps_values else 1)
 
     @property
     def out_dim(self) -> int:

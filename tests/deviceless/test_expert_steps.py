@@ -76,7 +76,7 @@ def shortened(model: str) -> ModelSpec:
     spec = read_spec(config)[1]
     assert spec.mixture
     mixture = replace(spec.mixture, layers=tuple(range(min(spec.mixture.layers[0], 1), LAYERS)))
-    return replace(spec, num_layers=LAYERS, windows=spec.windows[:LAYERS], mixture=mixture)
+    return replace(spec, num_layers=LAYERS, layers=spec.layers[:LAYERS], mixture=mixture)
 
 
 @pytest.mark.deviceless

@@ -9,7 +9,8 @@ import pytest
 
 from jaxserve.engine.device.lowering import Lowering
 from jaxserve.engine.device.memory import bytes_per_device
-from jaxserve.models.spec import Latent, ModelSpec
+from jaxserve.models.layer_kind import Latent, LayerKind
+from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.hlo.inspection import inspect
 from tests.deviceless.test_steps import OPTIONS, SPEC, lowering
 
@@ -18,7 +19,8 @@ LATENT = replace(
     num_heads=16,
     num_kv_heads=1,
     head_dim=192,
-    latent=Latent(None, 512, head=128, rotated=64, value=128),
+    layers=(LayerKind(latent=Latent(None, 512, head=128, rotated=64, value=128)),)
+    * SPEC.num_layers,
 )
 CHIPS = [("v5e", 2), ("v6e", 1), ("h200", 1)]
 

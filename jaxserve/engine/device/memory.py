@@ -1,6 +1,5 @@
 """Memory of a device: how many pages it has room for, planned from what the compiler reports."""
 
-import math
 import os
 import re
 from bisect import bisect_right
@@ -97,7 +96,7 @@ def page_bytes(kernel: PagedAttention, layout: Layout) -> int:
     The padding of a chip's tiles is not in it.
     """
     page = jax.eval_shape(partial(kernel.allocate, 1, layout))
-    return sum(leaf.dtype.itemsize * math.prod(leaf.shape) for leaf in jax.tree.leaves(page))
+    return sum(stored_bytes(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(page))
 
 
 def cache_bytes(spec: ModelSpec, config: EngineConfig, kernel: PagedAttention, tensor: int) -> int:

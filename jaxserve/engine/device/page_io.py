@@ -24,7 +24,7 @@ from jaxserve.models.spec import ModelSpec
 from pallas_kernels.paged_attention.api import Layout, PagedAttention, Pages, quantize
 from sharding.rules import DP_AXES
 
-# Dtypes that can be narrowed: to a later one of these, or to 8 bits.
+# Dtypes that can be narrowed: to a later one of these, or to one whose numbers carry scales.
 WIDE = ("float32", "bfloat16")
 
 
@@ -51,8 +51,8 @@ class PageGroupIO:
 
     @property
     def _heads(self) -> str | None:
-        """The mesh axis that splits heads; None for latent pages, whose one head is not split."""
-        return "tensor" if self.layout.value_dim is None else None
+        """The mesh axis that splits heads; None for pages of K alone, which every shard holds."""
+        return "tensor" if self.layout.keeps_values else None
 
     @property
     def _read_spec(self) -> PartitionSpec:
@@ -75,7 +75,7 @@ class PageGroupIO:
     def abstract_segment(self, pages: int, dtype: str) -> Pages:
         """Describe what is uploaded for `pages` pages: [1, L, T, K, H] of this dtype.
 
-        A dtype of 8 bits has float32 scales [1, L, T, K] as well.
+        A dtype whose numbers carry scales has float32 scales [1, L, T, K] as well.
         """
 
         def array(*shape: int, dtype: jnp.dtype) -> jax.ShapeDtypeStruct:
@@ -84,7 +84,7 @@ class PageGroupIO:
         shape = (1, len(self.layers), pages * self.layout.page_size, self.held_heads)
         k = array(*shape, self.layout.head_dim, dtype=jnp.dtype(dtype))
         scale = None if dtype in WIDE else array(*shape, dtype=jnp.dtype(np.float32))
-        return Pages(k, None, scale, None) if self.layout.value_dim else Pages(k, k, scale, scale)
+        return Pages(k, k, scale, scale) if self.layout.keeps_values else Pages(k, None, scale)
 
     def read(self, pages: tuple[Pages, ...], ids: Int[Array, "A n"]) -> Pages:
         """Copy these pages of each lane, of all layers: [A, L, T, K, H], scales [A, L, T, K]."""
@@ -134,10 +134,10 @@ class PageGroupIO:
         if not self.layout.scaled:
             return jax.tree.map(lambda x: x.astype(self.layout.dtype), segment)
         if segment.k_scale is not None:
-            return segment  # of 8 bits already
+            return segment  # narrowed already
         k, k_scale = quantize(segment.k, self.layout.dtype)
-        if segment.v is None:
-            return Pages(k, None, k_scale, None)
+        if not self.layout.keeps_values:
+            return Pages(k, None, k_scale)
         v, v_scale = quantize(segment.v, self.layout.dtype)
         return Pages(k, v, k_scale, v_scale)
 
@@ -173,7 +173,7 @@ class PageIO:
             PageGroupIO(
                 layers=group.layers,
                 layout=group.layout(config.page_size, page_dtype, shards=mesh.shape["tensor"]),
-                copies=spec.kv_copies,
+                copies=group.copies,
                 accepted=accepted_dtypes(config.page_dtype, str(dtype)),
                 kernel=kernel,
                 mesh=mesh,

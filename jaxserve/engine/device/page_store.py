@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxserve.config import EngineConfig
+from jaxserve.config.kv_policy import NO_PAGE
 from jaxserve.engine.device.page_io import (
     PageGroupIO,
     PageIO,
@@ -22,7 +23,6 @@ from jaxserve.engine.device.page_io import (
 )
 from jaxserve.engine.device.state import StateHolder
 from jaxserve.engine.kv_segment import KVSegment
-from jaxserve.engine.plan import NO_PAGE
 from jaxserve.errors import ConfigError, EngineError
 from pallas_kernels.paged_attention.api import Pages
 
@@ -118,11 +118,13 @@ class PageStore:
             )
         heads = io.held_heads // io.copies
         expected = (len(io.layers), segment.k.shape[1], heads, io.layout.head_dim)
-        has_values = segment.v is not None
-        if segment.k.shape != expected or has_values != (io.layout.value_dim is None):
+        values = None if segment.v is None else segment.v.shape
+        expected_values = expected if io.layout.keeps_values else None
+        if (segment.k.shape, values) != (expected, expected_values):
             raise EngineError(
                 f"a KV segment of page group {segment.group} has keys {list(segment.k.shape)} and "
-                f"{'' if has_values else 'no '}values; the model's are {list(expected)}"
+                f"{_listed(values)}; the model's are {list(expected)} and "
+                f"{_listed(expected_values)}"
             )
 
     def upload_pages(self, group: int, arrays: Mapping[str, np.ndarray]) -> Pages:
@@ -170,6 +172,10 @@ class PageStore:
         found = np.full((self._config.lanes, len(ids)), elsewhere, np.int32)
         found[lane] = ids
         return found
+
+
+def _listed(shape: tuple[int, ...] | None) -> str:
+    return "no values" if shape is None else f"values {list(shape)}"
 
 
 def _shards_of_lane(array: jax.Array, lane: int, copies: int) -> list[jax.Array]:

@@ -48,9 +48,7 @@ class Committer:
             # A plain decode usually gives a token and nothing else. Such chunks are most of what a
             # busy engine commits, and take a path of their own.
             plain = (
-                plan.kind == "decode"
-                and plan.steps == 1
-                and not (result.logprobs or lane.has_windows)
+                plan.kind == "decode" and plan.steps == 1 and not (result.logprobs or lane.slides)
             )
             # Advanced on the slow path only, where every chunk of a score step goes.
             prompt_logprobs = _split_by_chunk(lane_plan, result.prompt_logprobs)

@@ -30,7 +30,8 @@ def wanted_pages(config: EngineConfig, tokens: int, start: int, page_size: int) 
     own = config.page_size
     reach = min(tokens // own * own, tokens - 1) // page_size * page_size
     firsts = [
-        max(start, pool.first_seen(reach) // page_size * page_size) // own for pool in config.pools
+        max(start, policy.first_seen(reach) // page_size * page_size) // own
+        for policy in config.policies
     ]
     stop = config.page_span(reach) if start < reach else 0
     return [range(min(first, stop), stop) for first in firsts]
@@ -141,8 +142,8 @@ class KVExport:
 
     def read_windows(self) -> None:
         """Read what is published of the sliding-window groups, as far as slots are free."""
-        for group, pool in enumerate(self._config.pools):
-            if pool.window:
+        for group, policy in enumerate(self._config.policies):
+            if policy.slides:
                 self._read(group)
 
     def advance(self) -> bool:
@@ -155,9 +156,9 @@ class KVExport:
         # The request has ended. A window that lacks a page and does not just wait for a slot stays
         # incomplete, and the receiver can use nothing of the prompt without it.
         return any(
-            pool.window is not None and remaining and not waits
-            for pool, remaining, waits in zip(
-                self._config.pools, self._remaining, out_of_slots, strict=True
+            policy.slides and remaining and not waits
+            for policy, remaining, waits in zip(
+                self._config.policies, self._remaining, out_of_slots, strict=True
             )
         )
 

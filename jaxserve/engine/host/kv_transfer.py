@@ -60,7 +60,8 @@ class KVTransfers:
                 f"they must be at least 0 and 1"
             )
         pages = wanted_pages(self._config, len(request.prompt), start, page_size)
-        prompt = self._hashed(request.prompt, request.salt, max(part.stop for part in pages))
+        length = max(part.stop for part in pages) * self._config.page_size
+        prompt = self._hashed(request.prompt, request.salt, length)
         export = KVExport(
             self._config,
             self._lanes,
@@ -84,7 +85,7 @@ class KVTransfers:
 
         Raises ConfigError if the engine exchanges no pages.
         """
-        prompt = self._hashed(tokens, salt, (len(tokens) - 1) // self._config.page_size)
+        prompt = self._hashed(tokens, salt, len(tokens) - 1)
         lane = max(
             self._lanes, key=lambda lane: (self._cached(lane, prompt), lane.available_pages())
         )
@@ -121,11 +122,11 @@ class KVTransfers:
             )
         return self._device
 
-    def _hashed(self, tokens: Sequence[int], salt: str, pages: int) -> HashedPrompt:
-        """Return the prompt with the digests of its first full pages, in every page group."""
+    def _hashed(self, tokens: Sequence[int], salt: str, length: int) -> HashedPrompt:
+        """Return the prompt with the digests of its first `length` tokens, in every page group."""
         prompt = HashedPrompt(list(tokens), [DigestChain() for _ in self._config.pools])
         # Digests do not depend on the lane.
-        self._lanes[0].extend_chains(prompt.chains, prompt.tokens, salt, pages)
+        self._lanes[0].extend_chains(prompt.chains, prompt.tokens, salt, length)
         return prompt
 
     def _cached(self, lane: Lane, prompt: HashedPrompt) -> int:

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 
-from jaxserve.config import EngineConfig, Pool
-from jaxserve.engine.host.prefix_cache import DigestChain, PrefixCache, root_digest
+from jaxserve.config import EngineConfig
+from jaxserve.config.kv_policy import NO_PAGE
+from jaxserve.engine.host.kv_group import KVGroup
+from jaxserve.engine.host.prefix_cache import DigestChain, root_digest
 from jaxserve.engine.host.sequence import Sequence
-from jaxserve.engine.plan import NO_PAGE
 from jaxserve.errors import EngineError
 
 FreshPage = tuple[int, int, int, int]  # page group, row, index in the row's table, page id
@@ -15,20 +16,23 @@ FreshPage = tuple[int, int, int, int]  # page group, row, index in the row's tab
 class Lane:
     """Rows and pages of one lane. A running sequence stays in its lane; page ids are local to it.
 
-    A page group is either full, and keeps every page of a sequence, or slides a window, and keeps
-    the pages that a query still attends to. In a sequence's table NO_PAGE stands for the others.
+    What each page group keeps of a sequence is up to its policy (config.kv_policy). In a sequence's
+    table NO_PAGE stands for pages that the group does not keep.
     """
 
     def __init__(self, index: int, config: EngineConfig, fingerprint: str):
         self.index = index
-        self.caches = [
-            PrefixCache(pool.pages, config.page_size) for pool in config.pools
-        ]  # per page group
+        self.groups = [
+            KVGroup(policy, pool.pages)
+            for policy, pool in zip(config.policies, config.pools, strict=True)
+        ]
+        self.caches = [group.cache for group in self.groups]
         self.running: list[Sequence] = []  # sequences with a row, in order of service
         # The sequence that lacked pages in the step before: it goes first, and none is admitted.
         self.blocked: Sequence | None = None
-        self.has_windows = any(pool.window for pool in config.pools)
         self._config = config
+        self._sliding = [i for i, group in enumerate(self.groups) if group.policy.slides]
+        self._kept = [i for i, group in enumerate(self.groups) if not group.policy.slides]
         self._fingerprint = fingerprint
         # Pages of the full group that the draft model has filled as well.
         self._filled_by_drafter: set[int] = set()
@@ -48,23 +52,27 @@ class Lane:
         """
         return any(seq.preempted or seq.finish for seq in self.running)
 
+    @property
+    def slides(self) -> bool:
+        """Return whether pages come back while their sequence is running."""
+        return bool(self._sliding)
+
     def available_pages(self) -> int:
         """Return the pages that could be taken now, of the page group that has fewest."""
-        return min(cache.pool.available for cache in self.caches)
+        return min(group.pool.available for group in self.groups)
 
     # ---- Finding cached prefixes
 
     def hit(self, seq: Sequence) -> list[list[int]]:
         """Return the pages per group of the longest cached prefix of a waiting sequence.
 
-        At least one token is left to compute, since its logits are needed. For a sliding-window
-        group, NO_PAGE stands for pages that the next token does not attend to.
+        At least one token is left to compute, since its logits are needed. NO_PAGE stands for pages
+        that the next token does not attend to.
         """
         # Scoring a prompt takes the hidden states of all its tokens, which pages do not hold.
         if not self._config.prefix_cache or seq.scores_prompt:
-            return [[] for _ in self.caches]
-        full_pages = (len(seq.tokens) - 1) // self._config.page_size
-        self.extend_chains(seq.chains, seq.tokens, seq.request.salt, full_pages)
+            return [[] for _ in self.groups]
+        self.extend_chains(seq.chains, seq.tokens, seq.request.salt, len(seq.tokens) - 1)
         return self.cached(seq.tokens, seq.chains)
 
     def cached(self, tokens: list[int], chains: list[DigestChain]) -> list[list[int]]:
@@ -72,73 +80,51 @@ class Lane:
 
         chains: digests of `tokens`, as far as the prefix may reach.
         """
-        limit = (len(tokens) - 1) // self._config.page_size
+        size = self._config.page_size
+        limit = (len(tokens) - 1) // size
         found = [
-            cache.lookup(chain.digests[:limit], tokens)
-            for cache, chain in zip(self.caches, chains, strict=True)
+            group.cache.lookup(chain.digests[:limit], tokens)
+            for group, chain in zip(self.groups, chains, strict=True)
         ]
+        length = self._covered(found, limit)
+        firsts = [group.policy.first_needed(length * size) for group in self.groups]
+        return [
+            [NO_PAGE] * first + pages[first:length]
+            for pages, first in zip(found, firsts, strict=True)
+        ]
+
+    def _covered(self, found: list[list[int]], limit: int) -> int:
+        """Return the longest prefix, in pages and at most `limit`, that every group covers."""
         # Deterministic chunks begin at fixed borders, so a prefix has to end at one.
         step = 1
         if self._config.deterministic:
             step = self._config.chunk_border // self._config.page_size
-        longest = min(
-            (_first_missing(pages) for pages in self._of_full_groups(found)), default=limit
-        )
-        lengths = range(longest // step * step, 0, -step)
-        length = next((n for n in lengths if self._windows_covered(found, n)), 0)
-        return [
-            [NO_PAGE] * first + pages[first:length]
-            for pages, first in zip(found, self._first_pages(length), strict=True)
-        ]
-
-    def _first_pages(self, pages: int) -> list[int]:
-        """Return per group the first page that the token behind `pages` full pages attends to."""
-        return [
-            self._first_seen(pool, pages * self._config.page_size) for pool in self._config.pools
-        ]
-
-    def _first_seen(self, pool: Pool, position: int) -> int:
-        """Return the index of the first page that the token at this position attends to."""
-        return pool.first_seen(position) // self._config.page_size
-
-    def _of_full_groups(self, found: list[list[int]]) -> list[list[int]]:
-        return [
-            pages
-            for pool, pages in zip(self._config.pools, found, strict=True)
-            if pool.window is None
-        ]
-
-    def _windows_covered(self, found: list[list[int]], length: int) -> bool:
-        """Return whether all windows are cached that the token behind `length` pages sees."""
-        return all(
-            pool.window is None or NO_PAGE not in pages[first:length]
-            for pool, pages, first in zip(
-                self._config.pools, found, self._first_pages(length), strict=True
-            )
-        )
+        covered = limit // step * step
+        while True:
+            length = covered
+            for group, pages in zip(self.groups, found, strict=True):
+                covered = group.policy.covered(pages, covered) // step * step
+            if covered == length:
+                return length
 
     # ---- Rows and pages of sequences
 
     def fits(self, seq: Sequence, hit: list[list[int]], tokens: int) -> bool:
         """Return whether a sequence that gets `hit` finds pages for `tokens` positions."""
-        for pool, cache, pages in zip(self._config.pools, self.caches, hit, strict=True):
-            held = [page for page in pages if page != NO_PAGE]
-            need = self._config.pages_held(pool, tokens)
-            # Idle pages of the hit count as available, and entering takes them out of that number.
-            if need - len(held) > cache.pool.available - cache.pool.idle_among(held):
-                return False
-            if pool.window and self._config.deterministic:
-                # Pages of windows are not taken at admission, but every running sequence has to be
-                # sure of the most that it may hold.
-                need += sum(self._config.pages_held(pool, s.limit) for s in self.running)
-                if need > pool.pages:
-                    return False
-        return True
+        if not all(g.fits(pages, tokens) for g, pages in zip(self.groups, hit, strict=True)):
+            return False
+        if not self._config.deterministic:
+            return True
+        # Pages that come back are not taken at admission, but every running sequence has to be sure
+        # of the most that it may hold.
+        lengths = [tokens, *(s.limit for s in self.running)]
+        sliding = [self.groups[i] for i in self._sliding]
+        return all(sum(map(g.policy.held, lengths)) <= g.pool.num_pages for g in sliding)
 
     def enter(self, seq: Sequence, hit: list[list[int]]) -> None:
         """Give the sequence a row and its cached prefix."""
-        for cache, pages in zip(self.caches, hit, strict=True):
-            cache.pool.share(page for page in pages if page != NO_PAGE)
+        for group, pages in zip(self.groups, hit, strict=True):
+            group.share(pages)
         seq.lane = self.index
         seq.row = heappop(self._free_rows)
         seq.pages = [list(pages) for pages in hit]
@@ -149,7 +135,7 @@ class Lane:
 
     def extend(self, seq: Sequence, tokens: int) -> list[FreshPage] | None:
         """Give the sequence pages for `tokens` positions; return None if there are too few."""
-        return [] if tokens <= seq.room else self._extend(seq, tokens, range(len(self.caches)))
+        return [] if tokens <= seq.room else self._extend(seq, tokens, range(len(self.groups)))
 
     def must_extend(self, seq: Sequence, tokens: int) -> list[FreshPage]:
         """Give the sequence pages for `tokens` positions that the caller knows to be available."""
@@ -161,31 +147,28 @@ class Lane:
         return fresh
 
     def reserve(self, seq: Sequence, tokens: int) -> None:
-        """Give an admitted sequence all its pages of full groups, which `fits` found available."""
-        groups = [g for g, pool in enumerate(self._config.pools) if pool.window is None]
-        if self._extend(seq, tokens, groups) is None:
+        """Give an admitted sequence all pages that it will keep, which `fits` found available."""
+        if self._extend(seq, tokens, self._kept) is None:
             raise EngineError(
                 f"sequence {seq.id} was admitted without the pages for {tokens} tokens"
             )
 
     def has_page_for_everyone(self, tokens: int = 1) -> bool:
         """Return whether every running sequence can have `tokens` more positions."""
-        span = self._config.page_span
         needy = [seq for seq in self.running if seq.num_computed + tokens > seq.room]
         return all(
-            sum(max(span(seq.num_computed + tokens) - len(seq.pages[group]), 0) for seq in needy)
-            <= cache.pool.available
-            for group, cache in enumerate(self.caches)
+            sum(group.lacking(seq.pages[i], seq.num_computed + tokens) for seq in needy)
+            <= group.pool.available
+            for i, group in enumerate(self.groups)
         )
 
     def _extend(self, seq: Sequence, tokens: int, groups: Iterable[int]) -> list[FreshPage] | None:
-        span = self._config.page_span(tokens)
-        need = {group: max(span - len(seq.pages[group]), 0) for group in groups}
-        if any(count > self.caches[group].pool.available for group, count in need.items()):
+        need = {group: self.groups[group].lacking(seq.pages[group], tokens) for group in groups}
+        if any(count > self.groups[group].pool.available for group, count in need.items()):
             return None
         fresh = []
         for group, count in need.items():
-            pages = self.caches[group].pool.allocate(count)
+            pages = self.groups[group].pool.allocate(count)
             self._note_overwritten(group, pages)
             for page in pages:
                 fresh.append((group, seq.row, len(seq.pages[group]), page))
@@ -194,7 +177,8 @@ class Lane:
         return fresh
 
     def _count_room(self, seq: Sequence) -> None:
-        seq.room = min(map(len, seq.pages)) * self._config.page_size
+        tables = zip(self.groups, seq.pages, strict=True)
+        seq.room = min(group.policy.page_size * len(pages) for group, pages in tables)
 
     def leave(self, seq: Sequence) -> None:
         """Take row and pages back; no step in flight may refer to them any more."""
@@ -204,8 +188,8 @@ class Lane:
             )
         if seq.draft_computed:
             self.note_drafted(seq, seq.draft_computed)
-        for cache, pages in zip(self.caches, seq.pages, strict=True):
-            cache.pool.release([page for page in pages if page != NO_PAGE])
+        for group, pages in zip(self.groups, seq.pages, strict=True):
+            group.give_back(pages)
         heappush(self._free_rows, seq.row)
         self.running.remove(seq)
         seq.lane = seq.row = -1
@@ -220,45 +204,26 @@ class Lane:
     def settle(self, seq: Sequence, position: int) -> None:
         """Note that the tokens before `position` are in pages for good.
 
-        Full pages can then be found by others, and pages that windows have passed come back.
+        Full pages can then be found by others, and pages that no query sees any more come back.
         """
         page_size = self._config.page_size
         filled = seq.settled // page_size < position // page_size
         seq.settled = position
         if filled:
             self.publish(seq)
-        if self.has_windows:
-            self.slide(seq)
-
-    def slide(self, seq: Sequence) -> None:
-        """Give back the pages of windows that no query sees any more.
-
-        No step that is in flight or still to come begins before `settled`.
-        """
-        for pool, cache, pages in zip(self._config.pools, self.caches, seq.pages, strict=True):
-            end = self._first_seen(pool, seq.settled)
-            begin = end
-            while begin > 0 and pages[begin - 1] != NO_PAGE:
-                begin -= 1
-            cache.pool.release(pages[begin:end], passed=True)
-            pages[begin:end] = [NO_PAGE] * (end - begin)
+        for i in self._sliding:
+            self.groups[i].slide(seq.pages[i], position)
 
     def publish(self, seq: Sequence) -> None:
         """Make the sequence's settled full pages findable."""
         if not self._config.prefix_cache:
             return
-        size = self._config.page_size
-        full = self._publishable(seq) // size
-        for cache, chain, pages in zip(self.caches, seq.chains, seq.pages, strict=True):
-            first = chain.published
-            if first >= full:
-                continue
-            self.extend_chains(seq.chains, seq.tokens, seq.request.salt, full)
-            for i in range(first, full):
-                # A cached prefix may begin behind the first pages of a window: they are not here.
-                if pages[i] != NO_PAGE:
-                    cache.publish(chain.digests[i], seq.tokens[i * size : (i + 1) * size], pages[i])
-            chain.published = full
+        length = self._publishable(seq)
+        for group, chain, pages in zip(self.groups, seq.chains, seq.pages, strict=True):
+            full = length // group.policy.page_size
+            if chain.published < full:
+                self.extend_chains(seq.chains, seq.tokens, seq.request.salt, length)
+                group.publish(chain, seq.tokens, pages, full)
 
     def _publishable(self, seq: Sequence) -> int:
         """Return how many settled positions other sequences may share."""
@@ -278,31 +243,25 @@ class Lane:
         pages: range,
         write: Callable[[list[int]], None],
     ) -> int:
-        """Publish these pages of a chain, which another engine computed, see PrefixCache.adopt.
-
-        Returns how many are new here; 0, and nothing is written, if a page that has to come before
-        them is missing: they would never be found.
-        """
-        cache = self.caches[group]
-        digests = chain.digests[: pages.stop]
-        # A window needs no page before the first one that is sent.
-        needed = 0 if self._config.pools[group].window is None else pages.start
-        if len(cache.lookup_run(digests[: pages.start], tokens, needed)) < pages.start - needed:
-            return 0
+        """Publish pages of a chain that another engine computed, see KVGroup.adopt."""
 
         def fill(taken: list[int]) -> None:
             self._note_overwritten(group, taken)
             write(taken)
 
-        return cache.adopt(digests, tokens, pages.start, fill)
+        return self.groups[group].adopt(tokens, chain, pages, fill)
 
     def extend_chains(
-        self, chains: list[DigestChain], tokens: list[int], salt: str, pages: int
+        self, chains: list[DigestChain], tokens: list[int], salt: str, length: int
     ) -> None:
-        """Extend the chains of every group to `pages` pages; the result is alike in every lane."""
+        """Extend the chains of every group to the full pages of the first `length` tokens.
+
+        The result is alike in every lane.
+        """
         for group, chain in enumerate(chains):
             root = root_digest(self._fingerprint, self._config.kv, group, salt)
-            chain.extend(root, tokens, self._config.page_size, pages)
+            size = self.groups[group].policy.page_size
+            chain.extend(root, tokens, size, length // size)
 
     # ---- Pages of the draft model, which uses the tables of the first full group
 
@@ -335,7 +294,3 @@ class Lane:
         for group, cache in enumerate(self.caches):
             held = ([page for page in seq.pages[group] if page != NO_PAGE] for seq in self.running)
             cache.pool.check_invariants(held)
-
-
-def _first_missing(pages: list[int]) -> int:
-    return pages.index(NO_PAGE) if NO_PAGE in pages else len(pages)

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
+from jaxserve.config.kv_policy import NO_PAGE
 from jaxserve.engine.host.page_pool import PagePool
-from jaxserve.engine.plan import NO_PAGE
 
 
 def root_digest(fingerprint: str, kv: str, group: int, salt: str) -> bytes:

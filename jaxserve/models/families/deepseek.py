@@ -15,9 +15,10 @@ from jaxserve.models.families.hf_names import (
     outer_tensors,
 )
 from jaxserve.models.families.weight_table import Family, Tensor
+from jaxserve.models.layer_kind import Latent, LayerKind
 from jaxserve.models.mixture import Mixture
 from jaxserve.models.rope import YarnRope
-from jaxserve.models.spec import Latent, ModelSpec
+from jaxserve.models.spec import ModelSpec
 
 
 def spec_from_v2(config: Mapping[str, Any]) -> ModelSpec:
@@ -85,7 +86,7 @@ def _spec(read: ConfigReader, family: str, first_dense: int, routing: dict[str, 
         head_dim=head_dim,
         rope=rope,
         attn_scale=head_dim**-0.5 * score_factor,
-        latent=latent,
+        layers=(LayerKind(latent=latent),) * layers,
         mixture=Mixture(
             experts=read.integer("n_routed_experts"),
             taken=read.integer("num_experts_per_tok"),

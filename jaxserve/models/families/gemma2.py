@@ -23,7 +23,7 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     kinds = [FULL if layer % 2 else SLIDING for layer in range(layers)]
     spec = ModelSpec(
         family="gemma2",
-        windows=read.windows(read.window(default=4096), kinds),
+        layers=read.layers(read.window(default=4096), kinds),
         attn_softcap=softcap(read, "attn_logit_softcapping", 50.0),
         final_softcap=softcap(read, "final_logit_softcapping", 30.0),
         **gemma_fields(read, read.rope(default_theta=10000.0)),

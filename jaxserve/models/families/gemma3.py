@@ -19,7 +19,7 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     spec = ModelSpec(
         family="gemma3",
         window_rope=_window_rope(read, config),
-        windows=read.windows(read.window(default=4096), kinds),
+        layers=read.layers(read.window(default=4096), kinds),
         qk_norm="head",
         final_softcap=softcap(read, "final_logit_softcapping", None),
         **gemma_fields(read, read.rope(default_theta=1e6, layers=FULL)),

@@ -35,7 +35,7 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     kinds = [FULL if layer % 2 else SLIDING for layer in range(layers)]
     spec = ModelSpec(
         family="gpt_oss",
-        windows=read.windows(read.window(default=128), kinds),
+        layers=read.layers(read.window(default=128), kinds),
         qkv_bias=True,
         out_bias=True,
         sinks=True,

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from jaxserve.errors import ModelError
 from jaxserve.models.families.hf_rope import rope_of
+from jaxserve.models.layer_kind import LayerKind, windowed
 from jaxserve.models.rope import Rope
 
 # Fields that change nothing in the forward pass of any family. Those of sampling are from the time
@@ -221,8 +222,8 @@ class ConfigReader:
         """Return how many tokens a query sees; None, for all, where the field is null."""
         return None if self.nullable(name, default) is None else self.integer(name, default)
 
-    def windows(self, window: int | None, kinds: Sequence[str]) -> tuple[int | None, ...]:
-        """Return the window of every layer: `window` for sliding layers, None for the others.
+    def layers(self, window: int | None, kinds: Sequence[str]) -> tuple[LayerKind, ...]:
+        """Return the kind of every layer: with `window` for sliding layers, without for the others.
 
         kinds: the kinds of layers where config.json has no layer_types.
         """
@@ -234,4 +235,4 @@ class ConfigReader:
                 f"config.json: layer_types has {', '.join(unknown)}; implemented are {FULL} and "
                 f"{SLIDING}"
             )
-        return tuple(window if kind == SLIDING else None for kind in kinds)
+        return windowed(window if kind == SLIDING else None for kind in kinds)

@@ -9,6 +9,7 @@ from typing import Any
 from jaxserve.models.families.hf_config import ConfigReader
 from jaxserve.models.families.hf_names import tensors
 from jaxserve.models.families.weight_table import Family, without_frequencies
+from jaxserve.models.layer_kind import windowed
 from jaxserve.models.spec import ModelSpec
 
 
@@ -18,7 +19,7 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     layers = read.integer("num_hidden_layers")
     spec = ModelSpec(
         family="mistral",
-        windows=(read.window(default=4096),) * layers,
+        layers=windowed([read.window(default=4096)] * layers),
         **read.llama_like(num_key_value_heads=8),
     )
     read.finish()

@@ -7,6 +7,7 @@ from typing import Any
 from jaxserve.models.families.hf_config import ConfigReader
 from jaxserve.models.families.hf_names import expert_tensors, tensors
 from jaxserve.models.families.weight_table import Family, Tensor
+from jaxserve.models.layer_kind import windowed
 from jaxserve.models.mixture import Mixture
 from jaxserve.models.spec import ModelSpec
 
@@ -21,7 +22,7 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     layers = read.integer("num_hidden_layers")
     spec = ModelSpec(
         family="mixtral",
-        windows=(read.window(),) * layers,
+        layers=windowed([read.window()] * layers),
         mixture=Mixture(
             experts=read.integer("num_local_experts", 8),
             taken=read.integer("num_experts_per_tok", 2),

@@ -6,6 +6,7 @@ from typing import Any
 from jaxserve.models.families.hf_config import ConfigReader
 from jaxserve.models.families.hf_names import PRE_NORMS, outer_tensors
 from jaxserve.models.families.weight_table import Family, Tensor
+from jaxserve.models.layer_kind import windowed
 from jaxserve.models.rope import LongRope, Rope
 from jaxserve.models.spec import ModelSpec
 
@@ -24,7 +25,7 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     if isinstance(rope, LongRope):  # implemented within its original context only
         fields["max_positions"] = rope.original_context
     layers = fields["num_layers"]
-    spec = ModelSpec(family="phi3", windows=(read.window(),) * layers, **fields)
+    spec = ModelSpec(family="phi3", layers=windowed([read.window()] * layers), **fields)
     read.finish()
     return spec
 

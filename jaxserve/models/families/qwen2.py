@@ -6,6 +6,7 @@ from typing import Any
 from jaxserve.models.families.hf_config import FULL, SLIDING, ConfigReader
 from jaxserve.models.families.hf_names import tensors
 from jaxserve.models.families.weight_table import Family
+from jaxserve.models.layer_kind import LayerKind
 from jaxserve.models.spec import ModelSpec
 
 
@@ -15,7 +16,7 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     read.expect("use_mrope", False)
     spec = ModelSpec(
         family="qwen2",
-        windows=upper_windows(read, read.integer("num_hidden_layers")),
+        layers=upper_windows(read, read.integer("num_hidden_layers")),
         qkv_bias=True,
         **read.llama_like(),
     )
@@ -23,8 +24,8 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     return spec
 
 
-def upper_windows(read: ConfigReader, layers: int) -> tuple[int | None, ...]:
-    """Return the window of every layer: the layers from max_window_layers on may have one.
+def upper_windows(read: ConfigReader, layers: int) -> tuple[LayerKind, ...]:
+    """Return the kind of every layer: the layers from max_window_layers on may have one.
 
     Without use_sliding_window the fields that describe windows mean nothing, and published configs
     have them all the same.
@@ -33,7 +34,7 @@ def upper_windows(read: ConfigReader, layers: int) -> tuple[int | None, ...]:
     read.ignore("sliding_window", "max_window_layers")
     window = read.window(default=4096) if in_use else None
     first = read.take("max_window_layers", 28, kind=int) if window else layers
-    return read.windows(window, [SLIDING if layer >= first else FULL for layer in range(layers)])
+    return read.layers(window, [SLIDING if layer >= first else FULL for layer in range(layers)])
 
 
 FAMILY = Family(spec_from_hf, tensors)

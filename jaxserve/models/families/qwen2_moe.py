@@ -7,6 +7,7 @@ from typing import Any
 from jaxserve.models.families.hf_config import FULL, ConfigReader
 from jaxserve.models.families.hf_names import expert_tensors, layer_tensors, tensors
 from jaxserve.models.families.weight_table import Family, Tensor
+from jaxserve.models.layer_kind import LayerKind
 from jaxserve.models.mixture import Mixture
 from jaxserve.models.spec import ModelSpec
 
@@ -18,7 +19,7 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     d_shared = read.integer("shared_expert_intermediate_size")
     spec = ModelSpec(
         family="qwen2_moe",
-        windows=no_windows(read, layers),
+        layers=no_windows(read, layers),
         qkv_bias=read.take("qkv_bias", True, kind=bool),
         mixture=mixture(read, layers, d_shared=d_shared, shared_gate=True),
         **read.llama_like(num_key_value_heads=16),
@@ -27,15 +28,15 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     return spec
 
 
-def no_windows(read: ConfigReader, layers: int) -> tuple[int | None, ...]:
-    """Return no window for every layer; ModelError where config.json uses windows.
+def no_windows(read: ConfigReader, layers: int) -> tuple[LayerKind, ...]:
+    """Return layers without a window; ModelError where config.json uses windows.
 
     Versions of transformers disagree about which layers have one, and no published checkpoint of
     these families uses them.
     """
     read.expect("use_sliding_window", False)
     read.ignore("sliding_window", "max_window_layers")
-    return read.windows(None, [FULL] * layers)
+    return read.layers(None, [FULL] * layers)
 
 
 def mixture(read: ConfigReader, layers: int, **more: Any) -> Mixture:

@@ -16,7 +16,7 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     bias = read.take("attention_bias", False, kind=bool)
     spec = ModelSpec(
         family="qwen3",
-        windows=upper_windows(read, read.integer("num_hidden_layers")),
+        layers=upper_windows(read, read.integer("num_hidden_layers")),
         qk_norm="head",
         qkv_bias=bias,
         out_bias=bias,

@@ -18,7 +18,7 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     bias = read.take("attention_bias", False, kind=bool)
     spec = ModelSpec(
         family="qwen3_moe",
-        windows=no_windows(read, layers),
+        layers=no_windows(read, layers),
         qk_norm="head",
         qkv_bias=bias,
         out_bias=bias,

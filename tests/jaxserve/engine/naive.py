@@ -29,13 +29,15 @@ def forward(
     angles = np.outer(np.arange(len(tokens)), spec.rope.inverse_frequencies(spec.head_dim))
     cos = np.cos(angles)[:, None].astype(np.float32)
     sin = np.sin(angles)[:, None].astype(np.float32)
-    for w, window in zip(weights["layers"], spec.windows or (None,) * spec.num_layers, strict=True):
+    for w, kind in zip(weights["layers"], spec.kinds, strict=True):
         h = _norm(x, w["attn_norm"], spec.norm_eps)
         heads = np.einsum("td,dkqh->tkqh", h, w["qkv"])
         q = _rotate(heads[:, :, :-2].reshape(len(x), -1, spec.head_dim), cos, sin)
         k = kept(_rotate(heads[:, :, -2], cos, sin))
         v = kept(heads[:, :, -1])
-        x = x + np.einsum("tnh,nhd->td", _attention(q, k, v, window, spec.attn_softcap), w["o"])
+        x = x + np.einsum(
+            "tnh,nhd->td", _attention(q, k, v, kind.window, spec.attn_softcap), w["o"]
+        )
         h = _norm(x, w["mlp_norm"], spec.norm_eps)
         gate = h @ w["gate_up"][:, 0]
         up = h @ w["gate_up"][:, 1]

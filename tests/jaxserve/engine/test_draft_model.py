@@ -24,6 +24,7 @@ from jaxserve.engine.host.sequence import Sequence
 from jaxserve.engine.host.speculation import DeviceDrafts, Speculation
 from jaxserve.engine.plan import DRAFTED
 from jaxserve.models.decoder import param_specs
+from jaxserve.models.layer_kind import windowed
 from jaxserve.models.quant import parse_scheme
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import Request, SamplingParams
@@ -48,7 +49,7 @@ MOST = 3
 COUNT = 16  # requests
 DRAFTING = replace(BASE, step_tokens=16, speculate="draft", draft_tokens=MOST)
 # A model with fewer tokens and a short window.
-OTHER = replace(SPEC, num_layers=1, d_model=16, d_mlp=24, vocab_size=16, windows=(5,))
+OTHER = replace(SPEC, num_layers=1, d_model=16, d_mlp=24, vocab_size=16, layers=windowed([5]))
 
 
 class Varying(Speculation):

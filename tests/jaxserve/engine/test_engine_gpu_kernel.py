@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from jaxserve.models.layer_kind import windowed
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels import dispatch
 from sharding.mesh import MeshSpec
@@ -29,7 +30,7 @@ from tests.jaxserve.engine.tiny import (
 BOUND = 0.15  # logits reach 10, and gaps between the best two are about one
 OPTIONS = replace(BASE, page_size=64, attention="gpu")
 FULL = replace(SPEC, head_dim=64)
-WINDOWED = replace(FULL, windows=(7, None), attn_softcap=3.0)
+WINDOWED = replace(FULL, layers=windowed([7, None]), attn_softcap=3.0)
 
 
 @pytest.fixture(autouse=True)

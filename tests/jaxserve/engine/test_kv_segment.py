@@ -15,6 +15,8 @@ def test_arrays_and_sizes() -> None:
     segment = KVSegment(1, 8, keys, keys, scale, scale)
     assert segment.stop == 14 and segment.nbytes == 2 * (2 * 6 * 3) * (8 + 4)
     assert list(segment.arrays) == ["k", "v", "k_scale", "v_scale"]
+    wider = KVSegment(0, 0, np.zeros(SHAPE), np.zeros((*SHAPE[:-1], 5)))
+    assert wider.stop == 6 and wider.nbytes == 2 * 6 * 3 * (8 + 5) * 8
     latent = KVSegment(0, 0, np.zeros(SHAPE, ml_dtypes.bfloat16))
     assert latent.stop == 6 and list(latent.arrays) == ["k"] and latent.nbytes == 2 * 6 * 3 * 8 * 2
 
@@ -29,6 +31,7 @@ SCALE = np.zeros(SHAPE[:-1], np.float32)
         {"start": -1, "k": WIDE},
         {"k": WIDE[0]},
         {"k": WIDE, "v": WIDE[:, :5]},
+        {"k": WIDE, "v": WIDE[..., 0]},
         {"k": WIDE, "v": WIDE.astype(np.float64)},
         {"k": WIDE, "k_scale": SCALE},
         {"k": NARROW},

@@ -19,9 +19,10 @@ from jaxserve.engine.events import Logprob, TokenEvent
 from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.host.speculation import Speculation
 from jaxserve.models.decoder import param_specs
+from jaxserve.models.layer_kind import Latent, LayerKind, windowed
 from jaxserve.models.mixture import Mixture
 from jaxserve.models.rope import Rope
-from jaxserve.models.spec import Latent, ModelSpec
+from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_LOGPROBS, Request
 from sharding.mesh import MeshSpec
 from sharding.params import map_specs
@@ -41,12 +42,15 @@ SPEC = ModelSpec(
     max_positions=96,
     rope=Rope(10000.0),
 )
-WINDOWED = replace(SPEC, windows=(7, None), attn_softcap=3.0)  # two page groups
+WINDOWED = replace(SPEC, layers=windowed([7, None]), attn_softcap=3.0)  # two page groups
 EXPERTS = replace(
     SPEC, mixture=Mixture(experts=8, taken=3, d_expert=16, layers=(0, 1), d_shared=12)
 )
 LATENT = replace(
-    EXPERTS, num_kv_heads=1, head_dim=12, latent=Latent(None, rank=16, head=8, rotated=4, value=8)
+    EXPERTS,
+    num_kv_heads=1,
+    head_dim=12,
+    layers=(LayerKind(latent=Latent(None, rank=16, head=8, rotated=4, value=8)),) * 2,
 )
 BASE = EngineOptions(max_batch=4, page_size=4, step_tokens=32, cache_tokens=1024)
 

@@ -255,7 +255,11 @@ REFUSED = [
         {"layer_types": ["linear_attention"] * 28},
         "layer_types has linear_attention; implemented are",
     ),
-    (QWEN25_7B, {"layer_types": ["full_attention"] * 27}, "27 windows for 28 layers"),
+    (
+        QWEN25_7B,
+        {"layer_types": ["full_attention"] * 27},
+        "27 layers are described",
+    ),
     (SMOLLM2_135M, {"rope_interleaved": True}, "rope_interleaved = True is not implemented"),
     (
         LLAMA_3_8B,

@@ -13,7 +13,8 @@ import pytest
 from checkpoints.hf import HFCheckpoint
 from jaxserve.config import EngineOptions
 from jaxserve.loading.spec import read_spec
-from jaxserve.models.spec import Latent, ModelSpec
+from jaxserve.models.layer_kind import Latent, LayerKind, windowed
+from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.__main__ import main
 from jaxserve.plan.deployment import Deployment, Target, deploy
 from jaxserve.plan.estimate import Estimate
@@ -26,9 +27,12 @@ from tests.jaxserve.engine.test_page_exchange import GOLDEN, OPTIONS, House, Sid
 BF16 = jnp.dtype("bfloat16")
 # L 3, N 4, K 2, H 8.
 SPEC = ModelSpec("llama", 128, 32, 3, 4, 2, 8, 48, 1e-5, 4096)
-WINDOWED = replace(SPEC, windows=(20, None, 20))
+WINDOWED = replace(SPEC, layers=windowed([20, None, 20]))
 LATENT = replace(
-    SPEC, num_kv_heads=1, head_dim=12, latent=Latent(None, rank=16, head=8, rotated=4, value=8)
+    SPEC,
+    num_kv_heads=1,
+    head_dim=12,
+    layers=(LayerKind(latent=Latent(None, rank=16, head=8, rotated=4, value=8)),) * 3,
 )
 SIZES = EngineOptions(
     max_batch=4, step_tokens=40, page_size=16, cache_tokens=16384, max_context=2000

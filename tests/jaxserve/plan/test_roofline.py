@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import pytest
 
+from jaxserve.models.layer_kind import windowed
 from jaxserve.models.mixture import Mixture
 from jaxserve.models.quant import SCHEMES
 from jaxserve.models.spec import ModelSpec
@@ -130,8 +131,8 @@ def test_a_tied_head_is_read_once() -> None:
 )
 def test_a_window(context: int, tokens: int, seen: int, live: int) -> None:
     """A window of four positions includes the token's own."""
-    windowed = replace(SPEC, windows=(4, 4, 4))
-    work = work_of(windowed, BF16, Case("prefill", 1, context, tokens))
+    seeing_four = replace(SPEC, layers=windowed([4, 4, 4]))
+    work = work_of(seeing_four, BF16, Case("prefill", 1, context, tokens))
     without = work_of(replace(SPEC, num_layers=3), BF16, Case("prefill", 1, 0, tokens))
     own = sum(range(1, tokens + 1))
     assert work.bytes - without.bytes == (live - tokens) * 3 * 2 * 2 * 8 * 2

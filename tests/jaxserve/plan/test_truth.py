@@ -13,6 +13,7 @@ from benchmarks.steps import Steps
 from jaxserve.config import EngineOptions
 from jaxserve.engine.build import build_engine
 from jaxserve.models.decoder import param_specs
+from jaxserve.models.layer_kind import windowed
 from jaxserve.models.rope import Rope
 from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.compile import compile_steps
@@ -25,7 +26,7 @@ from tests.random_weights import random_weights
 
 F32 = jnp.dtype("float32")
 SPEC = ModelSpec("llama", 4096, 256, 3, 8, 4, 32, 512, 1e-5, 512, Rope(10000.0))
-WINDOWED = replace(SPEC, num_kv_heads=8, windows=(64, None, 64))
+WINDOWED = replace(SPEC, num_kv_heads=8, layers=windowed([64, None, 64]))
 OPTIONS = EngineOptions(max_batch=8, step_tokens=64, page_size=16, cache_tokens=4096)
 # More than a cache of a CPU holds, so that a step reads its weights from memory: 230 MB.
 HEAVY = ModelSpec("llama", 4096, 1024, 3, 16, 8, 64, 4864, 1e-5, 1024, Rope(10000.0))

@@ -115,7 +115,7 @@ def _attend(
     )
     attend = jax.jit(partial(kernel.attend, options=options), donate_argnums=3)
     ragged = _ragged(cached, new, tables, layout.page_size)
-    done = jax.block_until_ready(attend(q, k, None if layout.value_dim else v, pages, ragged))
+    done = jax.block_until_ready(attend(q, k, v if layout.keeps_values else None, pages, ragged))
     contents = _unscaled(kernel.read(done.pages, jnp.asarray(ids), layout))
     return [np.asarray(x) for x in (done.out, *contents)]
 
@@ -185,9 +185,9 @@ def _tables(cached: list[int], extent: Extent, size: int) -> np.ndarray:
 def _canonical(pools: list[jax.Array], layout: Layout) -> Pages:
     k, v = pools
     if not layout.scaled:
-        return Pages(k, None if layout.value_dim else v)
+        return Pages(k, v if layout.keeps_values else None)
     k, k_scale = quantize(k, layout.dtype)
-    if layout.value_dim:
+    if not layout.keeps_values:
         return Pages(k, None, k_scale)
     v, v_scale = quantize(v, layout.dtype)
     return Pages(k, v, k_scale, v_scale)

@@ -16,9 +16,10 @@ from jax.sharding import Mesh
 from jaxserve.config import EngineConfig
 from jaxserve.engine.buckets import BucketPlan
 from jaxserve.models.decoder import param_specs
+from jaxserve.models.layer_kind import PageGroup
 from jaxserve.models.moe_sizes import kernel_demands
 from jaxserve.models.quant import KernelBinding, Quantized, QuantScheme, contracted, is_quantized
-from jaxserve.models.spec import ModelSpec, PageGroup
+from jaxserve.models.spec import ModelSpec
 from pallas_kernels import dispatch
 from pallas_kernels.errors import KernelError
 from pallas_kernels.grouped_matmul import api as grouped

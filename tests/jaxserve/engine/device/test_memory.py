@@ -63,8 +63,8 @@ def test_a_window_takes_what_its_rows_can_hold() -> None:
         (256, None),
         (2 * 4 * (3 + 1) + 2 * (8 + 4), 10),
     ]
-    assert config.pages_held(config.pools[0], 1000) == 250
-    assert config.pages_held(config.pools[1], 1000) == 20 == -(-(10 + 2 * 32) // 4) + 1
+    assert config.policies[0].held(1000) == 250
+    assert config.policies[1].held(1000) == 20 == -(-(10 + 2 * 32) // 4) + 1
     assert config.capacity == 1024
     only = resolve(BASE, max_positions=10**6, lanes=1, affordable_tokens=0, windows=(10,))
     assert only.capacity == 10**6, "a model that sees a window only can go on for ever"

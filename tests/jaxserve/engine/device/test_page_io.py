@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from jaxserve.config import EngineConfig, EngineOptions, resolve
+from jaxserve.config.kv_policy import NO_PAGE
 from jaxserve.engine.buckets import page_counts
 from jaxserve.engine.device.page_io import PageIO, accepted_dtypes
 from jaxserve.engine.device.page_store import PageStore
 from jaxserve.engine.device.state import StateHolder, abstract_state, new_state
 from jaxserve.engine.kv_segment import KVSegment
-from jaxserve.engine.plan import NO_PAGE
 from jaxserve.errors import ConfigError, EngineError
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels import dispatch

@@ -5,13 +5,15 @@ import json
 from dataclasses import dataclass, field
 
 from jaxserve.config import EngineConfig
+from jaxserve.config.kv_policy import NO_PAGE
 from jaxserve.engine.buckets import BucketPlan, choose
 from jaxserve.engine.events import Finish, FinishReason, Logprob, Times
 from jaxserve.engine.host.scheduler import Scheduler
+from jaxserve.engine.host.sequence import Sequence
 from jaxserve.engine.plan import FED_BACK, LanePlan, StepKind, StepPlan
 from jaxserve.request import Request
 from jaxserve.structure import Matcher
-from tests.fake_model import naive, naive_embedding
+from tests.fake_model import naive, naive_embedding, window_of
 from tests.fake_runner import FakeRunner
 
 Cut = tuple[StepKind, int, int]  # kind of step, start, size
@@ -152,6 +154,21 @@ def check_order(plan: StepPlan, scheduler: Scheduler) -> None:
     for seq in scheduler.waiting:
         assert scheduler._waits_for_leader(seq) or all(rank < seq.rank for rank in ranks), (
             f"sequence {seq.id} was overtaken"
+        )
+
+
+def check_held(seq: Sequence, start: int, size: int, runner: FakeRunner) -> None:
+    """Check that the sequence holds every page and slot that a chunk reads or writes.
+
+    The device finds pages that were given back as they were until others have written to them.
+    """
+    page_size = runner.config.page_size
+    for number, (group, table) in enumerate(zip(runner.groups, seq.pages, strict=True)):
+        positions = range(window_of(group.window, start).start, start + size)
+        entries = {0 if group.slot else position // page_size for position in positions}
+        assert all(i < len(table) and table[i] != NO_PAGE for i in entries), (
+            f"the chunk from {start} on needs entries {sorted(entries)} of group {number}, "
+            f"whose table is {table}"
         )
 
 

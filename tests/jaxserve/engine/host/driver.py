@@ -17,12 +17,14 @@ from jaxserve.engine.kv_segment import KVSegment
 from jaxserve.engine.plan import DRAFTED as BY_DEVICE
 from jaxserve.engine.plan import StepOutput, StepPlan
 from jaxserve.request import Request, SamplingParams
+from tests.fake_groups import Slot
 from tests.fake_model import VOCAB, naive
 from tests.fake_runner import FakeRunner, PagesRead
 from tests.jaxserve.engine.host.checks import (
     Result,
     check_deterministic,
     check_embedding,
+    check_held,
     check_order,
     check_plan,
     check_published,
@@ -35,7 +37,7 @@ PROMPT = (5, 6, 7, 8, 9, 10, 11, 12, 13, 14)
 
 
 def config_of(
-    *, num_pages: int = 32, windows: tuple[int | None, ...] = (None,), **changes: int | bool
+    *, num_pages: int = 32, windows: tuple[int | None, ...] = (None,), **changes: Any
 ) -> EngineConfig:
     """Return a small engine's configuration; every page group has `num_pages` pages."""
     base = EngineConfig(
@@ -54,7 +56,7 @@ def config_of(
         grouped_matmul="reference",
         quantized_matmul="reference",
     )
-    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(base, **changes)
 
 
 def request(
@@ -270,6 +272,8 @@ class Driver:
                 # The last token of an output is never computed.
                 useful = seq.limit if seq.embeds else seq.limit - 1
                 assert start + size <= useful, "more tokens than are of use"
+                if plan.kind != "draft":
+                    check_held(seq, start, size, self.runner)
                 self._owners[seq.id] = seq.request.id
                 result = self.results[seq.request.id, seq.index]
                 result.cuts.append((plan.kind, start, size))
@@ -293,11 +297,11 @@ class Driver:
     def check_segment(self, segment: KVSegment) -> None:
         self.runner.check_segment(segment)
 
-    def upload_pages(self, group: int, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    def upload_pages(self, group: int, arrays: Mapping[str, np.ndarray]) -> list[Slot]:
         return self.runner.upload_pages(group, arrays)
 
-    def move_pages(self, group: int, read: PagesRead) -> np.ndarray:
+    def move_pages(self, group: int, read: PagesRead) -> list[Slot]:
         return self.runner.move_pages(group, read)
 
-    def write_pages(self, lane: int, group: int, ids: Seq[int], uploaded: np.ndarray) -> None:
+    def write_pages(self, lane: int, group: int, ids: Seq[int], uploaded: list[Slot]) -> None:
         self.runner.write_pages(lane, group, ids, uploaded)

@@ -14,20 +14,26 @@ from jaxserve.engine.host.kv_export import KVExport, PagesToSend
 from jaxserve.engine.host.kv_import import KVImport
 from jaxserve.errors import DeadlineError
 from jaxserve.request import Request, SamplingParams
+from tests.fake_groups import FakeGroup
 from tests.jaxserve.engine.host.driver import Driver, ScriptedSpeculation
 from tests.jaxserve.engine.host.test_scheduler_properties import (
     BASES,
     ODD_ENDS,
     WINDOWS,
+    Groups,
     requests,
     submit,
 )
 
-Windows = tuple[int | None, ...]
+# What layers keep: plain pages, other sizes in each group, and K alone.
+GROUPS = (
+    *(tuple(map(FakeGroup, windows)) for windows in WINDOWS),
+    (FakeGroup(heads=2, key=4, value=3), FakeGroup(5, layers=2, key=7)),
+)
 
 
 @st.composite
-def configs(draw: st.DrawFn, windows: Windows) -> EngineConfig:
+def configs(draw: st.DrawFn, groups: Groups) -> EngineConfig:
     max_batch = draw(st.integers(1, 4))
     options = EngineOptions(
         max_batch=max_batch,
@@ -42,7 +48,7 @@ def configs(draw: st.DrawFn, windows: Windows) -> EngineConfig:
         max_positions=40,
         lanes=draw(st.integers(1, 3)),
         affordable_tokens=1000,
-        windows=windows,
+        windows=[group.window for group in groups],
     )
 
 
@@ -171,13 +177,15 @@ class Pair:
     max_examples=300, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 @given(
-    st.sampled_from(WINDOWS).flatmap(lambda windows: st.tuples(configs(windows), configs(windows))),
+    st.sampled_from(GROUPS).flatmap(
+        lambda groups: st.tuples(st.just(groups), configs(groups), configs(groups))
+    ),
     st.sampled_from([0, 23]),
     st.sampled_from([0, 3]),
     st.lists(ACTIONS, min_size=4, max_size=24),
 )
 def test_any_traffic(
-    configs: tuple[EngineConfig, EngineConfig],
+    engines: tuple[Groups, EngineConfig, EngineConfig],
     spoilt_step: int,
     drafts: int,
     actions: list[tuple[str, int, Any]],
@@ -192,10 +200,10 @@ def test_any_traffic(
 
     def driver(config: EngineConfig) -> Driver:
         by_device = drafts and any(pool.window is None for pool in config.pools)
-        return Driver(
-            config, speculation=ScriptedSpeculation(drafts) if by_device else None, spoils=spoils
-        )
+        speculation = ScriptedSpeculation(drafts) if by_device else None
+        return Driver(config, speculation=speculation, spoils=spoils, groups=groups)
 
+    groups, *configs = engines
     pair = Pair(list(map(driver, configs)))
     for action in actions:
         pair.play(*action)

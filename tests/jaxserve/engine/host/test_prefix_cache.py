@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxserve.config import PAGE_DTYPES
+from jaxserve.config.kv_policy import NO_PAGE
 from jaxserve.engine.host.prefix_cache import DigestChain, PrefixCache, child_digest, root_digest
-from jaxserve.engine.plan import NO_PAGE
 
 ROOT = root_digest("model", "int8", 0, "")
 

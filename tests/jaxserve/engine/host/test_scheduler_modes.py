@@ -175,7 +175,7 @@ def test_deterministic_engines_reserve_and_cut_at_borders() -> None:
 def test_deterministic_engines_admit_into_a_window_what_it_holds_at_its_most() -> None:
     """With pages of 2 and a window of 6, 14 tokens hold four pages at a time; six may be."""
     config = config_of(deterministic=True, page_size=2, step_tokens=8, windows=(6,), num_pages=10)
-    assert config.pages_held(config.pools[0], 14) == 6
+    assert config.policies[0].held(14) == 6
     driver = Driver(config)
     for name in "abc":
         driver.submit(request(name, prompt=(1, 2), max_tokens=12))

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from jaxserve.config import Pool
-from jaxserve.engine.plan import NO_PAGE
+from jaxserve.config.kv_policy import NO_PAGE
 from tests.fake_model import naive
 from tests.jaxserve.engine.host.driver import PROMPT, Driver, ScriptedProposer, config_of, request
 
@@ -104,7 +104,7 @@ def test_a_window_holds_what_it_sees_and_no_more() -> None:
 
 def test_a_prompt_longer_than_a_window_s_pool_runs() -> None:
     config = config_of(page_size=2, num_pages=10, windows=(5,), step_tokens=6, max_batch=1)
-    assert config.pages_held(config.pools[0], 1000) == 10 and config.capacity == 64
+    assert config.policies[0].held(1000) == 10 and config.capacity == 64
     driver = Driver(config)
     driver.submit(request(prompt=tuple(range(50)), max_tokens=8))
     driver.run()

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from jaxserve.config import EngineConfig, EngineOptions, resolve
 from jaxserve.errors import RequestError
 from jaxserve.request import Request, SamplingParams
+from tests.fake_groups import FakeGroup
 from tests.fake_model import VOCAB
 from tests.jaxserve.engine.host.checks import Result
 from tests.jaxserve.engine.host.driver import Driver, ScriptedProposer, ScriptedSpeculation
 
+Groups = tuple[FakeGroup, ...]
 ODD_ENDS = tuple(range(3, VOCAB, 9))  # one token in nine ends a choice
 FEW_TOKENS = (1, 10, 11, 12, 13, 50, 60, 66)
 WINDOWS = ((None,), (None,), (None, None), (6,), (None, 5), (3, None), (9, 1))  # of the page groups
@@ -30,6 +32,7 @@ class House:
     drafts: int  # most drafted tokens; 0: no proposer
     by_device: bool  # the device drafts, otherwise the host does
     spoilt_step: int  # every so many steps some rows are not finite; 0: never
+    groups: Groups | None = None
 
     def driver(self) -> Driver:
         def spoils(number: int, lane: int, row: int) -> bool:
@@ -37,13 +40,16 @@ class House:
 
         window = self.config.pools[0].window
         if self.drafts and self.by_device:
-            return Driver(self.config, speculation=ScriptedSpeculation(self.drafts), spoils=spoils)
+            speculation = ScriptedSpeculation(self.drafts)
+            return Driver(self.config, speculation=speculation, spoils=spoils, groups=self.groups)
         proposer = ScriptedProposer(self.drafts, window=window) if self.drafts else None
-        return Driver(self.config, proposer=proposer, spoils=spoils)
+        return Driver(self.config, proposer=proposer, spoils=spoils, groups=self.groups)
 
 
 @st.composite
-def configs(draw: st.DrawFn, deterministic: bool, embeds: bool = False) -> EngineConfig:
+def configs(
+    draw: st.DrawFn, deterministic: bool, embeds: bool = False, groups: Groups | None = None
+) -> EngineConfig:
     page_size = draw(st.integers(1, 8))
     max_batch = draw(st.integers(1, 4))
     step_tokens = draw(st.integers(max(page_size, max_batch) if deterministic else max_batch, 16))
@@ -60,26 +66,31 @@ def configs(draw: st.DrawFn, deterministic: bool, embeds: bool = False) -> Engin
         deterministic=deterministic,
     )
     lanes = draw(st.integers(1, 3))
-    windows = draw(st.sampled_from(WINDOWS))
+    if groups is None:
+        groups = tuple(map(FakeGroup, draw(st.sampled_from(WINDOWS))))
     return resolve(
         options,
         max_positions=40,
         lanes=lanes,
         affordable_tokens=1000,
-        windows=windows,
+        windows=[group.window for group in groups if not group.slot],
+        slot_groups=sum(group.slot for group in groups),
         embeds=embeds,
     )
 
 
 @st.composite
-def houses(draw: st.DrawFn, embeds: bool = False) -> House:
-    config = draw(configs(deterministic=False, embeds=embeds))
+def houses(draw: st.DrawFn, embeds: bool = False, groups: Groups | None = None) -> House:
+    config = draw(configs(deterministic=False, embeds=embeds, groups=groups))
+    # A state cannot take rejected tokens back, so nothing is drafted where groups have slots.
+    drafting = not embeds and not any(group.slot for group in groups or ())
     full = any(pool.window is None for pool in config.pools)
     return House(
         config,
-        drafts=0 if embeds else draw(st.sampled_from([0, 0, 1, 4])),
+        drafts=draw(st.sampled_from([0, 0, 1, 4])) if drafting else 0,
         by_device=full and draw(st.booleans()),
         spoilt_step=draw(st.sampled_from([0, 0, 23])),
+        groups=groups,
     )
 
 

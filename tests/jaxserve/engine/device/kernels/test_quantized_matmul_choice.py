@@ -9,8 +9,8 @@ from jax.sharding import AbstractDevice, Mesh
 
 from jaxserve.config import EngineConfig, resolve
 from jaxserve.engine.device.kernels.choice import choose_quantized_matmul
+from jaxserve.models.layer_kind import Latent, LayerKind
 from jaxserve.models.quant import SCHEMES
-from jaxserve.models.spec import Latent
 from pallas_kernels.errors import KernelError
 from pallas_kernels.quantized_matmul import gpu, tpu
 from sharding.mesh import MeshSpec
@@ -20,9 +20,8 @@ BF16 = jnp.dtype(jnp.bfloat16)
 G32 = SCHEMES["int4-g32"]
 WIDE = replace(SPEC, d_model=64, head_dim=64, d_mlp=256)
 # A query of its own rank: its second matrix sums over its last dimension.
-LATENT = replace(
-    WIDE, num_kv_heads=1, head_dim=96, latent=Latent(64, rank=64, head=64, rotated=32, value=64)
-)
+LATENT_LAYER = LayerKind(latent=Latent(64, rank=64, head=64, rotated=32, value=64))
+LATENT = replace(WIDE, num_kv_heads=1, head_dim=96, layers=(LATENT_LAYER,) * 2)
 
 
 def mesh_of(kind: str, platform: str) -> Mesh:

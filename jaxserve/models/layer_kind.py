@@ -1,0 +1,126 @@
+"""Kinds of layers: their attention, what they keep of a token, and groups of alike ones."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+import jax.numpy as jnp
+
+from jaxserve.errors import ModelError
+from pallas_kernels.paged_attention.api import Layout
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Multi-head latent attention (DeepSeek-V2): keys and values from one vector per token.
+
+    query_rank: dimensions of compressed queries; None where queries are not compressed. rank:
+    dimensions of the compressed vector that pages hold. rotated: rotated dimensions of a key, which
+    all heads share and pages hold beside the vector. head: dimensions of a head's key that are not
+    rotated. value: dimensions of a head's value.
+    """
+
+    query_rank: int | None
+    rank: int
+    head: int
+    rotated: int
+    value: int
+
+    def __post_init__(self) -> None:
+        for name, size in vars(self).items():
+            if size is not None and size < 1:
+                raise ModelError(f"latent attention: {name} is {size}; it must be at least 1")
+
+    def sizes(self) -> dict[str, int]:
+        """Return the size of the dimensions that only latent attention has, by letter."""
+        y = self.query_rank or 0
+        i = self.rotated // 2
+        return {
+            "y": y,
+            "m": self.rank,
+            "u": self.head,
+            "w": self.value,
+            "i": i,
+            "j": 2,
+            "c": y + self.rank + 2 * i,
+        }
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """Attention of one layer, and what the layer keeps of every token.
+
+    window: how many tokens a query sees, including its own; None: all before it. latent: sizes of
+    multi-head latent attention; None: attention over the model's heads. kv_heads, head_dim: of what
+    the layer keeps; None: the model's. value_dim: numbers of a value that the layer keeps; None: as
+    many as of a key; 0: it keeps keys alone. entries_of: an earlier layer, whose keys and values
+    this one reads; it keeps none of its own. slot: the layer keeps one state per sequence, in a
+    slot, and nothing of single tokens. Raises ModelError for sizes that are too small, and for a
+    layer with a slot that has anything else.
+    """
+
+    window: int | None = None
+    latent: Latent | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    value_dim: int | None = None
+    entries_of: int | None = None
+    slot: bool = False
+
+    def __post_init__(self) -> None:
+        least = {"window": 1, "kv_heads": 1, "head_dim": 1, "value_dim": 0, "entries_of": 0}
+        for name, limit in least.items():
+            value = getattr(self, name)
+            if value is not None and value < limit:
+                raise ModelError(f"a layer's {name} is {value}; it must be at least {limit}")
+        others = (getattr(self, field.name) for field in fields(self) if field.name != "slot")
+        if self.slot and any(value is not None for value in others):
+            raise ModelError(f"a layer that keeps one state per sequence keeps no tokens: {self}")
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """Names of the fields in which the layer's entries are not simply the model's."""
+        names = ("kv_heads", "head_dim", "value_dim", "entries_of")
+        found = tuple(name for name in names if getattr(self, name) is not None)
+        return (*found, "slot") if self.slot else found
+
+
+def windowed(windows: Iterable[int | None]) -> tuple[LayerKind, ...]:
+    """Return layers that differ in nothing but their windows."""
+    return tuple(LayerKind(window=window) for window in windows)
+
+
+@dataclass(frozen=True)
+class PageGroup:
+    """Layers that share a page table, because they keep the same tokens of a sequence.
+
+    A page of the group holds, in each of the layers, keys and values of page_size tokens: kv_heads
+    heads of head_dim. window: how many tokens a query sees, including its own; None: all before
+    it. value_dim: set for pages that keep keys alone (paged_attention.api.Layout), such as latent
+    ones: every shard holds all of their heads. v_dim: numbers of a kept value, where they are not
+    head_dim. copies: of each kv head of the checkpoint, see ModelSpec.kv_copies. readers: layers
+    that read the entries of one of `layers`, and have none in the pages.
+    """
+
+    layers: tuple[int, ...]
+    window: int | None
+    kv_heads: int
+    head_dim: int
+    value_dim: int | None = None
+    v_dim: int | None = None
+    copies: int = 1
+    readers: tuple[int, ...] = ()
+
+    def layout(self, page_size: int, dtype: jnp.dtype, shards: int = 1) -> Layout:
+        """Return the layout of one layer's pages on one of the shards that split its heads.
+
+        ModelError for pages that no attention kernel has.
+        """
+        if self.v_dim is not None:
+            raise ModelError(
+                f"layers {self.layers} keep keys of {self.head_dim} numbers and values of "
+                f"{self.v_dim}; attention kernels have one width for both"
+            )
+        heads = self.kv_heads
+        if self.value_dim is None:
+            heads //= shards
+        return Layout(heads, self.head_dim, page_size, dtype, self.value_dim)

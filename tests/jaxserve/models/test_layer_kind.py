@@ -1,0 +1,114 @@
+"""Kinds of layers, and the page groups that follow from them."""
+
+from dataclasses import replace
+
+import jax.numpy as jnp
+import pytest
+
+from jaxserve.errors import ModelError
+from jaxserve.models.decoder import param_specs
+from jaxserve.models.layer_kind import Latent, LayerKind, PageGroup, windowed
+from jaxserve.models.spec import ModelSpec
+
+SPEC = ModelSpec("test", 32, 16, 3, 4, 2, 8, 24, 1e-5, 64)
+LATENT = Latent(None, rank=16, head=8, rotated=4, value=8)
+
+
+def groups(*layers: LayerKind) -> tuple[PageGroup, ...]:
+    return replace(SPEC, num_layers=len(layers), layers=layers).page_groups()
+
+
+def test_layers_of_a_window_are_a_group_and_a_long_window_is_none() -> None:
+    assert groups(*windowed([7, None, 64, 7])) == (
+        PageGroup((0, 3), 7, 2, 8),
+        PageGroup((1, 2), None, 2, 8),
+    )
+    assert SPEC.page_groups() == (PageGroup((0, 1, 2), None, 2, 8),)
+
+
+def test_layers_that_keep_other_sizes_have_a_group_of_their_own() -> None:
+    wide = LayerKind(kv_heads=1, head_dim=16)
+    narrow_values = LayerKind(value_dim=4)
+    assert groups(LayerKind(), wide, narrow_values, wide, LayerKind(value_dim=8)) == (
+        PageGroup((0, 4), None, 2, 8),
+        PageGroup((1, 3), None, 1, 16),
+        PageGroup((2,), None, 2, 8, v_dim=4),
+    )
+
+
+def test_keys_alone_have_no_values_in_their_pages_and_no_shards() -> None:
+    (_, alone) = groups(LayerKind(), LayerKind(kv_heads=1, head_dim=12, value_dim=0))
+    assert alone == PageGroup((1,), None, 1, 12, value_dim=0)
+    layout = alone.layout(16, jnp.dtype(jnp.bfloat16), shards=4)
+    assert not layout.keeps_values and layout.kv_heads == 1 and layout.out_dim == 0
+
+
+def test_a_latent_layer_keeps_its_vector_and_the_rotated_part_of_the_key() -> None:
+    spec = replace(
+        SPEC, num_kv_heads=1, head_dim=12, layers=(LayerKind(latent=LATENT),) * SPEC.num_layers
+    )
+    assert spec.page_groups() == (PageGroup((0, 1, 2), None, 1, 20, value_dim=16),)
+    assert spec.latent == LATENT and spec.rope_dim == 4
+
+
+def test_layers_that_read_the_entries_of_another_one_have_none() -> None:
+    sliding = LayerKind(window=7)
+    shared = groups(
+        LayerKind(), sliding, LayerKind(entries_of=0), LayerKind(window=7, entries_of=1)
+    )
+    assert shared == (
+        PageGroup((0,), None, 2, 8, readers=(2,)),
+        PageGroup((1,), 7, 2, 8, readers=(3,)),
+    )
+
+
+def test_layers_with_a_slot_are_in_no_page_group() -> None:
+    slot = LayerKind(slot=True)
+    spec = replace(SPEC, layers=(slot, LayerKind(), slot))
+    assert spec.page_groups() == (PageGroup((1,), None, 2, 8),)
+    assert spec.slot_groups == 1 and SPEC.slot_groups == 0
+    with pytest.raises(ModelError, match="keeps no tokens"):
+        LayerKind(slot=True, window=7)
+
+
+def test_copies_are_made_of_the_model_s_kv_heads() -> None:
+    spec = replace(SPEC, num_layers=2, layers=(LayerKind(), LayerKind(kv_heads=4))).on(4)
+    assert spec.page_groups() == (
+        PageGroup((0,), None, 4, 8, copies=2),
+        PageGroup((1,), None, 4, 8),
+    )
+
+
+@pytest.mark.parametrize(
+    ("layers", "problem"),
+    [
+        (windowed([7, None]), "2 layers are described; the model has 3"),
+        ((LayerKind(entries_of=1), LayerKind(), LayerKind()), "layer 0 reads .* of layer 1"),
+        (
+            (LayerKind(), LayerKind(entries_of=0), LayerKind(entries_of=1)),
+            "layer 2 reads the entries of layer 1, which must be an earlier one that has entries",
+        ),
+        ((LayerKind(slot=True), LayerKind(entries_of=0), LayerKind()), "layer 1 reads"),
+        ((LayerKind(latent=LATENT),) * 3, "latent attention with 2 kv heads of 8"),
+        (
+            (LayerKind(latent=LATENT), LayerKind(latent=replace(LATENT, rank=8)), LayerKind()),
+            "layers differ in the sizes of latent attention",
+        ),
+    ],
+)
+def test_contradictions_are_refused(layers: tuple[LayerKind, ...], problem: str) -> None:
+    with pytest.raises(ModelError, match=problem):
+        replace(SPEC, layers=layers)
+
+
+def test_a_window_of_no_token_is_refused() -> None:
+    with pytest.raises(ModelError, match="window is 0; it must be at least 1"):
+        windowed([0])
+
+
+def test_sizes_that_nothing_computes_yet_are_refused() -> None:
+    spec = replace(SPEC, num_layers=2, layers=(LayerKind(), LayerKind(kv_heads=1)))
+    with pytest.raises(ModelError, match="layer 1 has its own kv_heads"):
+        param_specs(spec, jnp.dtype(jnp.float32))
+    with pytest.raises(ModelError, match="one width for both"):
+        PageGroup((0,), None, 2, 8, v_dim=4).layout(16, jnp.dtype(jnp.float32))
