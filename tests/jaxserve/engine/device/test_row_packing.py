@@ -5,9 +5,9 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
+from jaxserve.config.kv_policy import NO_PAGE
 from jaxserve.engine.device.row_packing import admission_layout, pack_admission
 from jaxserve.engine.device.sampling import disable_idle_rows
-from jaxserve.engine.plan import NO_PAGE
 from jaxserve.engine.row_fields import NO_TOKEN, ROW_FIELDS, RowSampling
 from tests.jaxserve.engine.device.sampling_rows import EVERYTHING, PLAIN, row_sampling
 
