@@ -14,7 +14,8 @@ from safetensors import safe_open
 from jaxserve.bench import offline
 from jaxserve.bench.__main__ import main
 from jaxserve.bench.flags import parser
-from jaxserve.bench.offline import Case, Result, cases_of, timed
+from jaxserve.bench.offline import Result, timed
+from jaxserve.bench.offline_cases import Case, cases_of
 from jaxserve.config import EngineOptions
 from jaxserve.errors import EngineError
 from jaxserve.llm import LLM
