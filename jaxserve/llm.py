@@ -67,6 +67,17 @@ class LLM:
         on_compile: Function called with (done, total, what) while steps are compiled.
         new_runner: Factory of the object that drives the devices.
 
+    The attributes are for programs that drive the engine themselves, as the server and the
+    benchmarks do. Names and methods of these objects may change with every version.
+
+    Attributes:
+        model: The loaded checkpoint: architecture, parameters, tokenizer and end tokens.
+        draft: The loaded draft model; None without one.
+        engine: Engine that plans the steps.
+        runner: Runner that launches the steps on the devices, with the engine's configuration, its
+            compiled shapes and figures.
+        prompts: Tokenizer, chat template and limits, by which requests are made of prompts.
+
     Raises:
         CheckpointError: The files of the checkpoint are damaged or incomplete.
         TokenizerError: The tokenizer's files cannot be read.
