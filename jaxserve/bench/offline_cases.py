@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from jaxserve.bench.checks import numbers
 from jaxserve.cli.flags import engine_options
 from jaxserve.config import EngineConfig, EngineOptions
-from jaxserve.errors import ConfigError
+from jaxserve.errors import ConfigError, flag_text
 from jaxserve.loading.spec import read_spec
 from jaxserve.plan.model import read_config
 
@@ -38,7 +38,7 @@ def cases_of(args: argparse.Namespace) -> list[Case]:
     outputs = [n for n in numbers(args, "output_tokens", int, -1) if n]
     if not (prompts or outputs):
         raise ConfigError(
-            "--prompt-tokens and --output-tokens are both 0: nothing is left to measure"
+            "--prompt-tokens and --output-tokens are both 0, so nothing is left to measure"
         )
     cases: list[Case] = []
     for batch in numbers(args, "batch", int, 0):
@@ -58,7 +58,8 @@ def options_of(args: argparse.Namespace, cases: Sequence[Case]) -> EngineOptions
     longest = max(cases, key=lambda case: case.context)
     if given.max_batch is not None and given.max_batch < rows:
         raise ConfigError(
-            f"--batch: {rows} sequences a lane do not fit --max-batch {given.max_batch} (raise it)"
+            f"--batch asks for {rows} sequences a lane, more than --max-batch {given.max_batch} "
+            f"(raise it)"
         )
     context = read_spec(read_config(str(args.model))[1])[1].max_positions
     if given.max_context is not None:
@@ -87,7 +88,10 @@ def check_room(case: Case, config: EngineConfig) -> None:
     if any(rows * config.pages_held(pool, case.context) > pool.pages for pool in config.pools):
         pages = min(pool.pages for pool in config.pools)
         raise ConfigError(
-            f"{case.test} with --batch {case.batch}: {rows} sequences of {case.context} tokens "
-            f"do not fit a cache of {pages * config.page_size} tokens a lane (--cache-tokens, or "
-            f"a smaller batch)"
+            flag_text(
+                "--batch",
+                case.batch,
+                f"in {case.test} {rows} sequences of {case.context} tokens do not fit a cache of "
+                f"{pages * config.page_size} tokens a lane (--cache-tokens, or a smaller batch)",
+            )
         )

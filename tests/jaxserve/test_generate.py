@@ -393,10 +393,10 @@ FLAGS: list[tuple[list[str], str]] = [
     (["--prompt", STORY, "--allowed-token-ids", "1,99999"], "allowed_token_ids: entry 1 is 99999"),
     (["--prompt", STORY, "--stop", ""], "stop"),
     (["--prompts-file", "/nonexistent/prompts.txt"], "/nonexistent/prompts.txt"),
-    (["--prompt", STORY, "--dtype", "int7"], "--dtype 'int7'"),
+    (["--prompt", STORY, "--dtype", "int7"], "--dtype is int7; choose auto"),
     (
         ["--prompt", STORY, "--kv", "int4"],
-        "--kv 'int4': choose one of auto, float32, bfloat16, int8, fp8",
+        "--kv is int4; choose one of auto, float32, bfloat16, int8, fp8",
     ),
     (
         ["--prompt", STORY, "--weights", "int3"],
@@ -412,30 +412,36 @@ FLAGS: list[tuple[list[str], str]] = [
     ),
     (["--prompt", STORY, "--tensor", "3"], "does not divide by mesh axis 'tensor' of size 3"),
     (["--prompt", STORY, "--data", "64"], "needs 64 devices; 8 are present"),
-    (["--prompt", STORY, "--decode-steps", "0"], "--decode-steps 0: it must be between 1 and 64"),
+    (
+        ["--prompt", STORY, "--decode-steps", "0"],
+        "--decode-steps is 0; it must be between 1 and 64",
+    ),
     (
         ["--prompt", STORY, "--decode-steps", "40"],
-        "--decode-steps 40 is more than --step-tokens 32",
+        "--decode-steps is 40; it must be at most --step-tokens (32;",
     ),
     (
         ["--prompt", STORY, "--decode-steps", "4", "--deterministic"],
         "--deterministic launches decode steps one by one",
     ),
     (["--prompt", STORY, "--attention", "magic"], "attention 'magic' is not built in"),
-    (["--prompt", STORY, "--page-size", "0"], "--page-size 0"),
-    (["--prompt", STORY, "--max-batch", "0"], "--max-batch 0: it must be between 1 and"),
-    (["--prompt", STORY, "--step-tokens", "0"], "--step-tokens 0: it must be between 1 and"),
-    (["--prompt", STORY, "--step-tokens", "1"], "--step-tokens 1 is less than --max-batch 2"),
-    (["--prompt", STORY, "--max-context", "0"], "--max-context 0: it must be between 1 and"),
-    (["--prompt", STORY, "--cache-tokens", "0"], "--cache-tokens 0: it must be between 1 and"),
-    (["--prompt", STORY, "--cache-tokens", "3"], "less than one page"),
+    (["--prompt", STORY, "--page-size", "0"], "--page-size is 0"),
+    (["--prompt", STORY, "--max-batch", "0"], "--max-batch is 0; it must be between 1 and"),
+    (["--prompt", STORY, "--step-tokens", "0"], "--step-tokens is 0; it must be between 1 and"),
+    (
+        ["--prompt", STORY, "--step-tokens", "1"],
+        "--step-tokens is 1; it must be at least --max-batch (2)",
+    ),
+    (["--prompt", STORY, "--max-context", "0"], "--max-context is 0; it must be between 1 and"),
+    (["--prompt", STORY, "--cache-tokens", "0"], "--cache-tokens is 0; it must be between 1 and"),
+    (["--prompt", STORY, "--cache-tokens", "3"], "it must be at least a page of"),
     (["--prompt", STORY, "--logprobs", "2"], "--logprobs is shown in JSON only (add --json)"),
     (["--prompt", STORY, "--prompt-logprobs", "2"], "--prompt-logprobs is shown in JSON only"),
     (["--prompt", STORY, "--stop", "\udcff"], "not valid Unicode"),
     (["--prompt", "\udcff"], "half a surrogate pair"),
     (
         ["--prompt", STORY, "--compilation-cache", "/dev/null/cache"],
-        "--compilation-cache /dev/null/cache: Not a directory",
+        "--compilation-cache is /dev/null/cache; it cannot be used: Not a directory",
     ),
     (["--prompt", STORY, "--system", "x"], "--system is for a conversation (add --chat)"),
     (
@@ -456,7 +462,7 @@ FLAGS: list[tuple[list[str], str]] = [
     ),
     (["--prompts-file", "/dev/null"], "/dev/null has no prompts"),
     (["--prompt", STORY, "--cache-tokens", str(10**12)], "--cache-tokens asks for"),
-    (["--prompt", STORY, "--max-context", "999999"], "--max-context 999999"),
+    (["--prompt", STORY, "--max-context", "999999"], "--max-context is 999999"),
 ]
 
 

@@ -242,10 +242,10 @@ def test_links_that_are_none_are_one_line(link: str, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        (("cpu",), "--link: the speed of cpu is not published"),
+        (("cpu",), "--link needs the speed of cpu, which is not published"),
         (("h200", "--suggest"), "--suggest has no use for --link (leave --link out)"),
-        (("h200", "--deterministic"), "--deterministic: pages of another engine"),
-        (("h200", "--no-prefix-cache"), "--no-prefix-cache: pages of another engine"),
+        (("h200", "--deterministic"), "--deterministic is given; pages of another engine"),
+        (("h200", "--no-prefix-cache"), "--no-prefix-cache is given; pages of another engine"),
     ],
 )
 def test_what_cannot_be_handed_over(
@@ -265,4 +265,7 @@ def test_a_model_that_embeds(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         main(("--model", str(tmp_path), "--no-compile", "--topology", "h200", "--link", "25")) == 2
     )
     err = capsys.readouterr().err
-    assert f"--link: {tmp_path.name} embeds" in err and err.count("\n") == 1
+    assert (
+        f"--link is for servers that generate, and {tmp_path.name} embeds" in err
+        and err.count("\n") == 1
+    )

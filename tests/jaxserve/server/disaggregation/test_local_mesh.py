@@ -412,7 +412,7 @@ BOTH = ("--prefill-mesh", "4", "--decode-mesh", "4")
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"deterministic": True}, "--deterministic: pages of another"),
+        ({"deterministic": True}, "--deterministic is given; pages of another"),
         ({"prefix_cache": False}, "--no-prefix-cache"),
     ],
 )

@@ -169,7 +169,9 @@ def test_the_time_is_bounded(tmp_path: Path, seconds: float) -> None:
 def test_the_place_is_bounded(tmp_path: Path) -> None:
     for number in range(MAX_PROFILES):
         (tmp_path / str(number)).mkdir()
-    with pytest.raises(ConfigError, match=r"has 32 entries; the limit is 32 \(remove some\)"):
+    with pytest.raises(
+        ConfigError, match=r"it has 32 entries, and the limit is 32 \(remove some\)"
+    ):
         asyncio.run(Profiler(tmp_path).start())
     assert len(list(tmp_path.iterdir())) == MAX_PROFILES
 
@@ -179,7 +181,9 @@ def test_without_a_place_there_is_none(tmp_path: Path) -> None:
         asyncio.run(Profiler(None).start())
     file = tmp_path / "file"
     file.touch()
-    with pytest.raises(ConfigError, match=f"--profile-dir {file}: File exists"):
+    with pytest.raises(
+        ConfigError, match=f"--profile-dir is {file}; no profile can be written: File exists"
+    ):
         asyncio.run(Profiler(file).start())
 
 
