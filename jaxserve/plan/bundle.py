@@ -57,9 +57,13 @@ class Manifest:
 
     def options(self) -> EngineOptions:
         """Return options that resolve to the engine of the bundle, whatever memory there is."""
-        fixed = ("max_batch", "step_tokens", "decode_steps", "kv", "page_size", "max_context")
-        chosen = ("prefix_cache", "deterministic", "page_exchange", "attention", "quantized_matmul")
-        given = {name: self.engine[name] for name in (*fixed, *chosen)}
+        given = {
+            field.name: self.engine[field.name]
+            for field in fields(EngineOptions)
+            if field.name in self.engine
+        }
+        # The configuration says 0 where nothing is drafted, which no option may ask for.
+        given["draft_tokens"] = self.engine["draft_tokens"] or None
         pages = max(pool["pages"] for pool in self.engine["pools"])
         return EngineOptions(**given, cache_tokens=pages * self.engine["page_size"])
 

@@ -8,6 +8,7 @@ from typing import Any
 from jaxserve.chat.answers import REASONING_PARSERS, TOOL_PARSERS
 from jaxserve.cli.flags import engine_flags, hosts_flags, model_flag
 from jaxserve.cli.parser import Parser
+from jaxserve.config.option import flag_of
 from jaxserve.errors import ConfigError, flag_text
 from jaxserve.plan.bundle import Manifest
 from jaxserve.server.core.limits import Limits

@@ -68,6 +68,30 @@ def test_a_whole_bundle_opens_and_leads_to_the_same_engine(bundle: Path) -> None
     check_engine(manifest, SPEC, "float32", "cpu", again)
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"speculate": "ngram"},
+        {"speculate": "ngram", "draft_tokens": 3},
+        {"grouped_matmul": "reference", "quantized_matmul": "reference", "attention": "reference"},
+        {"deterministic": True, "kv": "int8"},
+        {"prefix_cache": False, "decode_steps": 4, "prefer": "throughput"},
+        {"page_exchange": True, "page_size": 16, "step_tokens": 32},
+    ],
+    ids=str,
+)
+def test_every_option_that_a_bundle_was_made_with_is_asked_for_again(
+    bundle: Path, asked: dict[str, Any]
+) -> None:
+    options = EngineOptions(max_batch=2, cache_tokens=4096, **asked)
+    made = resolve(options, max_positions=96, lanes=1, affordable_tokens=0)
+    edit(bundle, engine=engine_fields(made))
+    manifest = open_bundle(bundle)
+    again = resolve(manifest.options(), max_positions=96, lanes=1, affordable_tokens=0)
+    assert again == made
+    check_engine(manifest, SPEC, "float32", "cpu", again)
+
+
 def test_the_pages_are_part_of_it(bundle: Path) -> None:
     manifest = open_bundle(bundle)
     other = resolve(
