@@ -189,7 +189,7 @@ def test_flags_beside_a_bundle(bundle: Path) -> None:
         *(("tensor", "2"), ("prefer", "latency")),
     ):
         flags = [f"--{flag}", asked]
-        with pytest.raises(ConfigError, match=f"{' '.join(flags)}: the bundle was compiled for"):
+        with pytest.raises(ConfigError, match=f"{' is '.join(flags)}; the bundle was compiled for"):
             check_bundle(parser().parse_args(flags), manifest)
     with pytest.raises(ConfigError, match="--compilation-cache is x; "):
         check_bundle(parser().parse_args(["--compilation-cache", "x"]), manifest)
