@@ -34,7 +34,8 @@ SHAPES = {  # layout and query heads of a shard
     "Llama-3-8B, int8 pages": (Layout(8, 128, 128, jnp.dtype(jnp.int8)), 32),
     "DeepSeek-V2-Lite, latent": (Layout(1, 576, 64, jnp.dtype(jnp.bfloat16), 512), 16),
 }
-ROWS, CONTEXTS = (8, 64, 256), (512, 2048, 8192, 32768)
+ROWS = (8, 64, 256)
+CONTEXTS = (512, 2048, 8192, 32768)
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,9 @@ def traffic(
 
     Rows are in the contract's order. num_tokens: T.
     """
-    layout, rows, num_tokens = options.layout, len(new), num_tokens or max(sum(new), 1)
+    layout = options.layout
+    rows = len(new)
+    num_tokens = num_tokens or max(sum(new), 1)
     lengths = np.add(cached, new) * (np.asarray(new) > 0)
     starts = np.concatenate([[0], np.cumsum(new)])
     width = -(-int(lengths.max()) // layout.page_size)
@@ -91,8 +94,10 @@ def traffic(
     has = np.asarray(new) > 0
     seen_begin, seen_end = (np.asarray(x)[has] for x in span.range_in(layout.page_size))
     tokens_seen = int((np.asarray(span.last) - np.asarray(span.begin) + 1)[has].sum())
-    fetched, floor_pages = int(jnp.sum(end - begin)), int((seen_end - seen_begin).sum())
-    lanes, n = Lanes.of(layout), len(tiles.row)
+    fetched = int(jnp.sum(end - begin))
+    floor_pages = int((seen_end - seen_begin).sum())
+    lanes = Lanes.of(layout)
+    n = len(tiles.row)
     scales = 4 * layout.page_size * (1 if layout.value_dim else 2) if layout.scaled else 0
     page = layout.kv_heads * (layout.page_size * lanes.total * layout.dtype.itemsize + scales)
     around = layout.kv_heads * (
@@ -140,7 +145,8 @@ def main() -> None:
         "over the floor",
         "dead part of pages",
     )
-    table, found = Table(*head), []
+    table = Table(*head)
+    found = []
     for (name, (layout, heads)), rows, context in (
         (shape, rows, context) for shape in SHAPES.items() for rows in ROWS for context in CONTEXTS
     ):

@@ -79,7 +79,8 @@ def test_constant_and_at_once() -> None:
 def test_a_duration_has_all_that_are_due_before_its_end(kind: str) -> None:
     """Times by duration are those by number up to its end; both bounds hold together."""
     gaps = Process(kind, 100.0, 0.5).gaps(7)
-    timed, many = due_times(gaps, None, 30.0), due_times(gaps, 10_000, None)
+    timed = due_times(gaps, None, 30.0)
+    many = due_times(gaps, 10_000, None)
     assert timed == [due for due in many if due < 30.0]
     assert len(timed) == pytest.approx(3000, rel=0.1)
     assert due_times(gaps, 50, 30.0) == due_times(gaps, 50, None)

@@ -296,7 +296,8 @@ def test_refused_requests_are_counted(tmp_path: Path) -> None:
 
     report = asyncio.run(run())
     (point,) = report.points
-    s, refused = point.summary, point.summary.failures["RESOURCE_EXHAUSTED"]
+    s = point.summary
+    refused = point.summary.failures["RESOURCE_EXHAUSTED"]
     assert (
         s.ok > 0
         and refused.count > 0

@@ -95,9 +95,11 @@ def test_pages_of_8_bits_have_scales(spec: ModelSpec, token: int) -> None:
 )
 def test_an_engine_exports_as_much(case: str, mesh: tuple[int, int, int], kv: str) -> None:
     house = House(case, Side(mesh, kv=kv))
-    pieces, tokens = house.pieces("prefill", 0, 4), len(house.prompt)
+    pieces = house.pieces("prefill", 0, 4)
+    tokens = len(house.prompt)
     house.engine.close()
-    spec, axes = read_spec(HFCheckpoint.open(GOLDEN / case).config)[1], MeshSpec(*mesh)
+    spec = read_spec(HFCheckpoint.open(GOLDEN / case).config)[1]
+    axes = MeshSpec(*mesh)
     target = Target(case, spec, parse(f"cpux{axes.size}"), replace(OPTIONS, kv=kv))
     plan = deploy(target, axes, jnp.dtype("float32"), footprint=None)
     assert parts_of(plan, tokens, [tokens]) == [sum(piece.nbytes for piece in pieces)] != [0]
@@ -151,8 +153,11 @@ def test_a_step_with_a_chunk_and_streams() -> None:
     rows are sent.
     """
     plan = deployed(tensor=2)
-    chunk, streams = Case("prefill", 1, 80, 40), Case("decode", 3, 64, 3)
-    both, one, other = plan.work(chunk, streams), plan.work(chunk), plan.work(streams)
+    chunk = Case("prefill", 1, 80, 40)
+    streams = Case("decode", 3, 64, 3)
+    both = plan.work(chunk, streams)
+    one = plan.work(chunk)
+    other = plan.work(streams)
     assert both.flops == one.flops + other.flops
     position, row = (
         3 * 2 * 8 * 2,

@@ -75,7 +75,8 @@ class Process:
 
 
 def launch(*flags: str) -> Process:
-    port, http = free_port(), free_port()
+    port = free_port()
+    http = free_port()
     cache = ROOT / ".pytest_cache" / "xla-serve"
     command = [sys.executable, "-m", "jaxserve.serve", "--model", str(DRAFT), "--port", str(port)]
     command += ["--http-port", str(http), "--compilation-cache", str(cache), *SMALL, *flags]

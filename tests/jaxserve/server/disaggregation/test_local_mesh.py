@@ -79,10 +79,12 @@ def test_pages_go_from_device_to_device(
     """Bit for bit, without the host, without a compile; and what is generated from them is what it
     has to be.
     """
-    one, other = House(case, tensor(here, 0, kv)), House(case, tensor(there, 4, kv))
+    one = House(case, tensor(here, 0, kv))
+    other = House(case, tensor(there, 4, kv))
     assert not {*one.runner.mesh.devices.flat} & {*other.runner.mesh.devices.flat}
     assert one.runner.pages.transfer_format == other.runner.pages.transfer_format
-    before, arriving = one.runner.compiles_after_ready, other.engine.transfers.receive(other.prompt)
+    before = one.runner.compiles_after_ready
+    arriving = other.engine.transfers.receive(other.prompt)
     with monkeypatch.context() as patched:
         patched.setattr(PagesRead, "to_host", no_host)
         for outgoing in one.parts("prefill", arriving.cached, 4):
@@ -262,7 +264,8 @@ def test_whoever_goes_away_leaves_nothing(
     """While pages are on their way, and before: all places on both meshes are free again."""
 
     async def main() -> None:
-        began, go_on = threading.Event(), threading.Event()
+        began = threading.Event()
+        go_on = threading.Event()
 
         def slowly(store: PageStore, *args: Any) -> None:
             began.set()
@@ -373,7 +376,8 @@ def test_the_end_of_either_engine_is_the_end(tmp_path: Path, how: str) -> None:
                 server.served, prefill=PrefillEngine(other.service, other.served.thread, None)
             )  # type: ignore[arg-type]
             async with living(server, step_timeout=0.2) as (lifecycle, task):
-                other.failed, other.runner.hook = lifecycle.fail, hook
+                other.failed = lifecycle.fail
+                other.runner.hook = hook
                 other.served.thread.submit(
                     (await other.service.answer(IncomingRequest(prompt=(1, 2, 3)))).prepared.request
                 )

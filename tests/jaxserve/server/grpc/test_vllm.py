@@ -181,7 +181,8 @@ def test_logprobs(tmp_path: Path) -> None:
 def test_what_ends_a_choice(tmp_path: Path) -> None:
     tokens = expected(n=20)
     text = ByteTokenizer().decode(tokens)
-    stop, token = text[7:10], tokens[5]
+    stop = text[7:10]
+    token = tokens[5]
     assert stop not in text[:9] and token not in tokens[:5]
 
     async def main() -> None:

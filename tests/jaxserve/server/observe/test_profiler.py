@@ -88,7 +88,8 @@ def test_over_grpc(tmp_path: Path) -> None:
 def test_it_ends_by_itself(tmp_path: Path) -> None:
     async def main() -> None:
         async with profiler(tmp_path) as found:
-            folder, began = await found.start(0.2), time.monotonic()
+            folder = await found.start(0.2)
+            began = time.monotonic()
             while not traces(folder):
                 assert time.monotonic() - began < 20
                 await asyncio.sleep(0.01)
@@ -104,7 +105,8 @@ def test_a_client_that_leaves_does_not_make_it_endless(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A profile whose client left while it began is known to the server, and ends."""
-    begun, go = threading.Event(), threading.Event()
+    begun = threading.Event()
+    go = threading.Event()
     monkeypatch.setattr(jax.profiler, "start_trace", held(jax.profiler.start_trace, begun, go))
 
     async def main() -> None:
@@ -139,7 +141,8 @@ def test_the_time_of_one_does_not_end_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A profile's time passes while it is being stopped and another one waits to begin."""
-    begun, go = threading.Event(), threading.Event()
+    begun = threading.Event()
+    go = threading.Event()
     monkeypatch.setattr(jax.profiler, "stop_trace", held(jax.profiler.stop_trace, begun, go))
 
     async def main() -> None:
