@@ -80,11 +80,7 @@ def traffic(
     starts = np.concatenate([[0], np.cumsum(new)])
     width = -(-int(lengths.max()) // layout.page_size)
     plan = plan_of(options, heads, rows, num_tokens, width, sizes)
-    zeros = jnp.zeros((rows, width), jnp.int32)
-    kept = jnp.zeros(num_tokens, jnp.int32)
-    ragged = Ragged(
-        zeros, jnp.asarray(lengths), jnp.asarray(starts), jnp.zeros(2, jnp.int32), kept, kept
-    )
+    ragged = _on_page_0(lengths, starts, width, num_tokens)
     tiles = tiles_of(ragged, plan, num_tokens)
     live = int(tiles.live[0])
     begin, end = Span.of(tiles.first[:live], tiles.count[:live], options.window).range_in(
@@ -122,6 +118,15 @@ def traffic(
         copies=fetched * (layout.kv_heads // plan.heads),
     )
     return moved, plan
+
+
+def _on_page_0(lengths: np.ndarray, starts: np.ndarray, width: int, num_tokens: int) -> Ragged:
+    """Return rows whose tokens all lie on page 0: where pages lie changes no traffic."""
+    tables = jnp.zeros((len(lengths), width), jnp.int32)
+    kept = jnp.zeros(num_tokens, jnp.int32)
+    return Ragged(
+        tables, jnp.asarray(lengths), jnp.asarray(starts), jnp.zeros(2, jnp.int32), kept, kept
+    )
 
 
 def spread(context: int, rows: int, page_size: int) -> list[int]:
