@@ -34,7 +34,8 @@ SHAPES = {  # layout and query heads of a shard
     "Llama-3-8B, int8 pages": (Layout(8, 128, 128, jnp.dtype(jnp.int8)), 32),
     "DeepSeek-V2-Lite, latent": (Layout(1, 576, 64, jnp.dtype(jnp.bfloat16), 512), 16),
 }
-ROWS, CONTEXTS = (8, 64, 256), (512, 2048, 8192, 32768)
+ROWS = (8, 64, 256)
+CONTEXTS = (512, 2048, 8192, 32768)
 
 
 @dataclass(frozen=True)
@@ -72,16 +73,14 @@ def traffic(
 
     Rows are in the contract's order. num_tokens: T.
     """
-    layout, rows, num_tokens = options.layout, len(new), num_tokens or max(sum(new), 1)
+    layout = options.layout
+    rows = len(new)
+    num_tokens = num_tokens or max(sum(new), 1)
     lengths = np.add(cached, new) * (np.asarray(new) > 0)
     starts = np.concatenate([[0], np.cumsum(new)])
     width = -(-int(lengths.max()) // layout.page_size)
     plan = plan_of(options, heads, rows, num_tokens, width, sizes)
-    zeros = jnp.zeros((rows, width), jnp.int32)
-    kept = jnp.zeros(num_tokens, jnp.int32)
-    ragged = Ragged(
-        zeros, jnp.asarray(lengths), jnp.asarray(starts), jnp.zeros(2, jnp.int32), kept, kept
-    )
+    ragged = _on_page_0(lengths, starts, width, num_tokens)
     tiles = tiles_of(ragged, plan, num_tokens)
     live = int(tiles.live[0])
     begin, end = Span.of(tiles.first[:live], tiles.count[:live], options.window).range_in(
@@ -91,8 +90,10 @@ def traffic(
     has = np.asarray(new) > 0
     seen_begin, seen_end = (np.asarray(x)[has] for x in span.range_in(layout.page_size))
     tokens_seen = int((np.asarray(span.last) - np.asarray(span.begin) + 1)[has].sum())
-    fetched, floor_pages = int(jnp.sum(end - begin)), int((seen_end - seen_begin).sum())
-    lanes, n = Lanes.of(layout), len(tiles.row)
+    fetched = int(jnp.sum(end - begin))
+    floor_pages = int((seen_end - seen_begin).sum())
+    lanes = Lanes.of(layout)
+    n = len(tiles.row)
     scales = 4 * layout.page_size * (1 if layout.value_dim else 2) if layout.scaled else 0
     page = layout.kv_heads * (layout.page_size * lanes.total * layout.dtype.itemsize + scales)
     around = layout.kv_heads * (
@@ -119,6 +120,15 @@ def traffic(
     return moved, plan
 
 
+def _on_page_0(lengths: np.ndarray, starts: np.ndarray, width: int, num_tokens: int) -> Ragged:
+    """Return rows whose tokens all lie on page 0: where pages lie changes no traffic."""
+    tables = jnp.zeros((len(lengths), width), jnp.int32)
+    kept = jnp.zeros(num_tokens, jnp.int32)
+    return Ragged(
+        tables, jnp.asarray(lengths), jnp.asarray(starts), jnp.zeros(2, jnp.int32), kept, kept
+    )
+
+
 def spread(context: int, rows: int, page_size: int) -> list[int]:
     """Return cached tokens of rows around this context, whose last pages are evenly filled."""
     return [context - 1 - (row * page_size // rows) % page_size for row in range(rows)]
@@ -140,7 +150,8 @@ def main() -> None:
         "over the floor",
         "dead part of pages",
     )
-    table, found = Table(*head), []
+    table = Table(*head)
+    found = []
     for (name, (layout, heads)), rows, context in (
         (shape, rows, context) for shape in SHAPES.items() for rows in ROWS for context in CONTEXTS
     ):

@@ -78,7 +78,8 @@ def check_attention(name: str, shape: Shape) -> str:
     decodes = [Case(kernel, shape, [full - 1, 15, 16, 0, 0], [1, 1, 1, 1, 0])]
     chunks = [Case(kernel, shape, [full - 1, 0, 16, full - 20, 0], [1, 33, 17, 20, 0])]
     if shape in BF16_SHAPES:  # of which all have several pages
-        decodes, chunks = decode_cases(kernel, shape), chunk_cases(kernel, shape)
+        decodes = decode_cases(kernel, shape)
+        chunks = chunk_cases(kernel, shape)
     for case in decodes:
         check_decode(case, bound)
     for case in chunks:
@@ -88,7 +89,8 @@ def check_attention(name: str, shape: Shape) -> str:
 
 def check_logits(model: str) -> str:
     golden = np.load(GOLDEN / model / "golden.npz")
-    prompts, tokens = golden["prompts"], golden["tokens"]
+    prompts = golden["prompts"]
+    tokens = golden["tokens"]
     decoder = Decoder(GOLDEN / model, one_device_mesh(), rows=2, context=64, page_size=8)
     found = np.concatenate([decoder(prompts[:, :10], 0), decoder(prompts[:, 10:], 10)], axis=1)
     np.testing.assert_allclose(found, golden["prompt_logits"], atol=LOGITS_BOUND)
@@ -100,8 +102,10 @@ def check_logits(model: str) -> str:
 
 def check_engine(model: str, decode_steps: int) -> str:
     golden = np.load(GOLDEN / model / "golden.npz")
-    prompts, tokens = golden["prompts"].tolist(), golden["tokens"].tolist()
-    checkpoint, mesh = HFCheckpoint.open(GOLDEN / model), MeshSpec().build(jax.devices())
+    prompts = golden["prompts"].tolist()
+    tokens = golden["tokens"].tolist()
+    checkpoint = HFCheckpoint.open(GOLDEN / model)
+    mesh = MeshSpec().build(jax.devices())
     spec = read_spec(checkpoint.config)[1]
     options = EngineOptions(
         max_batch=4, step_tokens=32, page_size=8, cache_tokens=1024, decode_steps=decode_steps
@@ -137,7 +141,9 @@ def checks() -> Iterator[Check]:
 
 
 def main() -> None:
-    console, wrong, done = Console(soft_wrap=True), 0, 0
+    console = Console(soft_wrap=True)
+    wrong = 0
+    done = 0
     for name, check in checks():
         done += 1
         try:

@@ -38,7 +38,10 @@ from sharding.mesh import MeshSpec
 
 MODELS = ("llama3.1-8b", "qwen3-8b", "gemma3-27b", "llama3.1-70b")
 # Sizes that no weight has by chance: 1.5 * 2^10 tokens, a prime number of pages.
-ROWS, TOKENS, CONTEXT, PAGES = 64, 1536, 8192, 1031
+ROWS = 64
+TOKENS = 1536
+CONTEXT = 8192
+PAGES = 1031
 STEPS = (Bucket("decode", ROWS, ROWS), Bucket("prefill", ROWS, TOKENS))
 BF16 = jnp.dtype(jnp.bfloat16)
 MEBI = 2**20
@@ -82,7 +85,8 @@ def fitting(model: str, chip: str) -> int | None:
 
 
 def compile_step(model: str, chip: str, tensor: int, bucket: Bucket) -> Row:
-    spec, mesh = spec_of(model), MeshSpec(tensor=tensor).build(devices(chip, tensor))
+    spec = spec_of(model)
+    mesh = MeshSpec(tensor=tensor).build(devices(chip, tensor))
     options = EngineOptions(
         max_batch=ROWS,
         step_tokens=TOKENS,

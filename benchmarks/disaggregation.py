@@ -68,8 +68,11 @@ TRACE = Path(
     "traces/mooncake/conversation_trace.jsonl"
 )  # in the folder that JAXSERVE_TEST_DATA names
 ARRANGEMENTS = ("disaggregated", "chunked", "neither")
-SHORT_PROMPT, SHORT_OUTPUT, MOST_LONG_OUTPUT = Lengths(32, 96), Lengths(64, 64), 64
-READY_SECONDS, TIMEOUT = 1800.0, 600.0
+SHORT_PROMPT = Lengths(32, 96)
+SHORT_OUTPUT = Lengths(64, 64)
+MOST_LONG_OUTPUT = 64
+READY_SECONDS = 1800.0
+TIMEOUT = 600.0
 WORTH = 0.9  # of p99 ITL with chunks alone: what is nearer is noise
 SEED = 0
 CHANNEL = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
@@ -215,7 +218,8 @@ async def started(
 ) -> AsyncIterator[Servers]:
     """Both servers, each on a core of its own, ready."""
     ports = free_ports(4)
-    grpc, http = ports[:2], ports[2:]
+    grpc = ports[:2]
+    http = ports[2:]
     addresses = [f"{HOST}:{port}" for port in grpc]
     flags = flags_of(arrangement, args, context, addresses[0])
     async with AsyncExitStack() as stack:
@@ -256,17 +260,16 @@ class Bench:
     """An arrangement under loads, one after the other."""
 
     def __init__(self, arrangement: str, servers: Servers, caller: Caller, model: ModelInfo):
-        self._arrangement, self._servers, self._caller, self._model = (
-            arrangement,
-            servers,
-            caller,
-            model,
-        )
+        self._arrangement = arrangement
+        self._servers = servers
+        self._caller = caller
+        self._model = model
         self._runs = 0
 
     async def run(self, load: Load) -> Result:
         before = await self._servers.counts()
-        short, long = self._loop(), self._loop()
+        short = self._loop()
+        long = self._loop()
         await asyncio.gather(short.open(load.short), long.open(load.long))
         after = await self._servers.counts()
         return Result(
@@ -327,7 +330,8 @@ def verdicts(results: Sequence[Result]) -> Iterator[str]:
     """Return a verdict for each rate."""
     found = {(r.rate, r.arrangement): r for r in results}
     for rate in dict.fromkeys(r.rate for r in results):
-        apart, beside = found.get((rate, "disaggregated")), found.get((rate, "chunked"))
+        apart = found.get((rate, "disaggregated"))
+        beside = found.get((rate, "chunked"))
         if apart and beside:
             yield f"{rate:g} long prompts/s: {verdict(apart, beside)}"
 
@@ -337,10 +341,8 @@ def verdict(apart: Result, beside: Result) -> str:
 
     It pays where p99 of ITL is a tenth shorter, and the median no longer.
     """
-    itl, median = (
-        p99(apart.short.itl) / p99(beside.short.itl),
-        p50(apart.short.itl) / p50(beside.short.itl),
-    )
+    itl = p99(apart.short.itl) / p99(beside.short.itl)
+    median = p50(apart.short.itl) / p50(beside.short.itl)
     figures = {
         "p99 ITL": itl,
         "p50 ITL": median,
@@ -513,7 +515,9 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         p.error(f"two servers need a core each; there is {len(cores)}")
-    args.rate, args.cores, args.others = args.rate or [0.0, 1.0, 2.0], cores[:2], cores[2:]
+    args.rate = args.rate or [0.0, 1.0, 2.0]
+    args.cores = cores[:2]
+    args.others = cores[2:]
     return args
 
 

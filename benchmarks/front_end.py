@@ -89,7 +89,8 @@ class SteadyDevice(NoDevice):
 
     def __init__(self, config: EngineConfig, seconds: float):
         super().__init__(config)
-        self._seconds, self._free = seconds, 0.0
+        self._seconds = seconds
+        self._free = 0.0
         self._due: dict[int, float] = {}
         self.ends: list[float] = []
 
@@ -111,7 +112,8 @@ class Bare(inference_pb2_grpc.InferenceServiceServicer):
     """Streams of a ready message, one a step; made: how many were written."""
 
     def __init__(self, seconds: float):
-        self._seconds, self.made = seconds, 0
+        self._seconds = seconds
+        self.made = 0
         self._step = asyncio.Event()
 
     async def GenerateStream(
@@ -128,12 +130,14 @@ class Bare(inference_pb2_grpc.InferenceServiceServicer):
     async def tick(self) -> None:
         while True:
             await asyncio.sleep(self._seconds)
-            step, self._step = self._step, asyncio.Event()
+            step = self._step
+            self._step = asyncio.Event()
             step.set()
 
 
 async def serve_bare(seconds: float) -> None:
-    server, bare = aio.server(), Bare(seconds)
+    server = aio.server()
+    bare = Bare(seconds)
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(bare, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -172,14 +176,13 @@ async def serve(streams: int, steps: int, seconds: float) -> None:
         max_batch=streams, step_tokens=streams * 16, max_context=steps + 64, prefix_cache=False
     )
     config = resolve(options, max_positions=4096, lanes=1, affordable_tokens=2**40)
-    tokenizer, device, readiness, loop = (
-        load_tokenizer(BUNDLED),
-        SteadyDevice(config, seconds),
-        Readiness(),
-        asyncio.get_running_loop(),
-    )
+    tokenizer = load_tokenizer(BUNDLED)
+    device = SteadyDevice(config, seconds)
+    readiness = Readiness()
+    loop = asyncio.get_running_loop()
     engine = Engine(Scheduler(config), device)
-    made, engine_cpu = 0, 0.0
+    made = 0
+    engine_cpu = 0.0
 
     def deliver(news: StepReport) -> None:
         nonlocal made, engine_cpu
@@ -243,7 +246,9 @@ async def read_all(port: int, streams: int, steps: int, begin: threading.Event) 
     """Messages after the beginning, and tokens of all streams; begin: set when every one of them
     has begun.
     """
-    started, messages, tokens = 0, 0, 0
+    started = 0
+    messages = 0
+    tokens = 0
 
     async def one(stub: inference_pb2_grpc.InferenceServiceStub) -> None:
         nonlocal started, messages, tokens
@@ -252,7 +257,8 @@ async def read_all(port: int, streams: int, steps: int, begin: threading.Event) 
         first = True
         async for event in stub.GenerateStream(request):
             if first:
-                first, started = False, started + 1
+                first = False
+                started = started + 1
                 if started == streams:
                     begin.set()
             messages += started == streams
@@ -274,7 +280,8 @@ def drive(args: argparse.Namespace) -> Result:
     ) as process:
         assert process.stdin and process.stdout
         port = json.loads(process.stdout.readline())["port"]
-        begin, stdin = threading.Event(), process.stdin
+        begin = threading.Event()
+        stdin = process.stdin
 
         def tell() -> None:
             stdin.write("begin\n")

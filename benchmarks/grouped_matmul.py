@@ -80,7 +80,8 @@ def kernel_call(
     rows = len(groups.experts) * options.block
     sizes = rows, layer.experts, product.parts, product.contracted, product.columns
     kernel.check(options, Demand(*sizes, dtype, kind))
-    x, weight = jnp.ones((rows, product.contracted), dtype), jnp.ones(sizes[1:], dtype)
+    x = jnp.ones((rows, product.contracted), dtype)
+    weight = jnp.ones(sizes[1:], dtype)
     compiled = jax.jit(lambda x, weight, groups: kernel.multiply(x, weight, groups, options))
     return options.block, lambda: compiled(x, weight, groups)
 
@@ -161,7 +162,8 @@ def main() -> None:
     parser.add_argument("--xla", action="store_true", help="time lax.ragged_dot too")
     parser.add_argument("--out", type=Path, help="write the results as JSON, after every step")
     args = parser.parse_args()
-    layer, dtype = Layer(args.experts, args.per_token, args.model, args.mlp), jnp.dtype(args.dtype)
+    layer = Layer(args.experts, args.per_token, args.model, args.mlp)
+    dtype = jnp.dtype(args.dtype)
     limits = measure_limits(dtype)
     names = [*CANDIDATES[jax.devices()[0].platform], *([XLA] if args.xla else [])]
     results: list[Result] = []

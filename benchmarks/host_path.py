@@ -132,7 +132,8 @@ class Loop:
     """
 
     def __init__(self, config: EngineConfig, runner: Runner, steps: int):
-        self.rows, self.runner = config.max_batch, runner
+        self.rows = config.max_batch
+        self.runner = runner
         self.scheduler = Scheduler(config)
         for number in range(self.rows):
             sampling = SamplingParams(max_tokens=steps + 3, ignore_eos=True)
@@ -161,7 +162,8 @@ class Loop:
 
 def run(loop: Loop, steps: int) -> tuple[Clock, float]:
     """Return the parts' times, and the wall time of a step in seconds."""
-    clock, began = Clock(), time.perf_counter()
+    clock = Clock()
+    began = time.perf_counter()
     for _ in range(steps):
         loop.step(clock)
     return clock, (time.perf_counter() - began) / steps
@@ -188,7 +190,8 @@ def measure_model(spec: ModelSpec, dtype: str, rows: int, steps: int) -> Result:
 
     The tokens of the latter come back on the device.
     """
-    config, mesh = config_for(rows, steps, spec), MeshSpec().build(jax.devices())
+    config = config_for(rows, steps, spec)
+    mesh = MeshSpec().build(jax.devices())
     runner = DeviceRunner(
         spec, random_params(param_specs(spec, jnp.dtype(dtype)), mesh), config, mesh
     )

@@ -92,7 +92,8 @@ def attention(
 
     The call owns its pages: they are donated from call to call, as in a step.
     """
-    layout, ragged = options.layout, ragged_for(case)
+    layout = options.layout
+    ragged = ragged_for(case)
     q, new = (
         jnp.ones((case.rows * case.tokens, count, layout.head_dim), layout.dtype)
         for count in (heads, layout.kv_heads)
@@ -114,7 +115,8 @@ def attention(
 
 def measure(case: Case, heads: int, layout: Layout, names: list[str]) -> list[Result]:
     most = case.tokens if case.tokens <= DRAFT else None
-    width, kind = -(-case.context // PAGE_SIZE), jax.devices()[0].device_kind
+    width = -(-case.context // PAGE_SIZE)
+    kind = jax.devices()[0].device_kind
     options = Options(layout, layout.head_dim**-0.5, max_row_tokens=most, device_kind=kind)
     demand = Demand(heads, case.rows, width, layout.dtype, kind)
     read = 2 * case.rows * case.context * layout.kv_heads * layout.head_dim * layout.dtype.itemsize

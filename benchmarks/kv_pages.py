@@ -25,7 +25,11 @@ LENGTHS = (512, 2048, 8192, 32768)
 FREEDOM = 3
 # Of scores: a head that looks at much, and one that looks at little.
 CASES = (("normal", 1), ("normal", 4), ("heavy-tailed", 1))
-HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE, TRIALS = 8, 2, 128, 128, 4
+HEADS = 8
+KV_HEADS = 2
+HEAD_DIM = 128
+PAGE_SIZE = 128
+TRIALS = 4
 
 write = jax.jit(reference.write)
 attend = jax.jit(reference.attend, static_argnames="options")
@@ -35,7 +39,8 @@ def attention_error(
     kv: str, length: int, spread: float, numbers: str = "normal", trials: int = TRIALS
 ) -> float:
     """Return the root mean square of the error, as a share of that of the result."""
-    off, whole = 0.0, 0.0
+    off = 0.0
+    whole = 0.0
     for seed in range(trials):
         rng = np.random.default_rng((seed, length))
         q, k, v = (

@@ -35,7 +35,8 @@ from safetensors.numpy import save_file
 
 from jaxserve.bench.environment import IDLE
 
-PROMPT_TOKENS, EQUAL_TOKENS = 128, 64
+PROMPT_TOKENS = 128
+EQUAL_TOKENS = 64
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -89,7 +90,9 @@ class Result:
 def write_model(folder: Path) -> None:
     """Write random weights in bfloat16, spread as a fresh model's."""
     rng = np.random.default_rng(0)
-    d, mlp, vocab = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["vocab_size"]
+    d = CONFIG["hidden_size"]
+    mlp = CONFIG["intermediate_size"]
+    vocab = CONFIG["vocab_size"]
     kv = d // CONFIG["num_attention_heads"] * CONFIG["num_key_value_heads"]
     shapes = {"model.embed_tokens.weight": (vocab, d), "lm_head.weight": (vocab, d)}
     for layer in range(CONFIG["num_hidden_layers"]):
@@ -137,8 +140,10 @@ def serve_jobs(folder: Path, dtype: str, threads: int) -> None:
     jax.config.update(
         "jax_compilation_cache_dir", str(Path(tempfile.gettempdir()) / "jaxserve-benchmark-xla")
     )
-    checkpoint, mesh = HFCheckpoint.open(folder), MeshSpec().build(jax.devices())
-    spec, params = read_spec(checkpoint.config)[1], load_params(checkpoint, mesh, dtype)
+    checkpoint = HFCheckpoint.open(folder)
+    mesh = MeshSpec().build(jax.devices())
+    spec = read_spec(checkpoint.config)[1]
+    params = load_params(checkpoint, mesh, dtype)
     engines: dict[int, tuple[Engine, DeviceRunner]] = {}  # by streams; one at a time
 
     def engine_for(streams: int) -> Engine:
@@ -285,7 +290,8 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    args, console = arguments(), Console()
+    args = arguments()
+    console = Console()
     if args.worker:
         return serve_jobs(Path(args.worker[0]), args.worker[1], int(args.worker[2]))
     if not args.peer:

@@ -43,7 +43,9 @@ def run(model: torch.nn.Module, job: dict) -> float:
 
 
 def main() -> None:
-    folder, dtype, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    folder = sys.argv[1]
+    dtype = sys.argv[2]
+    threads = int(sys.argv[3])
     torch.set_num_threads(threads)
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=getattr(torch, dtype), attn_implementation="eager"

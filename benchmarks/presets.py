@@ -23,7 +23,8 @@ from jaxserve.plan.plot import Chart, Line, picture
 
 def command(preset: str, flags: Sequence[str]) -> list[str]:
     """Return the command; flags: of the benchmark, and after a -- of the server."""
-    own, more = list(flags), list[str]()
+    own = list(flags)
+    more = list[str]()
     if "--" in own:
         at = own.index("--")
         own, more = own[:at], own[at + 1 :]

@@ -115,7 +115,8 @@ class Measurement:
         so.
         """
         with self._open(weights, kv) as llm:
-            found, same = self._scored(llm), self._same(llm) if greedy else []
+            found = self._scored(llm)
+            same = self._same(llm) if greedy else []
         return self._quality(weights, kv, found, same)
 
     @property
@@ -259,7 +260,8 @@ def main() -> int:
         "--prompts", type=int, default=1000, metavar="N", help="prompts of greedy answers (1000)"
     )
     parser.add_argument("--out", type=Path, metavar="F", help="JSON; a table beside it as .md")
-    args, console = parser.parse_args(), Console(stderr=True)
+    args = parser.parse_args()
+    console = Console(stderr=True)
     about = environment("python -m benchmarks.quality " + " ".join(sys.argv[1:]))
     found = [bundled(args.documents, args.prompts), babyllama(args.documents, args.prompts)]
     subjects = [subject for subject in found if subject]

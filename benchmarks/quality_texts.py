@@ -58,10 +58,12 @@ def babyllama(count: int, prompts: int) -> Subject | None:
     children.
     """
     data = Path(os.environ.get("JAXSERVE_TEST_DATA", ""))
-    folder, file = data / "models" / "babyllama", data / "text" / "botchan.txt"
+    folder = data / "models" / "babyllama"
+    file = data / "text" / "botchan.txt"
     if not (folder.is_dir() and file.is_file()):
         return None
-    tokenizer, novel = load_tokenizer(folder), file.read_text()
+    tokenizer = load_tokenizer(folder)
+    novel = file.read_text()
     begin, end = (novel.index(mark) for mark in NOVEL)
     bos, *ids = tokenizer.encode(" ".join(novel[begin:end].split()))
     size = 253  # with BOS and the token that is generated, its context of 256 less one

@@ -32,7 +32,8 @@ from sharding.mesh import MeshSpec
 from sharding.params import ParamSpec
 
 PLAIN = "bfloat16"
-BF16, F32 = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)
+BF16 = jnp.dtype(jnp.bfloat16)
+F32 = jnp.dtype(jnp.float32)
 WRONG = 2**-8  # of an error: twice what rounding every number to bfloat16 may come to
 
 
@@ -67,7 +68,8 @@ class Operands:
     @classmethod
     def of(cls, weight: Weight) -> "Operands":
         """Return random operands, in the order that a model's weights have on this platform."""
-        mesh, rng = MeshSpec().build(jax.devices()), np.random.default_rng(0)
+        mesh = MeshSpec().build(jax.devices())
+        rng = np.random.default_rng(0)
 
         def put(values: np.ndarray, dtype: jnp.dtype, summed: str = "") -> jax.Array:
             form: Format = ParamSpec(weight.axes, values.shape, dtype, summed=summed).format(mesh)
@@ -92,11 +94,13 @@ def product(x: jax.Array, weight: jax.Array, exact: bool) -> jax.Array:
 
 def calls(weight: Weight, operands: Operands, x: jax.Array) -> dict[str, Callable[[], jax.Array]]:
     """Return calls by implementation; the reason of one that refuses is printed."""
-    kind, platform = jax.devices()[0].device_kind, jax.devices()[0].platform
+    kind = jax.devices()[0].device_kind
+    platform = jax.devices()[0].platform
     demand = Demand(weight.shape[0], weight.shape[1:], weight.group, BF16)
     found: dict[str, Callable[[], jax.Array]] = {}
     for name in QUANTIZED_CANDIDATES[platform]:
-        kernel, options = QUANTIZED[name], Options(kind)
+        kernel = QUANTIZED[name]
+        options = Options(kind)
         try:
             kernel.check(options, demand)
         except KernelError as error:
@@ -115,10 +119,8 @@ def measure(weight: Weight, operands: Operands, rows: int) -> list[Result]:
     expected = product(x.astype(F32), wide, exact=True)
     size = product(jnp.abs(x.astype(F32)), jnp.abs(wide), exact=True)
     del wide
-    numbers, beside = (
-        weight.shape[0] * weight.columns,
-        2 * rows * weight.shape[0] + 4 * rows * weight.columns,
-    )
+    numbers = weight.shape[0] * weight.columns
+    beside = 2 * rows * weight.shape[0] + 4 * rows * weight.columns
     results = []
     for name, call in calls(weight, operands, x).items():
         error = float(jnp.max(jnp.abs(call() - expected) / size))
@@ -173,7 +175,8 @@ def main() -> None:
         Weight("gate_up", "DCF", (args.model, 2, args.mlp), args.group),
         Weight("down", "FD", (args.mlp, args.model), args.group),
     ]
-    limits, results = measure_limits(BF16), list[Result]()
+    limits = measure_limits(BF16)
+    results = list[Result]()
     for weight in weights:
         operands = Operands.of(weight)
         for rows in args.rows:

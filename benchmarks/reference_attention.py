@@ -21,7 +21,11 @@ from rich.table import Table
 from pallas_kernels.paged_attention import reference
 from pallas_kernels.paged_attention.api import Layout, Options, Pages, Ragged
 
-ROWS, HEADS, KV_HEADS, HEAD_DIM, WIDTH = 16, 16, 4, 64, 2048
+ROWS = 16
+HEADS = 16
+KV_HEADS = 4
+HEAD_DIM = 64
+WIDTH = 2048
 
 
 def gather_whole_table(
@@ -64,7 +68,9 @@ class Contestant:
         options: Options,
     ):
         self._step = jax.jit(step, static_argnames="options", donate_argnames="pages")
-        self._pages, self._arguments, self._options = pages, arguments, options
+        self._pages = pages
+        self._arguments = arguments
+        self._options = options
 
     def milliseconds(self, repeats: int = 10) -> float:
         start = time.perf_counter()
@@ -82,10 +88,12 @@ def compare(dtype: jnp.dtype, page_size: int, live: int) -> tuple[float, float]:
     num_pages = ROWS * WIDTH // page_size
     layout = Layout(KV_HEADS, HEAD_DIM, page_size, dtype)
     tables = np.random.default_rng(0).permutation(num_pages).astype(np.int32).reshape(ROWS, -1)
-    lengths, starts = np.full(ROWS, live, np.int32), np.arange(ROWS + 1, dtype=np.int32)
+    lengths = np.full(ROWS, live, np.int32)
+    starts = np.arange(ROWS + 1, dtype=np.int32)
     last = tables[:, (live - 1) // page_size], np.full(ROWS, (live - 1) % page_size, np.int32)
     ragged = Ragged(*map(jnp.asarray, (tables, lengths, starts, np.full(2, ROWS, np.int32), *last)))
-    q, new = jnp.ones((ROWS, HEADS, HEAD_DIM), dtype), jnp.ones((ROWS, KV_HEADS, HEAD_DIM), dtype)
+    q = jnp.ones((ROWS, HEADS, HEAD_DIM), dtype)
+    new = jnp.ones((ROWS, KV_HEADS, HEAD_DIM), dtype)
     contestants = [
         Contestant(
             step,

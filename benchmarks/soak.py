@@ -147,7 +147,8 @@ async def soak(
             samples.take(pid, began)
         await asyncio.gather(*tasks)
         await asyncio.sleep(2)
-        loads, info = await client.loads(), await client.server_info()
+        loads = await client.loads()
+        info = await client.server_info()
     left = {
         "requests": loads.requests,
         "running": loads.running,

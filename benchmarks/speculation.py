@@ -104,7 +104,9 @@ class Side:
     """An engine with all its steps compiled."""
 
     def __init__(self, name: str, engine: Engine, runner: DeviceRunner):
-        self.name, self.engine, self.runner = name, engine, runner
+        self.name = name
+        self.engine = engine
+        self.runner = runner
         self._runs = 0
 
     @property
@@ -128,7 +130,8 @@ class Side:
         for event in events:
             said[event.request_id.split(".")[1]] += event.tokens
         times = [event.times for event in events if event.finish and event.times]
-        drafted, accepted = sum(t.drafted for t in times), sum(t.accepted for t in times)
+        drafted = sum(t.drafted for t in times)
+        accepted = sum(t.accepted for t in times)
         return Run(seconds, sum(map(len, said.values())), drafted, accepted, launches), said
 
     def _events(self, requests: list[Request]) -> Iterator[TokenEvent]:
@@ -160,7 +163,8 @@ def options_for(streams: int, tokens: int, speculate: str) -> EngineOptions:
 
 
 def bundled(streams: int, tokens: int) -> tuple[list[Side], Prompts, ModelSpec, jnp.dtype]:
-    sides, llms = [], []
+    sides = []
+    llms = []
     for name in ("off", "ngram", "draft"):
         draft = BUNDLED / "tiny-chat-draft" if name == "draft" else None
         options = options_for(streams, tokens, name)
@@ -170,7 +174,8 @@ def bundled(streams: int, tokens: int) -> tuple[list[Side], Prompts, ModelSpec, 
         sides.append(Side(name, llm.engine, llm.runner))
     stories = [f"Tell me a story about {SUBJECTS[i % len(SUBJECTS)]}." for i in range(streams)]
     chats = [llms[0].prepare([{"role": "user", "content": story}]) for story in stories]
-    spec, params = llms[0].model.spec, llms[0].model.params
+    spec = llms[0].model.spec
+    params = llms[0].model.params
     return sides, [chat.request.prompt for chat in chats], spec, params["embed"].dtype
 
 
@@ -183,11 +188,14 @@ class Knowing:
     Each token is spoilt with a chance of 1 - agreement.
     """
 
-    waits, has_pages = True, False
+    waits = True
+    has_pages = False
 
     def __init__(self, agreement: float, most: int):
         self.said: Said = {}
-        self._agreement, self._most, self._draw = agreement, most, random.Random(0)
+        self._agreement = agreement
+        self._most = most
+        self._draw = random.Random(0)
 
     def takes(self, request: Request) -> bool:
         return True
@@ -210,7 +218,8 @@ def of_shape(
 
     The drafter knows what the first engine says after these prompts.
     """
-    mesh, draw = MeshSpec().build(jax.devices()), random.Random(0)
+    mesh = MeshSpec().build(jax.devices())
+    draw = random.Random(0)
     prompts = [tuple(draw.randrange(1000) for _ in range(32)) for _ in range(streams)]
     sides = []
     for name in ("off", "ngram"):
@@ -347,7 +356,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, metavar="FILE")
     args = parser.parse_args()
     dtype = jnp.dtype("bfloat16" if args.shape else "float32")
-    limits, results = measure_limits(dtype), list[Result]()
+    limits = measure_limits(dtype)
+    results = list[Result]()
     spec = spec_of(args.shape, args.layers) if args.shape else None
     params = (
         random_params(param_specs(spec, dtype), MeshSpec().build(jax.devices())) if spec else {}

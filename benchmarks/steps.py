@@ -156,7 +156,9 @@ def measure(
         each = seconds(steps.launch, repeats, rounds=3, before=steps.rewind) / case.steps
     finally:
         steps.runner.release_state()
-    dtype, form, pages = params["embed"].dtype, scheme_in(params), steps.config
+    dtype = params["embed"].dtype
+    form = scheme_in(params)
+    pages = steps.config
     work = work_of(spec, dtype, case, form=form, pages=jnp.dtype(pages.page_dtype))
     share = work.floor(limits) / each
     return Result(
@@ -248,7 +250,8 @@ def main() -> None:
         "--out", type=Path, help="write the results as JSON, and the table as a picture beside it"
     )
     args = parser.parse_args()
-    spec, dtype = spec_of(args.model, args.layers), jnp.dtype(args.dtype)
+    spec = spec_of(args.model, args.layers)
+    dtype = jnp.dtype(args.dtype)
     limits = measure_limits(dtype)
     results: list[Result] = []
     for result in measured(args, spec, dtype, limits):

@@ -191,7 +191,8 @@ def receive_tcp(connection: socket.socket, into: memoryview, times: int) -> None
 
 async def lateness(done: asyncio.Event) -> float:
     """Milliseconds, at worst, that this coroutine ran later than it had asked for."""
-    worst, loop = 0.0, asyncio.get_running_loop()
+    worst = 0.0
+    loop = asyncio.get_running_loop()
     while not done.is_set():
         due = loop.time() + 0.001
         await asyncio.sleep(0.001)
@@ -200,7 +201,8 @@ async def lateness(done: asyncio.Event) -> float:
 
 
 async def receive(client: PrefillClient, pieces: int) -> None:
-    deadline, came = asyncio.get_running_loop().time() + SECONDS, 0
+    deadline = asyncio.get_running_loop().time() + SECONDS
+    came = 0
     async with aclosing(
         client.segments(PrefillPrompt(token_ids=(pieces,), page_size=64), deadline)
     ) as found:
@@ -232,7 +234,8 @@ class Bench:
     prompts: int
 
     async def round(self) -> Round:
-        source, target = np.ones(self.nbytes // 2, np.uint8), np.zeros(self.nbytes // 2, np.uint8)
+        source = np.ones(self.nbytes // 2, np.uint8)
+        target = np.zeros(self.nbytes // 2, np.uint8)
         times = 2 * self.pieces * self.prompts
         copy = seconds(lambda: [np.copyto(target, source) for _ in range(times)])
         tcp = seconds(lambda: receive_tcp(self.connection, memoryview(target), times))
@@ -241,12 +244,16 @@ class Bench:
 
     async def _measure(self, size: float) -> Figures:
         """Whole prompts over gRPC. size: GB."""
-        done, there, here = asyncio.Event(), self.sender.cpu_seconds(), time.process_time()
-        late, began = asyncio.create_task(lateness(done)), time.perf_counter()
+        done = asyncio.Event()
+        there = self.sender.cpu_seconds()
+        here = time.process_time()
+        late = asyncio.create_task(lateness(done))
+        began = time.perf_counter()
         await asyncio.gather(*(receive(self.client, self.pieces) for _ in range(self.prompts)))
         took = time.perf_counter() - began
         done.set()
-        here, there = time.process_time() - here, self.sender.cpu_seconds() - there
+        here = time.process_time() - here
+        there = self.sender.cpu_seconds() - there
         return Figures(size / took, there / size, here / size, await late)
 
 

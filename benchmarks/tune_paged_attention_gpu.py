@@ -101,7 +101,8 @@ def main() -> None:
     parser.add_argument("--shape", action="append", help="such as 'K8 G4 H128'; default: all")
     parser.add_argument("--out", type=Path, help="write the table, after every shape")
     args = parser.parse_args()
-    device, table = about(), Table("shape", "walk", *Sizes._fields, "us", "with the defaults")
+    device = about()
+    table = Table("shape", "walk", *Sizes._fields, "us", "with the defaults")
     account = json.loads(TABLE.read_text())
     for kv_heads, groups, dim in SHAPES:
         if args.shape and f"K{kv_heads} G{groups} H{dim}" not in args.shape:

@@ -34,7 +34,8 @@ CHIPS = {
     "TPU v6 lite": "TPU_V6E",
     "TPU7x": "TPU_7X",
 }
-BF16, INT8 = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.int8)
+BF16 = jnp.dtype(jnp.bfloat16)
+INT8 = jnp.dtype(jnp.int8)
 # layout and query heads of a shard: Llama-3 and Qwen3 on 1 to 8 chips, 70B, Gemma 3, DeepSeek
 SHAPES = [
     *((Layout(k, 128, 64, BF16), 4 * k) for k in (8, 4, 2, 1)),
@@ -67,12 +68,10 @@ def vector_bytes(plan: Plan) -> int:
 
     Blocks that come and go count twice; its own arrays and one head's scores are added.
     """
-    layout, lanes, rows, tokens = (
-        plan.options.layout,
-        plan.lanes,
-        max(plan.rows, 8),
-        plan.block_tokens,
-    )
+    layout = plan.options.layout
+    lanes = plan.lanes
+    rows = max(plan.rows, 8)
+    tokens = plan.block_tokens
     item = 2 if layout.scaled else layout.dtype.itemsize
     coming = (
         plan.per_step
@@ -87,7 +86,8 @@ def vector_bytes(plan: Plan) -> int:
 
 def seconds(moved: Traffic, plan: Plan, chip: pltpu.TpuInfo, tiles: int, context: int) -> float:
     """Return the seconds of one layer's step, by the model."""
-    layout, lanes = plan.options.layout, plan.lanes
+    layout = plan.options.layout
+    lanes = plan.lanes
     blocks = tiles * (layout.kv_heads // plan.heads) * -(-context // plan.block_tokens)
     rows = max(
         plan.rows, chip.mxu_column_size
@@ -113,18 +113,21 @@ def seconds(moved: Traffic, plan: Plan, chip: pltpu.TpuInfo, tiles: int, context
 
 def best(layout: Layout, heads: int, chip: pltpu.TpuInfo) -> tuple[Sizes, float, float]:
     """Return the sizes, and the model's seconds of both steps."""
-    decode, chunk = Options(layout, 1.0, max_row_tokens=1), Options(layout, 1.0)
+    decode = Options(layout, 1.0, max_row_tokens=1)
+    chunk = Options(layout, 1.0)
     found: dict[bool, list[tuple[float, Sizes]]] = {True: [], False: []}
     for sizes in candidates():
         is_chunk = (sizes.decode_tokens, sizes.decode_tiles) == Sizes()[:2]
         if is_chunk:
             moved, plan = traffic(chunk, heads, [4096], [1536], sizes)
-            tiles, context = -(-1536 // plan.tokens), 4096 + 768
+            tiles = -(-1536 // plan.tokens)
+            context = 4096 + 768
         else:
             moved, plan = traffic(
                 decode, heads, spread(2048, 64, layout.page_size), [1] * 64, sizes
             )
-            tiles, context = 64, 2048
+            tiles = 64
+            context = 2048
         if vector_bytes(plan) <= SHARE * LIMIT:
             found[is_chunk].append((seconds(moved, plan, chip, tiles, context), sizes))
     (chunk_time, of_chunks), (decode_time, of_decode) = (
@@ -146,10 +149,8 @@ def main() -> None:
     )
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
-    table, sizes = (
-        Table("chip", "shape", *Sizes._fields, "decode, us", "chunk, us"),
-        dict[str, dict[str, dict]](),
-    )
+    table = Table("chip", "shape", *Sizes._fields, "decode, us", "chunk, us")
+    sizes = dict[str, dict[str, dict]]()
     for kind, version in CHIPS.items():
         chip = pltpu.get_tpu_info_for_chip(pltpu.ChipVersion[version], 1)
         for layout, heads in SHAPES:

@@ -102,7 +102,7 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise CheckpointError(
-            f"{path}: cannot be read ({error}); check its permissions and the disk"
+            f"{path} cannot be read ({error}); check its permissions and the disk"
         ) from error
 
 
@@ -118,7 +118,7 @@ def _read_modules(folder: Path) -> Iterator[Module]:
             )
         if not _is_inside(entry["path"]):
             raise CheckpointError(
-                f"{path}: names the folder {entry['path']!r} outside its own, which is refused"
+                f"{path} names the folder {entry['path']!r} outside its own, which is refused"
             )
         kind = entry["type"].rpartition(".")[2]
         name = "sentence_bert_config.json" if kind == "Transformer" else "config.json"
@@ -176,7 +176,7 @@ def _read_weight_map(index: Path) -> dict[str, str]:
     weight_map = _read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(
-            f"{index}: has no weight_map of tensor names to file names; download the index again"
+            f"{index} has no weight_map of tensor names to file names; download the index again"
         )
     for name, file in weight_map.items():
         if not isinstance(file, str):

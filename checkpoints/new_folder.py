@@ -25,27 +25,27 @@ def new_folder(source: Path, target: Path) -> Iterator[Path]:
     """
     unfinished = target.with_name(target.name + UNFINISHED)
     if target.exists():
-        raise CheckpointError(f"{target}: is there already; name another folder, or remove it")
+        raise CheckpointError(f"{target} is there already; name another folder, or remove it")
     if source.resolve() in target.resolve().parents:
         raise CheckpointError(
-            f"{target}: is in {source}, whose files are copied; name a folder elsewhere"
+            f"{target} is in {source}, whose files are copied; name a folder elsewhere"
         )
     try:
         unfinished.mkdir()
     except FileExistsError:
         raise CheckpointError(
-            f"{unfinished}: is there already (a conversion that runs, or one that was "
+            f"{unfinished} is there already (a conversion that runs, or one that was "
             f"interrupted: then remove it)"
         ) from None
     except OSError as error:
-        raise CheckpointError(f"{unfinished}: cannot be made ({error.strerror})") from error
+        raise CheckpointError(f"{unfinished} cannot be made ({error.strerror})") from error
     try:
         yield unfinished
         unfinished.rename(target)
     except BaseException as error:
         shutil.rmtree(unfinished, ignore_errors=True)
         if isinstance(error, OSError):
-            raise CheckpointError(f"{unfinished}: cannot be written ({error})") from error
+            raise CheckpointError(f"{unfinished} cannot be written ({error})") from error
         raise
 
 

@@ -212,7 +212,7 @@ def _sha256(path: Path) -> str:
             return file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise CheckpointError(
-            f"{path}: cannot be read ({error}); check its permissions and the disk"
+            f"{path} cannot be read ({error}); check its permissions and the disk"
         ) from error
 
 
@@ -227,7 +227,7 @@ def read_manifest(folder: Path) -> Manifest:
         ) from None
     except OSError as error:
         raise CheckpointError(
-            f"{path}: cannot be read ({error}); check its permissions and the disk"
+            f"{path} cannot be read ({error}); check its permissions and the disk"
         ) from error
     if manifest.get("format") != FORMAT:
         raise CheckpointError(
@@ -243,12 +243,12 @@ def read_manifest(folder: Path) -> Manifest:
         weights = str(manifest.get("weights", AS_STORED))  # older folders do not say it
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
-            f"{path}: is no manifest of a conversion ({error!r}); {CONVERT_AGAIN}"
+            f"{path} is no manifest of a conversion ({error!r}); {CONVERT_AGAIN}"
         ) from error
     for name in files:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise CheckpointError(
-                f"{path}: names {name!r} outside its folder, which is refused; {CONVERT_AGAIN}"
+                f"{path} names {name!r} outside its folder, which is refused; {CONVERT_AGAIN}"
             )
     return Manifest(source, weights, files)
 

@@ -86,7 +86,7 @@ class SafetensorsFile(Mapping[str, np.ndarray]):
             self._tensors = _map_tensors(self.path)
         except OSError as error:
             raise CheckpointError(
-                f"{path}: cannot be read ({error}); check its permissions and the disk"
+                f"{path} cannot be read ({error}); check its permissions and the disk"
             ) from error
 
     def __getitem__(self, name: str) -> np.ndarray:

@@ -1,8 +1,6 @@
 """LLM, the Python API: prompts and conversations in, completions or embeddings out."""
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,31 +11,22 @@ import numpy as np
 from jaxserve.chat import Chat, Message, Rendered
 from jaxserve.completion import Completion, Delta
 from jaxserve.config import EngineOptions
+from jaxserve.delta_streams import DeltaStreams
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.build import NewRunner, build_engine
 from jaxserve.engine.device.draft_model import DraftModel
 from jaxserve.engine.device.executables import Progress
 from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.engine import Engine
-from jaxserve.engine.events import TokenEvent
 from jaxserve.engine.request_limits import max_new_tokens
 from jaxserve.engine.step_costs import measure
-from jaxserve.errors import EngineError, RequestError
+from jaxserve.errors import RequestError
 from jaxserve.loading.draft import check_choice, load_draft
 from jaxserve.loading.folder import load
-from jaxserve.open_choices import OpenChoices
 from jaxserve.prompts import Prepared, Prompt, Prompts, is_conversation
 from jaxserve.request import SamplingParams
 from jaxserve.structure.grammars import DEFAULT_BOUNDS, Bounds, Grammars
 from sharding.mesh import MeshSpec
-
-
-@dataclass(frozen=True)
-class _Live:
-    """A running request and the inbox, of one `run` iterator, that its events go to."""
-
-    prompt: Prepared
-    inbox: deque[TokenEvent]
 
 
 def _silent(done: int, total: int, what: str) -> None:
@@ -77,6 +66,17 @@ class LLM:
         on_load: Function called with (done, total, what) while the checkpoint is loaded.
         on_compile: Function called with (done, total, what) while steps are compiled.
         new_runner: Factory of the object that drives the devices.
+
+    The attributes are for programs that drive the engine themselves, as the server and the
+    benchmarks do. Names and methods of these objects may change with every version.
+
+    Attributes:
+        model: The loaded checkpoint: architecture, parameters, tokenizer and end tokens.
+        draft: The loaded draft model; None without one.
+        engine: Engine that plans the steps.
+        runner: Runner that launches the steps on the devices, with the engine's configuration, its
+            compiled shapes and figures.
+        prompts: Tokenizer, chat template and limits, by which requests are made of prompts.
 
     Raises:
         CheckpointError: The files of the checkpoint are damaged or incomplete.
@@ -142,7 +142,7 @@ class LLM:
         )
         self._on_compile = on_compile
         self._measured: tuple[Bucket, ...] = ()
-        self._live: dict[str, _Live] = {}
+        self._streams = DeltaStreams(self.engine, self.model.tokenizer)
         self._next_id = 0
 
     # ---- the calls
@@ -331,56 +331,9 @@ class LLM:
         Raises:
             EngineError: The LLM is closed, or a step has failed.
         """
-        if not prompts:
-            return
-        self.warm_up([*(live.prompt for live in self._live.values()), *prompts])
-        choices: dict[str, OpenChoices] = {}  # by request id
-        places: dict[str, int] = {}  # request id -> position among the prompts
-        inbox: deque[TokenEvent] = deque()
-        try:
-            for place, p in enumerate(prompts):
-                seed = self.engine.submit(p.request)
-                self._live[p.request.id] = _Live(p, inbox)
-                places[p.request.id] = place
-                choices[p.request.id] = OpenChoices(p, seed, self.model.tokenizer, self.engine.stop)
-            while choices:
-                while not inbox:
-                    self._pump()
-                event = inbox.popleft()
-                unfinished = choices.get(event.request_id)
-                if unfinished is None or event.index not in unfinished:
-                    continue  # its stop string came before this token
-                piece, completion = unfinished.take(event)
-                if not unfinished:
-                    del choices[event.request_id], self._live[event.request_id]
-                yield Delta(
-                    places[event.request_id],
-                    event.index,
-                    piece.text,
-                    tuple(piece.token_ids),
-                    completion,
-                )
-        finally:
-            self._abandon(choices)
-
-    def _pump(self) -> None:
-        """Run one step of the engine and put its events into the inboxes of all iterators."""
-        self.engine.check_usable()
-        if not self.engine.has_work:
-            raise EngineError("the engine is idle while a request waits for its end")
-        for event in self.engine.step():
-            if event.request_id in self._live:
-                self._live[event.request_id].inbox.append(event)
-
-    def _abandon(self, request_ids: Iterable[str]) -> None:
-        """Abort the requests of an iterator that has ended."""
-        for request_id in request_ids:
-            self._live.pop(request_id, None)
-            self.engine.abort(request_id)
-        while not self._live and self.engine.has_work:
-            # Without another iterator no later step would run, and the aborted requests would keep
-            # their pages.
-            self._pump()
+        if prompts:
+            self.warm_up([*self._streams.unfinished, *prompts])
+            yield from self._streams.run(prompts)
 
     # ---- getting ready, and figures
 
@@ -421,18 +374,16 @@ class LLM:
         self.measure_steps()
 
     def measure_steps(self) -> None:
-        """Measure the compiled steps, where tokens are drafted, and give the scheduler the costs.
+        """Measure the compiled steps, where tokens are drafted, and give the engine the costs.
 
-        The scheduler drafts only as many tokens as pay off by these times. Nothing is measured
+        The engine drafts only as many tokens as pay off by these times. Nothing is measured
         unless steps were compiled since the last call.
         """
-        speculation = self.engine.scheduler.speculation
         compiled = self.runner.compiled
-        if speculation and compiled != self._measured:
+        if self.engine.speculates and compiled != self._measured:
             config = self.runner.config
-            speculation.costs = measure(
-                self.runner, compiled, config.lanes, no_row=config.max_batch
-            )
+            costs = measure(self.runner, compiled, config.lanes, no_row=config.max_batch)
+            self.engine.set_step_costs(costs)
             self._measured = compiled
 
     @property

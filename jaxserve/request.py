@@ -4,13 +4,12 @@ The Python API, the command line, gRPC and HTTP all build these classes, so a va
 the same text wherever it comes from.
 """
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from numbers import Integral, Real
 
 from jaxserve.errors import RequestError
+from jaxserve.request_values import biases, check_token_ids, count, integers, number, strings
 from jaxserve.structure import Grammar, Structure
 
 MAX_CHOICES = 16
@@ -95,10 +94,10 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name, low, high in _RANGES:
-            self._set(name, _number(name, getattr(self, name), low, high))
+            self._set(name, number(name, getattr(self, name), low, high))
         for name, low, high in _COUNTS:
             if getattr(self, name) is not None:
-                self._set(name, _count(name, getattr(self, name), low, high))
+                self._set(name, count(name, getattr(self, name), low, high))
         for name in ("include_stop", "ignore_eos", "echo"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(name, f"is {getattr(self, name)!r}; it must be true or false")
@@ -106,11 +105,11 @@ class SamplingParams:
             raise RequestError(
                 "top_p", "is 0, which keeps no token; for the most probable token use temperature 0"
             )
-        self._set("stop", _stop_strings(self.stop))
+        self._set("stop", strings("stop", self.stop, MAX_STOP_STRINGS, MAX_STOP_BYTES))
         self._set(
             "stop_token_ids", integers("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKENS)
         )
-        self._set("logit_bias", _biases(self.logit_bias))
+        self._set("logit_bias", biases("logit_bias", self.logit_bias, MAX_BIASES))
         if self.allowed_token_ids is not None:
             self._set(
                 "allowed_token_ids",
@@ -179,107 +178,13 @@ _COUNTS = (
 )
 
 
-def _number(name: str, value: object, low: float, high: float) -> float:
-    """Return `value` as a finite float between `low` and `high`; otherwise raise RequestError."""
-    number = math.nan
-    if isinstance(value, Real) and not isinstance(value, bool):
-        try:
-            number = float(value)
-        except OverflowError:  # an int of more than 1,024 bits
-            number = math.inf
-    if not math.isfinite(number):
-        raise RequestError(name, f"is {value!r:.80}; it must be a finite number")
-    if not low <= number <= high:
-        raise RequestError(name, f"is {value}; it must be between {low} and {high}")
-    return number
-
-
-def _count(name: str, value: object, low: int, high: int) -> int:
-    """Return `value` as an int between `low` and `high`; otherwise raise RequestError."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise RequestError(name, f"is {value!r:.80}; it must be an integer")
-    if not low <= int(value) <= high:
-        raise RequestError(name, f"is {value}; it must be between {low} and {high}")
-    return int(value)
-
-
-def _entries(name: str, values: object, what: str) -> Iterable[object]:
-    """Return `values` if they are a list of some kind; text and mappings are none.
-
-    Iterables other than lists pass, too: a range, a tuple or a NumPy array of ids is as good.
-    """
-    if isinstance(values, str | bytes | bytearray | Mapping) or not isinstance(values, Iterable):
-        raise RequestError(name, f"is {values!r:.80}; give a list of {what}")
-    return values
-
-
-def integers(name: str, values: object, limit: int | None = None) -> tuple[int, ...]:
-    """Return a list of integers of any type as plain ints; otherwise raise RequestError.
-
-    `name` is the field for the error, `limit` the highest allowed number of entries.
-    """
-    ids = tuple(_entries(name, values, "token ids"))
-    # The number is checked first: each entry of a list of millions would cost time.
-    if limit is not None and len(ids) > limit:
-        raise RequestError(name, f"has {len(ids)} ids; the limit is {limit}")
-    for position, token in enumerate(ids):
-        if isinstance(token, bool) or not isinstance(token, Integral):
-            raise RequestError(name, f"entry {position} is {token!r:.80}; it must be an integer")
-    return tuple(map(int, ids))  # type: ignore[call-overload]
-
-
-def _stop_strings(values: object) -> tuple[str, ...]:
-    """Return the stop strings as a tuple; raise RequestError for too many or too long ones."""
-    if isinstance(values, str):
-        raise RequestError("stop", "is a string; give a list of strings")
-    texts = tuple(_entries("stop", values, "strings"))
-    if len(texts) > MAX_STOP_STRINGS:
-        raise RequestError("stop", f"has {len(texts)} strings; the limit is {MAX_STOP_STRINGS}")
-    for position, text in enumerate(texts):
-        try:
-            size = len(text.encode("utf-8")) if isinstance(text, str) else 0
-        except UnicodeEncodeError:
-            raise RequestError(
-                "stop", f"entry {position} is {text!r}, which is not valid Unicode"
-            ) from None
-        if not 1 <= size <= MAX_STOP_BYTES:
-            raise RequestError(
-                "stop", f"each entry must be a string of 1 to {MAX_STOP_BYTES} bytes"
-            )
-    return texts  # type: ignore[return-value]
-
-
-def _biases(values: object) -> dict[int, float]:
-    """Return the logit biases with plain ints and floats; otherwise raise RequestError."""
-    if not isinstance(values, Mapping):
-        raise RequestError(
-            "logit_bias", f"is {values!r:.80}; give a mapping of token ids to numbers"
-        )
-    if len(values) > MAX_BIASES:
-        raise RequestError("logit_bias", f"has {len(values)} entries; the limit is {MAX_BIASES}")
-    ids = integers("logit_bias", list(values))
-    return {
-        token: _number(f"logit_bias[{token}]", bias, -100.0, 100.0)
-        for token, bias in zip(ids, values.values(), strict=True)
-    }
-
-
-def check_token_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
-    """Raise RequestError for the first id that is not in 0 to vocab_size - 1."""
-    for position, token in enumerate(ids):
-        if not 0 <= token < vocab_size:
-            raise RequestError(
-                name, f"entry {position} is {token}; the vocabulary has ids 0 to {vocab_size - 1}"
-            )
-
-
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """Prompt as token ids with everything that the engine needs to run it.
 
     Args:
         id: Name of the request, unique among those that have not ended.
-        prompt: Token ids as plain ints (see `integers`).
+        prompt: Token ids as plain ints (see `request_values.integers`).
         params: How tokens are chosen and where the text ends.
         eos_ids: The model's end tokens, which end a choice unless `params.ignore_eos`.
         priority: Rank in the queue; lower goes first, and ties go by arrival.

@@ -43,7 +43,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.errors": (),
     "jaxserve.config": ("jaxserve.config", "jaxserve.errors"),
     "jaxserve.sandbox_process": (),
-    "jaxserve.request": ("jaxserve.errors", "jaxserve.structure"),
+    "jaxserve.request": ("jaxserve.errors", "jaxserve.request_values", "jaxserve.structure"),
+    "jaxserve.request_values": ("jaxserve.errors",),
     "jaxserve.structure": (
         "jaxserve.structure",
         "jaxserve.errors",
@@ -176,6 +177,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.cli",
         "jaxserve.errors",
         "jaxserve.request",
+        "jaxserve.request_values",
         "jaxserve.structure",
         "jaxserve.v1",
     ),

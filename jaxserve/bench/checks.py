@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable, Sequence
 
 from jaxserve.config.option import flag_of
-from jaxserve.errors import ConfigError
+from jaxserve.errors import ConfigError, flag_text
 
 MOST = 10_000_000  # of any number: more would fill the memory before the server refuses
 
@@ -28,7 +28,7 @@ def numbers(
     try:
         values = [] if text is None else [kind(part) for part in text.split(",")]
     except ValueError:
-        raise ConfigError(f"{flag_of(name)} {text!r} is not a list like 1,2,4") from None
+        raise ConfigError(flag_text(flag_of(name), text, "it must be a list like 1,2,4")) from None
     for value in values:
         _check(name, value, low, most)
     return values
@@ -37,7 +37,7 @@ def numbers(
 def _check(name: str, value: float, low: float, most: float) -> None:
     if not low < value <= most:
         limit = f"at most {most:,}" if value > most else f"above {low:g}"
-        raise ConfigError(f"{flag_of(name)} {value:g}: it must be {limit}")
+        raise ConfigError(flag_text(flag_of(name), value, f"it must be {limit}"))
 
 
 def check_unused(args: argparse.Namespace, names: Sequence[str], why: str) -> None:

@@ -22,7 +22,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from jaxserve.errors import ConfigError
+from jaxserve.errors import ConfigError, flag_text
 
 OK = "OK"
 UNFINISHED = "UNFINISHED"
@@ -129,8 +129,11 @@ class Objective:
         are_known = set(found) <= {"ttft", "tpot", "e2e"}
         if not are_known or not all(limit > 0 for limit in found.values()):
             raise ConfigError(
-                f"--slo {text!r}: give milliseconds above 0 for ttft, tpot or e2e, as "
-                f"ttft=500,tpot=50"
+                flag_text(
+                    "--slo",
+                    text,
+                    "give milliseconds above 0 for ttft, tpot or e2e, as ttft=500,tpot=50",
+                )
             )
         return Objective(**found)
 

@@ -19,7 +19,7 @@ from jaxserve.bench.arrivals import (
 from jaxserve.bench.checks import MOST, check_above, check_unused, numbers
 from jaxserve.bench.traces import read_trace
 from jaxserve.client.flags import tls_of
-from jaxserve.errors import ConfigError
+from jaxserve.errors import ConfigError, flag_text
 
 MAX_CONCURRENCY = 50_000  # a client has no more ports
 
@@ -72,11 +72,13 @@ def check(args: argparse.Namespace) -> None:
 def _check_loop(args: argparse.Namespace) -> None:
     rates, concurrencies = paces(args)
     if rates and concurrencies:
-        raise ConfigError("--rate is an open loop and --concurrency a closed one: give one of them")
+        raise ConfigError(
+            "--rate is an open loop and --concurrency a closed one (give one of them)"
+        )
     if not (rates or concurrencies or args.trace):
         raise ConfigError("no load was asked for (give --rate, --concurrency or --trace)")
     if args.trace and args.prompts_file:
-        raise ConfigError("--trace and --prompts-file both say what is sent: give one of them")
+        raise ConfigError("--trace and --prompts-file both say what is sent (give one of them)")
     if args.trace and args.time_scale is not None and rates:
         raise ConfigError(
             "--time-scale and --rate both say how fast a trace comes (give one of them)"
@@ -86,7 +88,11 @@ def _check_loop(args: argparse.Namespace) -> None:
     endless = args.duration and args.requests is None
     if endless and any(rate * args.duration > MOST for rate in rates):
         raise ConfigError(
-            f"--duration {args.duration:g}: at these rates more than {MOST:,} requests (lower it)"
+            flag_text(
+                "--duration",
+                args.duration,
+                f"at these rates that is more than {MOST:,} requests (lower it)",
+            )
         )
 
 

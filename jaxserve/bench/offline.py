@@ -14,7 +14,7 @@ import argparse
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import jax
@@ -22,19 +22,17 @@ import numpy as np
 from rich.console import Console
 
 from checkpoints.errors import CheckpointError
-from jaxserve.bench.checks import check_above, numbers
+from jaxserve.bench.checks import check_above
 from jaxserve.bench.environment import environment, footnote
+from jaxserve.bench.offline_cases import Case, cases_of, check_room, options_of
 from jaxserve.bench.output import Grid, comma_separated, deviation, markdown, spread
 from jaxserve.cli.compilation_cache import use_compilation_cache
-from jaxserve.cli.flags import engine_options
 from jaxserve.cli.output import Bar
-from jaxserve.config import EngineConfig, EngineOptions
+from jaxserve.config import EngineOptions
 from jaxserve.engine.engine import Engine
-from jaxserve.errors import ConfigError, EngineError, JaxserveError
+from jaxserve.errors import EngineError, JaxserveError
 from jaxserve.llm import LLM
-from jaxserve.loading.spec import read_spec
 from jaxserve.models.quant import scheme_in
-from jaxserve.plan.model import read_config
 from jaxserve.request import Request, SamplingParams
 from jaxserve.tokenizer import TokenizerError
 from pallas_kernels.dispatch import KernelError
@@ -44,26 +42,6 @@ from sharding.rules import ShardingError
 
 EXPECTED = (JaxserveError, CheckpointError, TokenizerError, ShardingError, KernelError)
 GIB = 2**30
-
-
-@dataclass(frozen=True)
-class Case:
-    """One thing to measure.
-
-    test: its name. prompt, output: tokens of each sequence. counted: those of them that the rate
-    counts.
-    """
-
-    test: str
-    batch: int
-    prompt: int
-    output: int
-    counted: int
-
-    @property
-    def context(self) -> int:
-        """Tokens of a sequence at its end."""
-        return self.prompt + self.output
 
 
 @dataclass(frozen=True)
@@ -109,67 +87,6 @@ def bench_offline(args: argparse.Namespace) -> int:
             if results:
                 print(text(args.output, results, about(llm, args), found), end="")
     return 0
-
-
-def cases_of(args: argparse.Namespace) -> list[Case]:
-    """Return the cases that the flags ask for."""
-    prompts = [n for n in numbers(args, "prompt_tokens", int, -1) if n]
-    outputs = [n for n in numbers(args, "output_tokens", int, -1) if n]
-    if not (prompts or outputs):
-        raise ConfigError(
-            "--prompt-tokens and --output-tokens are both 0: nothing is left to measure"
-        )
-    cases: list[Case] = []
-    for batch in numbers(args, "batch", int, 0):
-        cases += [Case(f"pp{n}", batch, n, 1, n) for n in prompts]
-        cases += [Case(f"tg{n}", batch, 1, n, n) for n in outputs]
-        cases += [Case(f"pp{n}+tg{m}", batch, n, m, n + m) for n in prompts for m in outputs]
-    return cases
-
-
-def options_of(args: argparse.Namespace, cases: Sequence[Case]) -> EngineOptions:
-    """Return options with the rows and the context that the cases need.
-
-    Raises ConfigError if the flags ask for fewer rows or a shorter context.
-    """
-    given = engine_options(args)
-    rows = max(_rows(case, args.data * args.expert) for case in cases)
-    longest = max(cases, key=lambda case: case.context)
-    if given.max_batch is not None and given.max_batch < rows:
-        raise ConfigError(
-            f"--batch: {rows} sequences a lane do not fit --max-batch {given.max_batch} (raise it)"
-        )
-    context = read_spec(read_config(str(args.model))[1])[1].max_positions
-    if given.max_context is not None:
-        context = min(context, given.max_context)
-    if longest.context > context:
-        raise ConfigError(
-            f"{longest.test} takes {longest.context} tokens, more than the context of {context} "
-            f"(--prompt-tokens, --output-tokens, --max-context)"
-        )
-    return replace(
-        given, max_batch=given.max_batch or rows, max_context=given.max_context or longest.context
-    )
-
-
-def _rows(case: Case, lanes: int) -> int:
-    """Return the rows of a case in one lane."""
-    return -(-case.batch // lanes)
-
-
-def check_room(case: Case, config: EngineConfig) -> None:
-    """Raise ConfigError if the cache cannot hold all sequences of a case at a time.
-
-    Some would wait, and the measurement would be of a smaller batch.
-    """
-    rows = _rows(case, config.lanes)
-    if rows > config.held_rows(case.context):
-        pages = min(pool.pages for pool in config.pools)
-        raise ConfigError(
-            f"{case.test} with --batch {case.batch}: {rows} sequences of {case.context} tokens "
-            f"do not fit a cache of {pages * config.page_size} tokens a lane (--cache-tokens, or "
-            f"a smaller batch)"
-        )
 
 
 def open_llm(args: argparse.Namespace, options: EngineOptions, console: Console) -> LLM:

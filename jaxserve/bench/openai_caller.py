@@ -19,7 +19,7 @@ import httpx
 from jaxserve.bench.caller import CUT, Credentials, Refused
 from jaxserve.bench.latency import Outcome
 from jaxserve.client.channel import metadata_of
-from jaxserve.errors import ConfigError
+from jaxserve.errors import ConfigError, flag_text
 
 MALFORMED = "MALFORMED"  # status of an answer that is not as OpenAI's API says
 SECONDS = 30.0  # for a server to list its models
@@ -194,9 +194,15 @@ async def find_model(base: str, credentials: Credentials, wanted: str | None) ->
         StopIteration,
     ) as error:
         raise ConfigError(
-            f"--target {base}: no list of models from there ({type(error).__name__}: {error})"
+            flag_text(
+                "--target",
+                base,
+                f"no list of models comes from there ({type(error).__name__}: {error})",
+            )
         ) from None
     if name not in offered:
-        raise ConfigError(f"--served-model-name {name}: {base} offers {', '.join(offered)}")
+        raise ConfigError(
+            flag_text("--served-model-name", name, f"{base} offers {', '.join(offered)}")
+        )
     context = offered[name].get("max_model_len")
     return Model(name, context if isinstance(context, int) else None)

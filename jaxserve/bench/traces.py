@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxserve.bench.arrivals import Arrival
-from jaxserve.errors import ConfigError
+from jaxserve.errors import ConfigError, flag_text
 
 BLOCK = 512  # tokens
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -34,9 +34,13 @@ def read_trace(path: Path, requests: int | None) -> list[Arrival]:
             file.seek(0)
             arrivals = list(islice(_format(path, first)(path, file), requests))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"--trace {path}: {getattr(error, 'strerror', None) or error}") from None
+        raise ConfigError(
+            flag_text(
+                "--trace", path, f"it cannot be read: {getattr(error, 'strerror', None) or error}"
+            )
+        ) from None
     if not arrivals:
-        raise ConfigError(f"--trace {path}: has no requests")
+        raise ConfigError(flag_text("--trace", path, "it has no requests"))
     arrivals.sort(key=lambda a: a.due)
     began = arrivals[0].due
     return [replace(a, due=a.due - began) for a in arrivals]
@@ -48,8 +52,12 @@ def _format(path: Path, first: str) -> Callable[[Path, Iterable[str]], Iterable[
     if set(AZURE) <= set(first.strip().split(",")):
         return _azure
     raise ConfigError(
-        f"--trace {path}: begins with {first.strip()[:40]!r}, which is neither Mooncake's JSON "
-        f"lines nor Azure's CSV with the columns {', '.join(AZURE)}"
+        flag_text(
+            "--trace",
+            path,
+            f"it begins with {first.strip()[:40]!r}, which is neither Mooncake's JSON lines nor "
+            f"Azure's CSV with the columns {', '.join(AZURE)}",
+        )
     )
 
 
@@ -71,7 +79,9 @@ def _row(path: Path, number: int, read: Callable[[Any], Arrival], row: Any) -> A
         return arrival
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"--trace {path}: line {number}: {type(error).__name__}: {error}"
+            flag_text(
+                "--trace", path, f"line {number} is no request ({type(error).__name__}: {error})"
+            )
         ) from None
 
 

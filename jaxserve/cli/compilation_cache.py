@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jax
 
-from jaxserve.errors import ConfigError
+from jaxserve.errors import ConfigError, flag_text
 
 # Beyond this size, the steps that were used longest ago are deleted. The bound is high (a step of a
 # large model on a TPU takes 100 MB), but there has to be one: without a bound, jax writes entries
@@ -30,7 +30,9 @@ def use_compilation_cache(chosen: Path | None) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         if chosen:
-            raise ConfigError(f"--compilation-cache {chosen}: {error.strerror}") from None
+            raise ConfigError(
+                flag_text("--compilation-cache", chosen, f"it cannot be used: {error.strerror}")
+            ) from None
         print(
             f"compiled steps are not kept: {folder or '~'}: {error.strerror} (--compilation-cache)",
             file=sys.stderr,

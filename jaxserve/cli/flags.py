@@ -9,7 +9,7 @@ from jaxserve.cli.parser import Parser
 from jaxserve.cli.sampling_flags import sampling_flags
 from jaxserve.config import EngineOptions
 from jaxserve.config.option import flag_of
-from jaxserve.errors import ConfigError, RequestError
+from jaxserve.errors import ConfigError, RequestError, flag_text
 from jaxserve.request import SamplingParams
 
 BUNDLED = Path(__file__).parents[2] / "checkpoints" / "bundled" / "tiny-chat"
@@ -179,7 +179,11 @@ def draft_model(args: argparse.Namespace) -> Path | None:
     """Return the folder of the draft model; ConfigError on several hosts."""
     if args.draft_model and (args.hosts or args.pod):
         raise ConfigError(
-            "--draft-model: draft models are not built in for several hosts (--speculate ngram is)"
+            flag_text(
+                "--draft-model",
+                args.draft_model,
+                "draft models are not built in for several hosts (--speculate ngram is)",
+            )
         )
     return args.draft_model
 

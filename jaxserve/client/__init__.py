@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from jaxserve.client.channel import TLS
     from jaxserve.client.client import Client, Stream
     from jaxserve.client.collect import join
+    from jaxserve.client.descriptions import Loads, ModelInfo, ServerInfo
     from jaxserve.client.errors import CallError
     from jaxserve.client.messages import ChatOptions, Messages, Options, Prompt
     from jaxserve.client.results import (
@@ -25,14 +26,11 @@ if TYPE_CHECKING:
         Embedded,
         Event,
         Finish,
-        Loads,
         Logprob,
-        ModelInfo,
         PromptInfo,
         PromptLogprobs,
         Result,
         Score,
-        ServerInfo,
         Timings,
         Tokenized,
         TokenLogprob,
@@ -77,7 +75,7 @@ __all__ = [
     "join",
 ]
 
-_MODULES = ("client", "channel", "errors", "messages", "results", "collect", "aio")
+_MODULES = ("client", "channel", "errors", "messages", "results", "descriptions", "collect", "aio")
 
 
 def __getattr__(name: str) -> Any:

@@ -11,18 +11,10 @@ import grpc
 from jaxserve.client import requests
 from jaxserve.client.base import ClientBase
 from jaxserve.client.connection import Connection
+from jaxserve.client.descriptions import Loads, ModelInfo, ServerInfo
 from jaxserve.client.messages import ChatOptions, Messages, Options, Prompt
 from jaxserve.client.requests import RpcRequest
-from jaxserve.client.results import (
-    Embedded,
-    Event,
-    Loads,
-    ModelInfo,
-    Result,
-    Score,
-    ServerInfo,
-    Tokenized,
-)
+from jaxserve.client.results import Embedded, Event, Result, Score, Tokenized
 from jaxserve.client.retrying import ReadinessPoll
 from jaxserve.request import SamplingParams
 

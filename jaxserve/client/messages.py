@@ -9,7 +9,8 @@ from google.protobuf.message import Message
 
 from jaxserve.client.results import ToolCall
 from jaxserve.errors import RequestError
-from jaxserve.request import SamplingParams, check_token_ids, integers
+from jaxserve.request import SamplingParams
+from jaxserve.request_values import check_token_ids, integers
 from jaxserve.structure import Structure
 from jaxserve.v1 import common_pb2, inference_pb2
 

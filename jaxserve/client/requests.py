@@ -11,6 +11,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from jaxserve.client.descriptions import Loads, ModelInfo, ServerInfo
 from jaxserve.client.messages import (
     ChatOptions,
     Messages,
@@ -26,16 +27,7 @@ from jaxserve.client.messages import (
     without_tools,
 )
 from jaxserve.client.responses import embedded_of, event_of, plain, result_of, score_of
-from jaxserve.client.results import (
-    Embedded,
-    Event,
-    Loads,
-    ModelInfo,
-    Result,
-    Score,
-    ServerInfo,
-    Tokenized,
-)
+from jaxserve.client.results import Embedded, Event, Result, Score, Tokenized
 from jaxserve.errors import RequestError
 from jaxserve.request import SamplingParams
 from jaxserve.v1 import admin_pb2, inference_pb2

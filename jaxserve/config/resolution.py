@@ -17,7 +17,7 @@ from jaxserve.config.options import (
     EngineOptions,
     Preset,
 )
-from jaxserve.errors import ConfigError
+from jaxserve.errors import ConfigError, flag_text
 
 
 def resolve(
@@ -52,8 +52,12 @@ def resolve(
     )
     if config.drafts_by_model and None not in windows:
         raise ConfigError(
-            "--speculate draft: the draft model shares the page tables of layers without a window, "
-            "and every layer of the model has one (choose ngram)"
+            flag_text(
+                "--speculate",
+                "draft",
+                "the draft model shares the page tables of layers without a window, and every "
+                "layer of the model has one (choose ngram)",
+            )
         )
     pages = _pages(options, config, affordable_tokens)
     _check_page_exchange(options, embeds)
@@ -71,7 +75,9 @@ def _sizes(
 ) -> dict[str, Any]:
     """Return the fields of an EngineConfig whose options may be left open, by name."""
     if options.prefer not in PRESETS:
-        raise ConfigError(f"--prefer {options.prefer!r}: choose one of {', '.join(PRESETS)}")
+        raise ConfigError(
+            flag_text("--prefer", options.prefer, f"choose one of {', '.join(PRESETS)}")
+        )
     preset = PRESETS[options.prefer]
     max_context = _given(options, "max_context", max_positions, limit=max_positions)
     kv = _kv(options.kv, weights)
@@ -81,8 +87,12 @@ def _sizes(
     step_tokens = _given(options, "step_tokens", max(preset.step_tokens, max_batch))
     if step_tokens < max_batch:
         raise ConfigError(
-            f"--step-tokens {step_tokens} is less than --max-batch {max_batch}: every stream "
-            f"takes a token of each step"
+            flag_text(
+                "--step-tokens",
+                step_tokens,
+                f"it must be at least --max-batch ({max_batch}), as every stream takes a token of "
+                f"each step",
+            )
         )
     return {
         "max_context": max_context,
@@ -106,18 +116,21 @@ def _given(options: EngineOptions, name: str, default: int, limit: int | None = 
     low, high = bounds_of(EngineOptions, name)
     high = high if limit is None else limit
     if not low <= value <= high:
-        raise ConfigError(f"{flag_of(name)} {value}: it must be between {low} and {high}")
+        raise ConfigError(flag_text(flag_of(name), value, f"it must be between {low} and {high}"))
     return value
 
 
 def _kv(asked: str, weights: str) -> str:
     """Return the name in PAGE_DTYPES of what pages hold."""
     if asked not in ("auto", *PAGE_DTYPES):
-        raise ConfigError(f"--kv {asked!r}: choose one of auto, {', '.join(PAGE_DTYPES)}")
+        raise ConfigError(flag_text("--kv", asked, f"choose one of auto, {', '.join(PAGE_DTYPES)}"))
     if asked == "float32" and weights != "float32":
         raise ConfigError(
-            f"--kv float32: keys and values of {weights} weights have no more digits than "
-            f"{weights} has"
+            flag_text(
+                "--kv",
+                asked,
+                f"keys and values of {weights} weights have no more digits than {weights} has",
+            )
         )
     return weights if asked == "auto" else asked
 
@@ -127,13 +140,19 @@ def _decode_steps(options: EngineOptions, preset: Preset, step_tokens: int, embe
     several = (options.decode_steps or 1) > 1
     if several and embeds:
         raise ConfigError(
-            f"--decode-steps {options.decode_steps}: a model that embeds decodes nothing (leave "
-            f"it out)"
+            flag_text(
+                "--decode-steps",
+                options.decode_steps,
+                "a model that embeds decodes nothing (leave it out)",
+            )
         )
     if several and options.deterministic:
         raise ConfigError(
-            f"--decode-steps {options.decode_steps}: --deterministic launches decode steps one "
-            f"by one (leave it out)"
+            flag_text(
+                "--decode-steps",
+                options.decode_steps,
+                "--deterministic launches decode steps one by one (leave it out)",
+            )
         )
     if options.deterministic or embeds:
         default = 1
@@ -143,8 +162,12 @@ def _decode_steps(options: EngineOptions, preset: Preset, step_tokens: int, embe
     # Pages behind a window are kept for as many tokens in flight as one step may have.
     if steps > step_tokens:
         raise ConfigError(
-            f"--decode-steps {steps} is more than --step-tokens {step_tokens} (lower "
-            f"--decode-steps, or raise --step-tokens)"
+            flag_text(
+                "--decode-steps",
+                steps,
+                f"it must be at most --step-tokens ({step_tokens}; lower the one, or raise the "
+                f"other)",
+            )
         )
     return steps
 
@@ -153,23 +176,33 @@ def _draft_tokens(options: EngineOptions, embeds: bool) -> int:
     """Return the most tokens that are drafted for a row in a step; 0 where nothing is drafted."""
     if options.speculate not in PROPOSERS:
         raise ConfigError(
-            f"--speculate {options.speculate!r}: choose one of {', '.join(PROPOSERS)}"
+            flag_text("--speculate", options.speculate, f"choose one of {', '.join(PROPOSERS)}")
         )
     if options.speculate == "off":
         if options.draft_tokens is not None:
             raise ConfigError(
-                f"--draft-tokens {options.draft_tokens}: nothing is drafted (choose how with "
-                f"--speculate)"
+                flag_text(
+                    "--draft-tokens",
+                    options.draft_tokens,
+                    "nothing is drafted (choose how with --speculate)",
+                )
             )
         return 0
     if embeds:
         raise ConfigError(
-            f"--speculate {options.speculate}: a model that embeds generates nothing (leave it out)"
+            flag_text(
+                "--speculate",
+                options.speculate,
+                "a model that embeds generates nothing (leave it out)",
+            )
         )
     if options.deterministic:
         raise ConfigError(
-            f"--speculate {options.speculate}: --deterministic runs one kind of decode step (leave "
-            f"one of them out)"
+            flag_text(
+                "--speculate",
+                options.speculate,
+                "--deterministic runs one kind of decode step (leave one of them out)",
+            )
         )
     return _given(options, "draft_tokens", DRAFT_TOKENS)
 
@@ -180,8 +213,12 @@ def _pages(options: EngineOptions, config: EngineConfig, affordable_tokens: int)
     tokens = _given(options, "cache_tokens", min(affordable_tokens, whole_batch))
     if tokens < config.page_size:
         raise ConfigError(
-            f"--cache-tokens {tokens} is less than one page of {config.page_size} tokens (raise "
-            f"it, or lower --page-size)"
+            flag_text(
+                "--cache-tokens",
+                tokens,
+                f"it must be at least a page of {config.page_size} tokens (raise it, or lower "
+                f"--page-size)",
+            )
         )
     return tokens // config.page_size
 
@@ -212,17 +249,24 @@ def _check_page_exchange(options: EngineOptions, embeds: bool) -> None:
         return
     if embeds:
         raise ConfigError(
-            "a model that embeds exchanges no pages with other engines: it has no output to go "
+            "a model that embeds exchanges no pages with other engines, as it has no output to go "
             "on with"
         )
     if options.deterministic:
         raise ConfigError(
-            "--deterministic: pages of another engine have the bits of its mesh (leave it out)"
+            flag_text(
+                "--deterministic",
+                "given",
+                "pages of another engine have the bits of its mesh (leave it out)",
+            )
         )
     if not options.prefix_cache:
         raise ConfigError(
-            "--no-prefix-cache: pages of another engine are found in the prefix cache (leave it "
-            "out)"
+            flag_text(
+                "--no-prefix-cache",
+                "given",
+                "pages of another engine are found in the prefix cache (leave it out)",
+            )
         )
 
 
@@ -243,6 +287,10 @@ def _check_slots(options: EngineOptions) -> None:
 def _check_deterministic(config: EngineConfig) -> None:
     if config.deterministic and config.step_tokens < config.page_size:
         raise ConfigError(
-            f"--deterministic cuts prompts at page borders: a step of {config.step_tokens} tokens "
-            f"is less than a page of {config.page_size} (raise --step-tokens, or lower --page-size)"
+            flag_text(
+                "--step-tokens",
+                config.step_tokens,
+                f"--deterministic cuts prompts at page borders, so it must be at least a page of "
+                f"{config.page_size} tokens (raise it, or lower --page-size)",
+            )
         )

@@ -9,6 +9,7 @@ from jaxserve.engine.events import TokenEvent
 from jaxserve.engine.host.kv_transfer import KVTransfers
 from jaxserve.engine.host.page_device import PageDevice
 from jaxserve.engine.host.scheduler import Scheduler
+from jaxserve.engine.host.speculation import Costs
 from jaxserve.engine.plan import StepOutput, StepPlan
 from jaxserve.errors import EngineError, RequestIdInUseError
 from jaxserve.request import Request
@@ -91,6 +92,18 @@ class Engine:
         None if the choice has ended already.
         """
         return self.scheduler.stop(request_id, index, self._clock())
+
+    @property
+    def speculates(self) -> bool:
+        """Return whether tokens are drafted."""
+        return self.scheduler.speculation is not None
+
+    def set_step_costs(self, costs: Costs) -> None:
+        """Draft from now on only as many tokens as pay off by these measured times of steps."""
+        speculation = self.scheduler.speculation
+        if speculation is None:
+            raise EngineError("this engine drafts no tokens, so costs of steps are of no use to it")
+        speculation.costs = costs
 
     @property
     def has_work(self) -> bool:

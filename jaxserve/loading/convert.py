@@ -132,7 +132,7 @@ def to_orbax(
         would_change = weights != AS_STORED and checkpoint.weights == AS_STORED
         if not would_change:
             raise CheckpointError(
-                f"{source}: is converted already (--to hf converts it back; --weights is for full "
+                f"{source} is converted already (--to hf converts it back; --weights is for full "
                 f"precision)"
             )
     with new_folder(source, target) as folder:
@@ -167,7 +167,7 @@ def to_hf(source: Path, target: Path, report: Report, file_bytes: int = FILE_BYT
     """
     if not is_orbax(source):
         raise CheckpointError(
-            f"{source}: is not a folder of this command ({MANIFEST}); --to hf needs one"
+            f"{source} is not a folder of this command ({MANIFEST}); --to hf needs one"
         )
     checkpoint = OrbaxCheckpoint.open(source)
     files = list(_split_into_files(published_tensors(checkpoint), file_bytes))

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jaxserve.config import EngineOptions
-from jaxserve.errors import ConfigError
+from jaxserve.errors import ConfigError, flag_text
 from jaxserve.loading.folder import Model, load
 from jaxserve.tokenizer import Tokenizer, load_tokenizer
 
@@ -12,9 +12,13 @@ from jaxserve.tokenizer import Tokenizer, load_tokenizer
 def check_choice(options: EngineOptions, draft_model: str | Path | None) -> None:
     """Raise ConfigError unless a draft model is given exactly when --speculate draft is set."""
     if draft_model and options.speculate != "draft":
-        raise ConfigError(f"--draft-model {draft_model}: drafts nothing without --speculate draft")
+        raise ConfigError(
+            flag_text("--draft-model", draft_model, "it drafts nothing without --speculate draft")
+        )
     if options.speculate == "draft" and not draft_model:
-        raise ConfigError("--speculate draft: there is no draft model (add --draft-model)")
+        raise ConfigError(
+            flag_text("--speculate", "draft", "there is no draft model (add --draft-model)")
+        )
 
 
 def load_draft(folder: Path, model: Model, progress: Callable[[int, int, str], None]) -> Model:
@@ -26,7 +30,9 @@ def load_draft(folder: Path, model: Model, progress: Callable[[int, int, str], N
     check_tokens(folder, load_tokenizer(folder), model.tokenizer)
     draft = load(folder, model.mesh, str(model.params["embed"].dtype), progress)
     if draft.spec.embeds:
-        raise ConfigError(f"--draft-model {folder}: the model embeds and generates no tokens")
+        raise ConfigError(
+            flag_text("--draft-model", folder, "this model embeds and generates no tokens")
+        )
     return draft
 
 
@@ -40,8 +46,12 @@ def check_tokens(folder: Path, draft: Tokenizer, model: Tokenizer) -> None:
         in_model = _describe(model, token)
         if in_draft != in_model:
             raise ConfigError(
-                f"--draft-model {folder}: token {token} is {in_draft} there and {in_model} in the "
-                "model (a draft model needs the model's tokens)"
+                flag_text(
+                    "--draft-model",
+                    folder,
+                    f"its token {token} is {in_draft}, and {in_model} in the model (a draft model "
+                    f"needs the model's tokens)",
+                )
             )
 
 

@@ -72,7 +72,7 @@ def published_tensors(checkpoint: OrbaxCheckpoint) -> Iterator[PublishedTensor]:
     """
     if checkpoint.weights != AS_STORED:
         raise ModelError(
-            f"{checkpoint.folder}: has {checkpoint.weights} weights; the source's are not in it"
+            f"{checkpoint.folder} has {checkpoint.weights} weights; the source's are not in it"
         )
     _, spec = read_spec(checkpoint.config)
     for name, rows in _rows_by_tensor(checkpoint).items():
@@ -106,7 +106,7 @@ def _rows_by_tensor(
         stored = checkpoint.tensors.get(parameter_name(path))
         if stored is None:
             raise ModelError(
-                f"{checkpoint.folder}: lacks the parameter {parameter_name(path)} that "
+                f"{checkpoint.folder} lacks the parameter {parameter_name(path)} that "
                 f"config.json asks for"
             )
         for row in group:

@@ -16,7 +16,7 @@ from checkpoints.orbax_store import (
     is_orbax,
     read_manifest,
 )
-from jaxserve.errors import ModelError
+from jaxserve.errors import ModelError, flag_text
 from jaxserve.loading.match import first_names
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.families.weight_table import Tensor
@@ -50,9 +50,12 @@ def choose_weights(folder: Path, asked: str, stored: str) -> str:
         ) from None
     if asked not in (AS_STORED, stored):
         raise ModelError(
-            f"--weights {asked}: {folder} has {stored} weights, which stay what they are (leave "
-            f"it out, or convert "
-            "their source)"
+            flag_text(
+                "--weights",
+                asked,
+                f"{folder} has {stored} weights, which stay what they are (leave it out, or "
+                f"convert their source)",
+            )
         )
     return stored
 

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from checkpoints.orbax_store import AS_STORED, OrbaxCheckpoint
-from jaxserve.errors import ModelError
+from jaxserve.errors import ModelError, flag_text
 from jaxserve.loading.match import by_parameter, match_tensors, stored_tensors
 from jaxserve.loading.orbax_layout import choose_weights, match_parameters
 from jaxserve.loading.shards import is_float, load_parameter
@@ -79,7 +79,7 @@ def _declared_bytes(declared: Any) -> int:
 def _checkpoint_dtype(asked: str, table: list[Tensor], tensors: Mapping[str, Stored]) -> np.dtype:
     """Return the dtype of --dtype auto: float32 if any weight is stored wider than 16 bits."""
     if asked != "auto":
-        raise ModelError(f"--dtype {asked!r}: choose auto, {' or '.join(DTYPES)}")
+        raise ModelError(flag_text("--dtype", asked, f"choose auto, {' or '.join(DTYPES)}"))
     quantized = {row.path for row in table if row.scales}
     # Parameters that are float32 in every model, and scales, say nothing about the precision.
     stored = {

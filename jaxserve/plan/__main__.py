@@ -17,7 +17,7 @@ from checkpoints.errors import CheckpointError
 from jaxserve.cli.exits import exit_code
 from jaxserve.cli.flags import engine_options
 from jaxserve.cli.output import Bar, prepare_output
-from jaxserve.errors import ConfigError, JaxserveError, MemoryLimitError
+from jaxserve.errors import ConfigError, JaxserveError, MemoryLimitError, flag_text
 from jaxserve.loading.parameters import DTYPES
 from jaxserve.loading.spec import read_spec
 from jaxserve.models.quant import SCHEMES
@@ -87,17 +87,24 @@ def check_topology(args: argparse.Namespace, topology: Topology) -> None:
     """Raise ConfigError for what could not be done in the end, before anything is compiled."""
     if args.out and not topology.serializes:
         raise ConfigError(
-            f"--out: what is compiled for an absent {args.topology} is not tuned for it (leave "
-            f"it out)"
+            flag_text(
+                "--out",
+                args.out,
+                f"what is compiled for an absent {args.topology} is not tuned for it (leave it "
+                f"out)",
+            )
         )
     if args.out:
         check_free(args.out)
     if args.plot and (args.plot.is_dir() or not os.access(args.plot.parent, os.W_OK)):
-        raise ConfigError(f"--plot {args.plot}: no file can be written there (name another)")
+        raise ConfigError(
+            flag_text("--plot", args.plot, "no file can be written there (name another)")
+        )
     for flag in ("plot", "suggest", "link"):
         if getattr(args, flag) is not None and topology.limits is None:
             raise ConfigError(
-                f"--{flag}: the speed of {topology.name} is not published (leave it out)"
+                f"--{flag} needs the speed of {topology.name}, which is not published (leave it "
+                f"out)"
             )
 
 
@@ -108,8 +115,8 @@ def target_of(args: argparse.Namespace, name: str, spec: ModelSpec, topology: To
     """
     if args.link and embeds(args.model):
         raise ConfigError(
-            f"--link: {name} embeds: it has no output that another server could go on with "
-            f"(leave it out)"
+            f"--link is for servers that generate, and {name} embeds: it has no output that "
+            f"another server could go on with (leave it out)"
         )
     options = replace(engine_options(args), page_exchange=args.link is not None)
     return Target(name, spec, topology, options, args.memory_fraction)
@@ -150,8 +157,12 @@ def context_of(args: argparse.Namespace, limit: int) -> int:
     """Return the context for which times are given; limit is the engine's."""
     if args.context and args.context > limit:
         raise ConfigError(
-            f"--context {args.context}: the engine's context is {limit} (--max-context, or the "
-            f"model's)"
+            flag_text(
+                "--context",
+                args.context,
+                f"it must be at most the engine's context of {limit} (--max-context, or the "
+                f"model's)",
+            )
         )
     return args.context or min(DEFAULT_CONTEXT, limit)
 
@@ -227,7 +238,9 @@ def write_plot(path: Path, svg: str) -> None:
     try:
         path.write_text(svg)
     except OSError as error:
-        raise ConfigError(f"--plot {path}: {error.strerror}") from None
+        raise ConfigError(
+            flag_text("--plot", path, f"it cannot be written: {error.strerror}")
+        ) from None
 
 
 def finish_bundle(args: argparse.Namespace, estimate: Estimate, console: Console) -> None:

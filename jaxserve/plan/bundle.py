@@ -17,7 +17,7 @@ from typing import Any, get_origin, get_type_hints
 from checkpoints.errors import CheckpointError
 from checkpoints.safetensors_reader import parse_json_object
 from jaxserve.config import EngineConfig, EngineOptions
-from jaxserve.errors import ConfigError
+from jaxserve.errors import ConfigError, flag_text
 from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.deployment import Deployment
 from jaxserve.plan.platform import environment
@@ -57,9 +57,13 @@ class Manifest:
 
     def options(self) -> EngineOptions:
         """Return options that resolve to the engine of the bundle, whatever memory there is."""
-        fixed = ("max_batch", "step_tokens", "decode_steps", "kv", "page_size", "max_context")
-        chosen = ("prefix_cache", "deterministic", "page_exchange", "attention", "quantized_matmul")
-        given = {name: self.engine[name] for name in (*fixed, *chosen)}
+        given = {
+            field.name: self.engine[field.name]
+            for field in fields(EngineOptions)
+            if field.name in self.engine
+        }
+        # The configuration says 0 where nothing is drafted, which no option may ask for.
+        given["draft_tokens"] = self.engine["draft_tokens"] or None
         pages = max(pool["pages"] for pool in self.engine["pools"])
         return EngineOptions(**given, cache_tokens=pages * self.engine["page_size"])
 
@@ -78,7 +82,11 @@ def check_free(folder: Path) -> None:
     """Raise ConfigError if the folder has something in it, or is no folder."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(
-            f"--out {folder}: there is a bundle or a file already (remove it, or name another)"
+            flag_text(
+                "--out",
+                folder,
+                "there is a bundle or a file already (remove it, or name another)",
+            )
         )
 
 
@@ -88,7 +96,9 @@ def new_folder(folder: Path) -> Path:
     try:
         (folder / CACHE).mkdir(parents=True)
     except OSError as error:
-        raise ConfigError(f"--out {folder}: {error.strerror}") from None
+        raise ConfigError(
+            flag_text("--out", folder, f"it cannot be made: {error.strerror}")
+        ) from None
     return folder / CACHE
 
 
@@ -133,8 +143,12 @@ def open_bundle(folder: Path) -> Manifest:
     for name, theirs in manifest.environment.items():
         if mine.get(name) != theirs:
             raise ConfigError(
-                f"--bundle {folder}: was compiled with {name} {theirs}, and here is "
-                f"{mine.get(name)} (make it again with python -m jaxserve.plan --out)"
+                flag_text(
+                    "--bundle",
+                    folder,
+                    f"it was compiled with {name} {theirs}, and here is {mine.get(name)} (make it "
+                    f"again with python -m jaxserve.plan --out)",
+                )
             )
     _check_entries(folder, manifest)
     return manifest
@@ -146,13 +160,17 @@ def _read(folder: Path) -> Manifest:
         fields_by_name = parse_json_object(path.read_bytes(), path)
         if fields_by_name.get("format") != FORMAT:
             raise ConfigError(
-                f"--bundle {folder}: is of another version of bundles (make it again)"
+                flag_text("--bundle", folder, "it is of another version of bundles (make it again)")
             )
         return _checked(Manifest(**fields_by_name))
     except OSError as error:
-        raise ConfigError(f"--bundle {folder}: {MANIFEST}: {error.strerror}") from None
+        raise ConfigError(
+            flag_text("--bundle", folder, f"its {MANIFEST} cannot be read: {error.strerror}")
+        ) from None
     except (CheckpointError, TypeError) as error:
-        raise ConfigError(f"--bundle {folder}: {MANIFEST} is not one: {error}") from None
+        raise ConfigError(
+            flag_text("--bundle", folder, f"its {MANIFEST} is not one: {error}")
+        ) from None
 
 
 def _checked(manifest: Manifest) -> Manifest:
@@ -185,7 +203,9 @@ def _check_entries(folder: Path, manifest: Manifest) -> None:
     try:
         found = hashes(folder / CACHE)
     except OSError as error:
-        raise ConfigError(f"--bundle {folder}: {CACHE}: {error.strerror}") from None
+        raise ConfigError(
+            flag_text("--bundle", folder, f"its {CACHE} cannot be read: {error.strerror}")
+        ) from None
     missing = manifest.entries.keys() - found.keys()
     added = found.keys() - manifest.entries.keys()
     changed = {
@@ -200,8 +220,11 @@ def _check_entries(folder: Path, manifest: Manifest) -> None:
     ):
         if names:
             raise ConfigError(
-                f"--bundle {folder}: entry {min(names)} {problem} ({len(names)} in all): copy it "
-                f"again"
+                flag_text(
+                    "--bundle",
+                    folder,
+                    f"its entry {min(names)} {problem}, one of {len(names)} (copy it again)",
+                )
             )
 
 
@@ -227,9 +250,9 @@ def check_engine(
     for name, value in mine.items():
         if getattr(manifest, name) != value:
             raise ConfigError(
-                f"--bundle: is for {names[name]} {getattr(manifest, name)}; here it is {value}"
+                f"--bundle is for {names[name]} {getattr(manifest, name)}; here it is {value}"
             )
     engine = engine_fields(config)
     for name, value in manifest.engine.items():
         if engine.get(name) != value:
-            raise ConfigError(f"--bundle: is for {name} {value}; the engine has {engine.get(name)}")
+            raise ConfigError(f"--bundle is for {name} {value}; the engine has {engine.get(name)}")

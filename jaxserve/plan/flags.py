@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jaxserve.cli.flags import size_flags
 from jaxserve.cli.parser import Parser
-from jaxserve.errors import ConfigError
+from jaxserve.errors import ConfigError, flag_text
 from jaxserve.plan.model import shipped
 from jaxserve.plan.topology import MEMORY_FRACTION
 
@@ -158,8 +158,11 @@ def check(args: argparse.Namespace) -> None:
                 raise ConfigError(f"{flag} has no use for --{name} (leave --{name} out)")
     if args.speculate == "draft":
         raise ConfigError(
-            "--speculate draft: a draft model's weights, pages and steps are not planned (leave "
-            "it out)"
+            flag_text(
+                "--speculate",
+                "draft",
+                "a draft model's weights, pages and steps are not planned (leave it out)",
+            )
         )
     if args.out and args.buckets == "largest":
         raise ConfigError(

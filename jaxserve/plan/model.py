@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from checkpoints.safetensors_reader import parse_json_object
-from jaxserve.errors import ConfigError, ModelError
+from jaxserve.errors import ConfigError, ModelError, flag_text
 from jaxserve.loading.orbax_layout import choose_weights, stored_weights
 from jaxserve.loading.parameters import DTYPES
 from jaxserve.models.quant import HEAD, SCHEMES, QuantScheme, parse_scheme
@@ -32,8 +32,12 @@ def read_config(given: str) -> tuple[str, dict[str, Any]]:
         raw = path.read_bytes()
     except OSError as error:
         raise ModelError(
-            f"--model {given}: {path}: {error.strerror} (a folder, a config.json, or one of "
-            f"{', '.join(shipped())})"
+            flag_text(
+                "--model",
+                given,
+                f"{path} cannot be read: {error.strerror} (give a folder, a config.json, or one of "
+                f"{', '.join(shipped())})",
+            )
         ) from None
     name = path.resolve().parent.name if path.name == "config.json" else path.stem
     return name, parse_json_object(raw, path)
@@ -71,7 +75,7 @@ def weights_dtype(asked: str, config: Mapping[str, Any]) -> jnp.dtype:
         raise ConfigError(
             f"config.json does not say its dtype; give --weights ({', '.join(DTYPES)})"
         )
-    return _served("config.json: dtype", str(stored))
+    return _served(str(stored))
 
 
 def weights_form(asked: str) -> QuantScheme | None:
@@ -81,12 +85,15 @@ def weights_form(asked: str) -> QuantScheme | None:
     """
     if asked not in ("auto", *DTYPES, *SCHEMES, *(name + HEAD for name in SCHEMES)):
         raise ConfigError(
-            f"--weights {asked} is not served; choose one of auto, {', '.join((*DTYPES, *SCHEMES))}"
+            flag_text("--weights", asked, f"choose one of auto, {', '.join((*DTYPES, *SCHEMES))}")
         )
     return None if asked in DTYPES else parse_scheme(asked)
 
 
-def _served(flag: str, name: str) -> jnp.dtype:
+def _served(name: str) -> jnp.dtype:
     if name not in DTYPES:
-        raise ConfigError(f"{flag} {name}: is not served yet; choose one of {', '.join(DTYPES)}")
+        raise ConfigError(
+            f"config.json: dtype is {name}, which is not served yet; give --weights as one of "
+            f"{', '.join(DTYPES)}"
+        )
     return jnp.dtype(DTYPES[name])

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from jaxserve.errors import ConfigError, MemoryLimitError, ModelError
+from jaxserve.errors import ConfigError, MemoryLimitError, ModelError, flag_text
 from jaxserve.models.quant import QuantScheme
 from jaxserve.plan.compile import Progress, asking, compile_steps
 from jaxserve.plan.deployment import Target, deploy
@@ -93,7 +93,9 @@ def choices(
     Raises the error of the last one that was tried if none does.
     """
     found: list[Choice] = []
-    refusal: Exception = ConfigError(f"--topology {target.topology.name}: has no mesh")
+    refusal: Exception = ConfigError(
+        flag_text("--topology", target.topology.name, "it has no mesh")
+    )
     for axes in meshes(target.topology.count):
         if axes.expert > 1 and target.spec.mixture is None:
             continue  # without experts that axis does what data does

@@ -8,7 +8,7 @@ import jax
 from jax.sharding import AbstractDevice, Mesh
 
 from jaxserve.engine.device.memory import device_limit
-from jaxserve.errors import ConfigError
+from jaxserve.errors import ConfigError, flag_text
 from jaxserve.plan.roofline import Limits
 from sharding import aot_devices as absent
 from sharding.chips import CHIPS, Chip
@@ -93,10 +93,14 @@ def parse(text: str) -> Topology:
         return Topology(text, count)
     chip = CHIPS.get(name)
     if chip is None or chip.platform != "gpu":
-        raise ConfigError(f"--topology {text}: there is no such topology ({_examples()})")
+        raise ConfigError(_no_such(text))
     if count > absent.NODE:
         raise ConfigError(
-            f"--topology {text}: one node has {absent.NODE} GPUs (at most {name}x{absent.NODE})"
+            flag_text(
+                "--topology",
+                text,
+                f"one node has {absent.NODE} GPUs (at most {name}x{absent.NODE})",
+            )
         )
     return Topology(text, count, chip, name)
 
@@ -105,10 +109,16 @@ def _slice(text: str, family: str, shape: str) -> Topology:
     family = family.removeprefix("tpu")
     chip = CHIPS.get(family)
     if chip is None or chip.platform != "tpu":
-        raise ConfigError(f"--topology {text}: there is no such topology ({_examples()})")
+        raise ConfigError(_no_such(text))
     if shape not in chip.slices:
-        raise ConfigError(f"--topology {text}: slices of {family} are {', '.join(chip.slices)}")
+        raise ConfigError(
+            flag_text("--topology", text, f"slices of {family} are {', '.join(chip.slices)}")
+        )
     return Topology(text, absent.chips_in(shape) * chip.devices, chip, family, shape)
+
+
+def _no_such(text: str) -> str:
+    return flag_text("--topology", text, f"there is no such topology ({_examples()})")
 
 
 def _examples() -> str:

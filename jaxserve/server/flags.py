@@ -8,7 +8,8 @@ from typing import Any
 from jaxserve.chat.answers import REASONING_PARSERS, TOOL_PARSERS
 from jaxserve.cli.flags import engine_flags, hosts_flags, model_flag
 from jaxserve.cli.parser import Parser
-from jaxserve.errors import ConfigError
+from jaxserve.config.option import flag_of
+from jaxserve.errors import ConfigError, flag_text
 from jaxserve.plan.bundle import Manifest
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.disaggregation.flags import role_flags
@@ -229,9 +230,10 @@ def check_bundle(args: argparse.Namespace, manifest: Manifest) -> None:
     for name, value in ({"compilation_cache": "its own cache"} | decided).items():
         asked = getattr(args, name, None)
         if asked is not None and asked != unsaid.get(name) and asked != value:
-            flag = name.replace("_", "-")
             raise ConfigError(
-                f"--{flag} {asked}: the bundle was compiled for {value} (leave it out)"
+                flag_text(
+                    flag_of(name), asked, f"the bundle was compiled for {value} (leave it out)"
+                )
             )
 
 
@@ -247,7 +249,9 @@ def check_role(args: argparse.Namespace, manifest: Manifest) -> None:
             if exchanges
             else "both (python -m jaxserve.plan --link compiles for the others)"
         )
-        raise ConfigError(f"--role {args.role}: the bundle was compiled for --role {others}")
+        raise ConfigError(
+            flag_text("--role", args.role, f"the bundle was compiled for --role {others}")
+        )
 
 
 def limits(args: argparse.Namespace) -> Limits:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from jaxserve.errors import ConfigError
+from jaxserve.errors import ConfigError, flag_text
 
 
 @contextmanager
@@ -23,7 +23,9 @@ def serving_health(host: str, port: int) -> Iterator[None]:
     try:
         server.add_insecure_port(address)
     except RuntimeError:
-        raise ConfigError(f"--port {port}: cannot listen on {address} (is it taken?)") from None
+        raise ConfigError(
+            flag_text("--port", port, f"nothing can listen on {address} (is it taken?)")
+        ) from None
     server.start()
     yield
     server.stop(0)

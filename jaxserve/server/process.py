@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
 NewRole = Callable[[Readiness, CollectorRegistry], Role]  # the registry is that of the metrics
+# Given the number of compiles after ready, and whether the server is ready.
+NewMetrics = Callable[[Callable[[], int], Callable[[], bool]], Metrics]
 OnFailure = Callable[[BaseException], None]
 log = logging.getLogger("jaxserve.serve")
 
@@ -71,11 +73,15 @@ class ServerProcess:
         drain_timeout: float = 30.0,
         step_timeout: float = 60.0,
         on_ready: Callable[[], None] = lambda: None,
+        new_metrics: NewMetrics = Metrics,
     ):
-        """new_role: makes what the server has because of --role. on_ready: called once."""
+        """new_role: makes what the server has because of --role. on_ready: called once.
+
+        new_metrics: makes what /metrics shows.
+        """
         self.limits = limits
         self.readiness = Readiness(self.on_phase)
-        self.metrics = Metrics(self._compiles_after_ready, self._is_ready)
+        self.metrics = new_metrics(self._compiles_after_ready, self._is_ready)
         self.role = new_role(self.readiness, self.metrics.registry)
         self.listeners = Listeners(
             self.readiness,

@@ -25,6 +25,6 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     if model_file.exists():
         return sentencepiece_model.load_sentencepiece(model_file, settings)
     raise TokenizerError(
-        f"{folder}: has neither {json_file.name} nor {model_file.name}; copy one of them from "
+        f"{folder} has neither {json_file.name} nor {model_file.name}; copy one of them from "
         f"the checkpoint's source"
     )

@@ -126,12 +126,26 @@ def load_sentencepiece(path: Path, settings: TokenizerSettings) -> SentencePiece
         model = path.read_bytes()
         if not model:  # SentencePiece accepts an empty file and prints errors later
             raise RuntimeError("it is empty")
-        return SentencePieceTokenizer(SentencePieceProcessor(model_proto=model), settings)
+        processor = SentencePieceProcessor(model_proto=model)
+        _require_utf8(processor)
+        return SentencePieceTokenizer(processor, settings)
     except (OSError, RuntimeError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
         raise TokenizerError(
             f"{path}: not a SentencePiece model ({reason}); copy the file again"
         ) from None
+
+
+def _require_utf8(processor: SentencePieceProcessor) -> None:
+    """Raise RuntimeError for a piece that is not UTF-8, which the library does not look for.
+
+    Otherwise the first answer with this piece would fail.
+    """
+    for token_id in range(processor.vocab_size()):
+        try:
+            processor.id_to_piece(token_id)
+        except UnicodeDecodeError:
+            raise RuntimeError(f"piece {token_id} is not UTF-8") from None
 
 
 def _special_id(processor: SentencePieceProcessor, name: str | None, default: int) -> int | None:

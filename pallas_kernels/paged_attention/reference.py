@@ -249,7 +249,7 @@ def _flash(
     positions: of the queries within their rows; a query at -1 sees nothing. The walk begins with
     the block that holds the first position of any window and ends with the block of the last query.
     """
-    batch, kv_heads, queries, _ = q.shape
+    batch, kv_heads = q.shape[:2]
     page_size = pages.k.shape[2]
     per_block = min(max(1, BLOCK_TOKENS // page_size), tables.shape[1])
     block = per_block * page_size
@@ -286,18 +286,32 @@ def _flash(
         update = _product("BKMS,BKSV->BKMV", weights.astype(q.dtype), values)
         return _Running(peak, total, so_far.acc * decay[..., None] + update)
 
-    # A sink is a score that precedes all others and has no value: the walk starts with its score
-    # as the peak and exp(0) = 1 as the denominator.
-    peak = jnp.broadcast_to(sinks[None], (batch, kv_heads, queries))
-    start = _Running(
-        peak,
-        jnp.where(peak > MASKED, 1.0, 0.0),
-        jnp.zeros((batch, kv_heads, queries, options.layout.out_dim)),
-    )
+    start = _start(sinks, batch, options)
     blocks = (jnp.max(positions) + block) // block
     end = lax.fori_loop(
         _first_seen(positions, options.window) // block, blocks, attend_block, start
     )
+    return _normalized(end, positions)
+
+
+def _start(sinks: Float[Array, "K M"], batch: int, options: Options) -> _Running:
+    """Return the running softmax before the first block.
+
+    A sink is a score that precedes all others and has no value: the walk starts with its score as
+    the peak and exp(0) = 1 as the denominator.
+    """
+    peak = jnp.broadcast_to(sinks[None], (batch, *sinks.shape))
+    return _Running(
+        peak,
+        jnp.where(peak > MASKED, 1.0, 0.0),
+        jnp.zeros((*peak.shape, options.layout.out_dim)),
+    )
+
+
+def _normalized(
+    end: _Running, positions: Int[Array, "B M"]
+) -> tuple[Float[Array, "B K M V"], Float[Array, "B K M"]]:
+    """Return attention and log-sum-exp after the last block; -inf for a query at -1."""
     total = jnp.where(end.total == 0, 1, end.total)  # NaN stays, so that it is noticed
     return end.acc / total[..., None], jnp.where(
         positions[:, None] < 0, -jnp.inf, end.peak + jnp.log(total)

@@ -20,7 +20,7 @@ few sublanes around the token back to the page; no page is read for the sake of 
 are written before the walk, page by page (`tpu_write.py`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -191,20 +191,8 @@ def _walk(
     scalars = scalars_of(ragged, tiles, len(pages.k))
     scratch = _scratch(plan, tuple(pools))
 
-    def kernel(*refs: Any) -> None:
-        # Pallas passes scalars, inputs, outputs and scratch memory, in this order.
-        given = iter(refs)
-        scalar_refs = Scalars(*(next(given) for _ in scalars))
-        input_refs = {name: next(given) for name in inputs}
-        for _ in pools:
-            next(given)  # a pool as an input: aliased, so the same memory as the output
-        output_refs = {name: next(given) for name in outputs}
-        pool_refs = {name: output_refs.pop(name) for name in pools}
-        scratch_refs = dict(zip(scratch, given, strict=True))
-        Body(plan, scalar_refs, input_refs, output_refs, pool_refs, scratch_refs).run()
-
     results = pl.pallas_call(
-        kernel,
+        _kernel(plan, len(scalars), tuple(inputs), tuple(outputs), tuple(pools), tuple(scratch)),
         # The type says where pools lie: by the specification alone XLA would bring small ones to
         # the core, whole.
         out_shape=[
@@ -231,6 +219,34 @@ def _walk(
     out = by_token(found["out"][..., lanes.out : lanes.out + layout.out_dim], tiles, 0)
     lse = by_token(found["lse"], tiles, -jnp.inf)[..., 0] if options.lse else None
     return Attended(out, Pages(**{name: found.get(name) for name in Pages._fields}), lse)
+
+
+def _kernel(
+    plan: Plan,
+    num_scalars: int,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    pools: Sequence[str],
+    scratch: Sequence[str],
+) -> Callable[..., None]:
+    """Return the kernel, which knows its references by these names.
+
+    outputs: with the pools, which are operands and results.
+    """
+
+    def kernel(*refs: Any) -> None:
+        # Pallas passes scalars, inputs, outputs and scratch memory, in this order.
+        given = iter(refs)
+        scalar_refs = Scalars(*(next(given) for _ in range(num_scalars)))
+        input_refs = {name: next(given) for name in inputs}
+        for _ in pools:
+            next(given)  # a pool as an input: aliased, so the same memory as the output
+        output_refs = {name: next(given) for name in outputs}
+        pool_refs = {name: output_refs.pop(name) for name in pools}
+        scratch_refs = dict(zip(scratch, given, strict=True))
+        Body(plan, scalar_refs, input_refs, output_refs, pool_refs, scratch_refs).run()
+
+    return kernel
 
 
 def _tiled(plan: Plan, *shape: int) -> pl.BlockSpec:

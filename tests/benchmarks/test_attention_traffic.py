@@ -29,10 +29,8 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     started: list[int] = []
 
     def make_async_copy(source: Any, target: Any, semaphore: Any) -> SimpleNamespace:
-        copy, size = (
-            pltpu.make_async_copy(source, target, semaphore),
-            math.prod(target.shape) * target.dtype.itemsize,
-        )
+        copy = pltpu.make_async_copy(source, target, semaphore)
+        size = math.prod(target.shape) * target.dtype.itemsize
 
         def start() -> None:
             jax.debug.callback(lambda: started.append(size))

@@ -188,5 +188,7 @@ def test_values_that_are_not_finite_are_an_error(folder: Path) -> None:
 
 
 def test_an_option_without_a_meaning(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="--decode-steps 2: a model that embeds decodes nothing"):
+    with pytest.raises(
+        ConfigError, match="--decode-steps is 2; a model that embeds decodes nothing"
+    ):
         LLM(folder, options=replace(OPTIONS, decode_steps=2))

@@ -5,54 +5,37 @@ exit code 2.
 import io
 import json
 import os
-import shutil
 import signal
-import struct
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import jax
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from jaxserve.cli.flags import parser
 from jaxserve.cli.output import TextPrinter
 from jaxserve.completion import Delta
-from jaxserve.generate import main
-
-ROOT = Path(__file__).parents[2]
-BUNDLED = ROOT / "checkpoints" / "bundled" / "tiny-chat-draft"
-SMALL = ["--max-batch", "2", "--step-tokens", "32", "--page-size", "16", "--cache-tokens", "512"]
-STORY = "Once upon a time"
+from tests.jaxserve.generate_harness import (
+    BUNDLED,
+    ROOT,
+    SMALL,
+    STORY,
+    Call,
+    assert_refused,
+    caller,
+    copied,
+)
 
 
 @pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs main() with the tests' compilation cache; returns exit code, standard output, standard
-    error.
-    """
-
-    def run(*arguments: str, model: Path | str = BUNDLED) -> tuple[int, str, str]:
-        cache = ["--compilation-cache", jax.config.jax_compilation_cache_dir]
-        try:
-            code = main(["--model", str(model), *SMALL, *cache, *arguments])
-        except SystemExit as stop:  # argparse
-            code = int(stop.code or 0)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
+def call(capsys: pytest.CaptureFixture[str]) -> Call:
+    return caller(capsys)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A copy of the bundled checkpoint to spoil."""
-    for path in BUNDLED.iterdir():
-        shutil.copy(path, tmp_path / path.name)
-    return tmp_path
+    return copied(tmp_path)
 
 
 def test_text_streams_to_standard_output(call) -> None:
@@ -287,190 +270,6 @@ def test_a_turn_without_an_answer_is_forgotten(chat) -> None:
 
 def test_the_bundled_model_is_the_default() -> None:
     assert parser().parse_args([]).model == ROOT / "checkpoints" / "bundled" / "tiny-chat"
-
-
-def assert_refused(result: tuple[int, str, str], message: str) -> None:
-    code, out, err = result
-    assert code == 2 and out == ""
-    (line,) = [line for line in err.splitlines() if line.startswith("error:")]
-    assert message in line, line
-    assert "Traceback" not in err
-
-
-def write_header(path: Path, header: str, body: bytes = b"") -> None:
-    path.write_bytes(struct.pack("<Q", len(header)) + header.encode() + body)
-
-
-def truncate(folder: Path) -> None:
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-
-
-def claim_more(folder: Path) -> None:
-    header = '{"model.norm.weight": {"dtype": "F32", "shape": [1024], "data_offsets": [0, 4096]}}'
-    write_header(folder / "model.safetensors", header, b"\0" * 16)
-
-
-def duplicate_key(folder: Path) -> None:
-    entry = '"model.norm.weight": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}'
-    write_header(folder / "model.safetensors", "{" + entry + "," + entry + "}", b"\0" * 4)
-
-
-def garbage(folder: Path) -> None:
-    (folder / "model.safetensors").write_bytes(b"not a checkpoint at all")
-
-
-def index_without_file(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
-def only_pickle(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-
-
-def no_tokenizer(folder: Path) -> None:
-    (folder / "tokenizer.model").unlink()
-
-
-def wrong_shape(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(
-        json.dumps(config | {"intermediate_size": config["intermediate_size"] + 8})
-    )
-
-
-def unknown_field(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"secret_sauce": 1}))
-
-
-def nothing_of_the_model(folder: Path) -> None:
-    save_file({"x": np.zeros(3, np.float32)}, folder / "model.safetensors")
-
-
-def no_config(folder: Path) -> None:
-    (folder / "config.json").unlink()
-
-
-SPOILED: list[tuple[Callable[[Path], None], str]] = [
-    (truncate, "model.safetensors"),
-    (claim_more, "model.safetensors"),
-    (duplicate_key, "model.norm.weight"),
-    (garbage, "model.safetensors"),
-    (index_without_file, "model-00001-of-00002.safetensors"),
-    (only_pickle, "pickle"),
-    (no_tokenizer, "tokenizer.model"),
-    (wrong_shape, "config.json makes it"),
-    (unknown_field, "secret_sauce"),
-    (nothing_of_the_model, "lacks"),
-    (no_config, "config.json"),
-]
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"), SPOILED, ids=[spoil.__name__ for spoil, _ in SPOILED]
-)
-def test_checkpoint_that_is_refused(
-    call, folder: Path, spoil: Callable[[Path], None], message: str
-) -> None:
-    spoil(folder)
-    assert_refused(call("--prompt", STORY, model=folder), message)
-
-
-FLAGS: list[tuple[list[str], str]] = [
-    (["--prompt", STORY, "--max-tokens", "4000"], "lower max_tokens"),
-    (["--prompt", STORY * 100, "--max-tokens", "1"], "exceed the context of 64"),
-    (["--prompt", STORY, "--temperature", "-1"], "temperature"),
-    (
-        ["--prompt", STORY, "--min-tokens", "9", "--max-tokens", "3"],
-        "min_tokens is 9, more than max_tokens",
-    ),
-    (["--prompt", STORY, "--allowed-token-ids", "1,99999"], "allowed_token_ids: entry 1 is 99999"),
-    (["--prompt", STORY, "--stop", ""], "stop"),
-    (["--prompts-file", "/nonexistent/prompts.txt"], "/nonexistent/prompts.txt"),
-    (["--prompt", STORY, "--dtype", "int7"], "--dtype 'int7'"),
-    (
-        ["--prompt", STORY, "--kv", "int4"],
-        "--kv 'int4': choose one of auto, float32, bfloat16, int8, fp8",
-    ),
-    (
-        ["--prompt", STORY, "--weights", "int3"],
-        "--weights int3: choose auto, int8, fp8, int4, int4-g32",
-    ),
-    (
-        ["--prompt", STORY, "--weights", "int4-g128"],
-        "sums 96 numbers, no multiple of 128 (groups of 32 do)",
-    ),
-    (
-        ["--prompt", STORY, "--weights", "int8+head"],
-        "no head beside its embedding (leave +head out)",
-    ),
-    (["--prompt", STORY, "--tensor", "3"], "does not divide by mesh axis 'tensor' of size 3"),
-    (["--prompt", STORY, "--data", "64"], "needs 64 devices; 8 are present"),
-    (["--prompt", STORY, "--decode-steps", "0"], "--decode-steps 0: it must be between 1 and 64"),
-    (
-        ["--prompt", STORY, "--decode-steps", "40"],
-        "--decode-steps 40 is more than --step-tokens 32",
-    ),
-    (
-        ["--prompt", STORY, "--decode-steps", "4", "--deterministic"],
-        "--deterministic launches decode steps one by one",
-    ),
-    (["--prompt", STORY, "--attention", "magic"], "attention 'magic' is not built in"),
-    (["--prompt", STORY, "--page-size", "0"], "--page-size 0"),
-    (["--prompt", STORY, "--max-batch", "0"], "--max-batch 0: it must be between 1 and"),
-    (["--prompt", STORY, "--step-tokens", "0"], "--step-tokens 0: it must be between 1 and"),
-    (["--prompt", STORY, "--step-tokens", "1"], "--step-tokens 1 is less than --max-batch 2"),
-    (["--prompt", STORY, "--max-context", "0"], "--max-context 0: it must be between 1 and"),
-    (["--prompt", STORY, "--cache-tokens", "0"], "--cache-tokens 0: it must be between 1 and"),
-    (["--prompt", STORY, "--cache-tokens", "3"], "less than one page"),
-    (["--prompt", STORY, "--logprobs", "2"], "--logprobs is shown in JSON only (add --json)"),
-    (["--prompt", STORY, "--prompt-logprobs", "2"], "--prompt-logprobs is shown in JSON only"),
-    (["--prompt", STORY, "--stop", "\udcff"], "not valid Unicode"),
-    (["--prompt", "\udcff"], "half a surrogate pair"),
-    (
-        ["--prompt", STORY, "--compilation-cache", "/dev/null/cache"],
-        "--compilation-cache /dev/null/cache: Not a directory",
-    ),
-    (["--prompt", STORY, "--system", "x"], "--system is for a conversation (add --chat)"),
-    (
-        ["--prompt", STORY, "--chat-template", "x"],
-        "--chat-template is for a conversation (add --chat)",
-    ),
-    (
-        ["--chat", "--prompt", STORY, "--n", "2"],
-        "--n is 2, but a turn of a conversation has one answer",
-    ),
-    (
-        ["--chat", "--prompt", STORY, "--echo"],
-        "--echo is given, but a turn of a conversation has one answer",
-    ),
-    (
-        ["--chat", "--prompt", STORY, "--chat-template", "/none"],
-        "chat_template: /none: No such file or directory",
-    ),
-    (["--prompts-file", "/dev/null"], "/dev/null has no prompts"),
-    (["--prompt", STORY, "--cache-tokens", str(10**12)], "--cache-tokens asks for"),
-    (["--prompt", STORY, "--max-context", "999999"], "--max-context 999999"),
-]
-
-
-@pytest.mark.parametrize(("flags", "message"), FLAGS, ids=[message for _, message in FLAGS])
-def test_flags_that_are_refused(call, flags: list[str], message: str) -> None:
-    context = [] if "--max-context" in flags else ["--max-context", "64"]
-    assert_refused(call(*context, *flags), message)
-
-
-def test_prompt_longer_than_the_page_pool(call) -> None:
-    assert_refused(
-        call("--prompt", STORY * 20, "--cache-tokens", "32", "--max-tokens", "1"), "--cache-tokens"
-    )
-
-
-def test_model_folder_that_is_not_there(call) -> None:
-    assert_refused(call("--prompt", STORY, model="/nonexistent/model"), "/nonexistent/model")
 
 
 def test_an_empty_prompt_is_bos_or_an_error(call, folder: Path) -> None:

@@ -385,7 +385,7 @@ def test_corrupt_tokenizer_file(name: str, content: bytes, tmp_path: Path) -> No
     assert str(tmp_path / name) in str(caught.value)
 
 
-@pytest.mark.parametrize("piece", [b"<0x0A>", b"<s>"])
+@pytest.mark.parametrize("piece", [b"<0x0A>", b"<s>", b"llo"])
 def test_sentencepiece_model_with_a_piece_that_is_no_text(piece: bytes, tmp_path: Path) -> None:
     write_small("sp-first-space", tmp_path)
     path = tmp_path / "tokenizer.model"

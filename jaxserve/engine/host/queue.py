@@ -42,8 +42,10 @@ class RequestQueue:
         for index in range(request.params.n):
             leader = choices[0] if choices else None
             choices.append(self._new_sequence(request, index, seed, max_tokens, leader, now))
+        # Only now, as the grammar of a later choice may fail: nothing is kept of a refused request.
         self.requests[request.id] = choices
         for seq in choices:
+            self._drafts.enter(seq)
             self.sequences[seq.id] = seq
             self._wait(seq)
 
@@ -61,7 +63,6 @@ class RequestQueue:
         seq.chains = [DigestChain() for _ in self._config.pools]
         if request.grammar:
             seq.constraint = Constraint(request.grammar.matcher(), request.params)
-        self._drafts.enter(seq)
         seq.times.submitted = now if request.since is None else request.since
         self._next_id += 1
         return seq

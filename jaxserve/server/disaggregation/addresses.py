@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from jaxserve.errors import ConfigError
+from jaxserve.errors import ConfigError, flag_text
 
 POLL_SECONDS = 1.0  # between two looks at the file
 log = logging.getLogger(__name__)
@@ -30,7 +30,9 @@ def read_addresses(path: Path) -> list[str]:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         problem = getattr(error, "strerror", None) or error
-        raise ConfigError(f"--prefill-servers-file {path}: {problem}") from None
+        raise ConfigError(
+            flag_text("--prefill-servers-file", path, f"it cannot be read: {problem}")
+        ) from None
     found = []
     for number, line in enumerate(lines, 1):
         text = line.partition("#")[0].strip()
@@ -39,7 +41,9 @@ def read_addresses(path: Path) -> list[str]:
         try:
             found.append(check_address(text))
         except ConfigError as error:
-            raise ConfigError(f"--prefill-servers-file {path}, line {number}: {error}") from None
+            raise ConfigError(
+                flag_text("--prefill-servers-file", path, f"line {number} is wrong: {error}")
+            ) from None
     return found
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jaxserve.cli.field_flags import add_flags
 from jaxserve.config.option import UNBOUNDED, flag, flag_of, options_of
-from jaxserve.errors import ConfigError
+from jaxserve.errors import ConfigError, flag_text
 from jaxserve.server.disaggregation.addresses import check_address, read_addresses
 from jaxserve.server.disaggregation.policy import Policy
 from jaxserve.server.security.files import read_file, read_token
@@ -183,7 +183,7 @@ def meshes(args: argparse.Namespace) -> Meshes | None:
     if not any(given):
         return None
     if not all(given):
-        raise ConfigError("--prefill-mesh and --decode-mesh go together: give both")
+        raise ConfigError("--prefill-mesh and --decode-mesh go together (give both)")
     _check_bounds(args)
     _check_alone(args)
     return Meshes(args.prefill_mesh, args.decode_mesh, _policy(args), args.transfer_timeout)
@@ -194,17 +194,25 @@ def _check_alone(args: argparse.Namespace) -> None:
     both = "--prefill-mesh and --decode-mesh"
     if args.role != "both":
         raise ConfigError(
-            f"--role {args.role}: with {both} this server does both (leave one of them out)"
+            flag_text(
+                "--role",
+                args.role,
+                f"with {both} this server does both (leave one of them out)",
+            )
         )
     for axis in ("data", "expert", "tensor"):
         if (size := getattr(args, axis)) != 1:
             raise ConfigError(
-                f"--{axis} {size}: {both} say how many devices share the heads (leave it out)"
+                flag_text(
+                    f"--{axis}",
+                    size,
+                    f"{both} say how many devices share the heads (leave it out)",
+                )
             )
     for name in ("hosts", "pod", "bundle"):
         if getattr(args, name):
             raise ConfigError(
-                f"--{name}: {both} are not built in together with it (leave one of them out)"
+                f"--{name} is not built in together with {both} (leave one of them out)"
             )
 
 
@@ -219,8 +227,11 @@ def _check_role(args: argparse.Namespace) -> None:
             raise ConfigError(f"{flag_of(name)} is for --role decode (this is --role {args.role})")
     if args.role == "decode" and not (args.prefill_server or args.prefill_servers_file):
         raise ConfigError(
-            "--role decode: no server computes its prompts (--prefill-server or "
-            "--prefill-servers-file)"
+            flag_text(
+                "--role",
+                "decode",
+                "no server computes its prompts (give --prefill-server or --prefill-servers-file)",
+            )
         )
 
 
@@ -231,8 +242,8 @@ def _check_bounds(args: argparse.Namespace) -> None:
             continue
         low, _ = option.metadata["bounds"]
         if value < low:
-            raise ConfigError(f"{flag_of(option.name)} {value}: it must be at least {low}")
+            raise ConfigError(flag_text(flag_of(option.name), value, f"it must be at least {low}"))
     if not 0 < args.transfer_timeout < math.inf:
         raise ConfigError(
-            f"--transfer-timeout {args.transfer_timeout:g}: it must be above 0, and finite"
+            flag_text("--transfer-timeout", args.transfer_timeout, "it must be above 0, and finite")
         )

@@ -10,7 +10,7 @@ from grpc import aio  # type: ignore[attr-defined]
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from jaxserve.errors import ConfigError, JaxserveError
+from jaxserve.errors import ConfigError, JaxserveError, flag_text
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.grpc.admin import AdminServicer
 from jaxserve.server.grpc.inference import InferenceServicer, abort_with
@@ -185,7 +185,7 @@ def bind(
     except RuntimeError:
         bound = 0
     if not bound:
-        raise ConfigError(f"{flag} {port}: cannot listen on {address} (is it taken?)")
+        raise ConfigError(flag_text(flag, port, f"nothing can listen on {address} (is it taken?)"))
     return bound
 
 

@@ -11,7 +11,7 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from jaxserve.errors import ConfigError
+from jaxserve.errors import ConfigError, flag_text
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.security.tls import Tls
 
@@ -117,7 +117,7 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ConfigError(
-            f"--http-port {port}: cannot listen on {host}:{port}: {error.strerror}"
+            flag_text("--http-port", port, f"nothing can listen on {host}:{port}: {error.strerror}")
         ) from None
     listener.setblocking(False)
     return listener

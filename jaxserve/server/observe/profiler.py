@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jaxserve.errors import ConfigError, RequestError
+from jaxserve.errors import ConfigError, RequestError, flag_text
 
 DEFAULT_SECONDS = 10.0
 MAX_SECONDS = 60.0
@@ -99,12 +99,17 @@ def _begin(parent: Path) -> Path:
         profiles = len(list(parent.iterdir()))
         if profiles >= MAX_PROFILES:
             raise ConfigError(
-                f"--profile-dir {parent} has {profiles} entries; the limit is {MAX_PROFILES} "
-                f"(remove some)"
+                flag_text(
+                    "--profile-dir",
+                    parent,
+                    f"it has {profiles} entries, and the limit is {MAX_PROFILES} (remove some)",
+                )
             )
         folder.mkdir()
     except OSError as error:
-        raise ConfigError(f"--profile-dir {parent}: {error.strerror}") from None
+        raise ConfigError(
+            flag_text("--profile-dir", parent, f"no profile can be written: {error.strerror}")
+        ) from None
     jax.profiler.start_trace(str(folder))
     return folder
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from jaxserve.errors import ConfigError
+from jaxserve.errors import ConfigError, flag_text
 
 MAX_TOKEN_BYTES = 4096
 
@@ -12,7 +12,7 @@ def read_file(path: Path, flag: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{flag} {path}: {error.strerror}") from None
+        raise ConfigError(flag_text(flag, path, f"it cannot be read: {error.strerror}")) from None
 
 
 def read_token(path: Path | None, flag: str) -> str | None:
@@ -26,6 +26,10 @@ def read_token(path: Path | None, flag: str) -> str | None:
     is_word = token.isascii() and token.isprintable() and " " not in token
     if not is_word or not 1 <= len(token) <= MAX_TOKEN_BYTES:
         raise ConfigError(
-            f"{flag} {path}: holds no token (one line of 1 to {MAX_TOKEN_BYTES} ASCII letters)"
+            flag_text(
+                flag,
+                path,
+                f"it holds no token (one line of 1 to {MAX_TOKEN_BYTES} ASCII letters)",
+            )
         )
     return token

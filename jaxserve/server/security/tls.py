@@ -38,7 +38,9 @@ class Tls:
             tls.context()
         except (OSError, ssl.SSLError) as error:
             files = ", ".join(str(path) for path in (cert, key, client_ca) if path)
-            raise ConfigError(f"TLS files {files}: {error.strerror or error}") from None
+            raise ConfigError(
+                f"TLS files {files} cannot be used: {error.strerror or error}"
+            ) from None
         return tls
 
     def context(self) -> ssl.SSLContext:

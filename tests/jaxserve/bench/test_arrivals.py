@@ -79,7 +79,8 @@ def test_constant_and_at_once() -> None:
 def test_a_duration_has_all_that_are_due_before_its_end(kind: str) -> None:
     """Times by duration are those by number up to its end; both bounds hold together."""
     gaps = Process(kind, 100.0, 0.5).gaps(7)
-    timed, many = due_times(gaps, None, 30.0), due_times(gaps, 10_000, None)
+    timed = due_times(gaps, None, 30.0)
+    many = due_times(gaps, 10_000, None)
     assert timed == [due for due in many if due < 30.0]
     assert len(timed) == pytest.approx(3000, rel=0.1)
     assert due_times(gaps, 50, 30.0) == due_times(gaps, 50, None)
@@ -125,17 +126,17 @@ def test_azure_in_the_order_of_time(tmp_path: Path) -> None:
         ("", "neither Mooncake"),
         ("time,tokens\n1,2\n", "neither Mooncake"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "has no requests"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\nnow,1,2\n", "line 2: ValueError"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\nnow,1,2\n", "line 2 is no request .ValueError"),
         (
             "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,1,0\n",
-            "line 2: ValueError: a length below 1",
+            "line 2 is no request .ValueError: a length below 1",
         ),
-        (MOONCAKE + '{"timestamp": 1}\n', "line 4: KeyError"),
+        (MOONCAKE + '{"timestamp": 1}\n', "line 4 is no request .KeyError"),
         (
             MOONCAKE.replace("[0, 1]", "[0]"),
-            "line 1: ValueError: 1 hash_ids for 700 tokens in blocks of 512",
+            "line 1 is no request .ValueError: 1 hash_ids for 700 tokens in blocks of 512",
         ),
-        ("{nonsense\n", "line 1: JSONDecodeError"),
+        ("{nonsense\n", "line 1 is no request .JSONDecodeError"),
     ],
 )
 def test_what_is_no_trace(tmp_path: Path, text: str, problem: str) -> None:

@@ -70,7 +70,8 @@ def test_summary() -> None:
         outcome(12.0, status="UNAVAILABLE", ended=12.5),
         outcome(13.0, (13.5, 1), status="UNFINISHED"),
     ]
-    outcomes[1].cached_tokens, outcomes[2].error = 7, "gone"
+    outcomes[1].cached_tokens = 7
+    outcomes[2].error = "gone"
     s = summarize(outcomes, Objective(ttft=600))
     assert (s.requests, s.ok, s.unfinished, s.busy_seconds) == (4, 2, 1, 4.0)
     assert (s.requests_per_second, s.output_tokens_per_second, s.prompt_tokens_per_second) == (

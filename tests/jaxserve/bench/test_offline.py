@@ -14,7 +14,8 @@ from safetensors import safe_open
 from jaxserve.bench import offline
 from jaxserve.bench.__main__ import main
 from jaxserve.bench.flags import parser
-from jaxserve.bench.offline import Case, Result, cases_of, timed
+from jaxserve.bench.offline import Result, timed
+from jaxserve.bench.offline_cases import Case, cases_of
 from jaxserve.config import EngineOptions
 from jaxserve.errors import EngineError
 from jaxserve.llm import LLM
@@ -181,11 +182,11 @@ def test_what_was_measured_before_an_interruption_is_told(
     ("flags", "problem"),
     [
         ("--prompt-tokens 0 --output-tokens 0", "nothing is left to measure"),
-        ("--prompt-tokens many", "--prompt-tokens 'many' is not a list"),
-        ("--prompt-tokens -1", "--prompt-tokens -1: it must be above -1"),
-        ("--batch 0", "--batch 0: it must be above 0"),
-        ("--repetitions 0", "--repetitions 0: it must be above 0"),
-        ("--batch 4 --max-batch 2", "--batch: 4 sequences a lane do not fit --max-batch 2"),
+        ("--prompt-tokens many", "--prompt-tokens is many; it must be a list"),
+        ("--prompt-tokens -1", "--prompt-tokens is -1; it must be above -1"),
+        ("--batch 0", "--batch is 0; it must be above 0"),
+        ("--repetitions 0", "--repetitions is 0; it must be above 0"),
+        ("--batch 4 --max-batch 2", "--batch asks for 4 sequences a lane, more than --max-batch 2"),
         ("--prompt-tokens 100000", "more than the context of"),
         ("--prompt-tokens 60 --output-tokens 20 --max-context 64", "pp60+tg20 takes 80 tokens"),
         (

@@ -42,10 +42,8 @@ def answered(
     async def run() -> Outcome:
         transport = httpx.MockTransport(handle)
         async with httpx.AsyncClient(transport=transport, base_url="http://test/v1/") as client:
-            caller, outcome = (
-                OpenAICaller(client, "theirs", True, strict),
-                Outcome(0.0, 2, asked, may_end_early),
-            )
+            caller = OpenAICaller(client, "theirs", True, strict)
+            outcome = Outcome(0.0, 2, asked, may_end_early)
             await call(caller, caller.prepare([1, 2], asked, "salt"), outcome, 60.0)
             return outcome
 
@@ -142,7 +140,8 @@ def test_a_server_that_never_answers() -> None:
         async with httpx.AsyncClient(
             transport=httpx.MockTransport(silent), base_url="http://test/v1/"
         ) as client:
-            caller, outcome = OpenAICaller(client, "theirs", True, False), Outcome(0.0, 2, 4)
+            caller = OpenAICaller(client, "theirs", True, False)
+            outcome = Outcome(0.0, 2, 4)
             await call(caller, caller.prepare("a text", 4, "salt"), outcome, 0.05)
             return outcome
 

@@ -87,7 +87,7 @@ def test_tables() -> None:
 
 def test_a_program_that_ends_early_says_why() -> None:
     with pytest.raises(
-        ConfigError, match=r"ended with exit code 2: --max-batch 0: it must be between"
+        ConfigError, match=r"ended with exit code 2: --max-batch is 0; it must be between"
     ):
         start("cold", 0, [*FLAGS, "--max-batch", "0"])
 

@@ -64,5 +64,7 @@ def test_bounds_are_those_of_the_field() -> None:
     for name in bounded:
         low, _ = bounds_of(EngineOptions, name)
         options = EngineOptions(speculate="ngram", **{name: low - 1})
-        with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} {low - 1}: it must be"):
+        with pytest.raises(
+            ConfigError, match=f"--{name.replace('_', '-')} is {low - 1}; it must be"
+        ):
             resolve(options, max_positions=64, lanes=1, affordable_tokens=1000)

@@ -116,7 +116,8 @@ def test_prompts_and_parameters_in_every_form(tmp_path: Path, kind: type) -> Non
             for prompt in (TEXT, IDS, tuple(IDS), np.array(IDS)):
                 result = await client.generate(prompt, params, max_tokens=8)
                 assert result.choices[0].token_ids == expected()
-            stop, bias = expected()[4], expected()[2]
+            stop = expected()[4]
+            bias = expected()[2]
             result = await client.generate(
                 TEXT,
                 params,
@@ -256,7 +257,8 @@ def test_for_operators(tmp_path: Path, kind: type) -> None:
             assert await client.abort(["b", "a"]) == ("a",)
             (choice,) = (await running_one).choices
             assert choice.finish_reason == "abort" and len(choice.token_ids) < 400
-            model, info = await client.model_info(), await client.server_info()
+            model = await client.model_info()
+            info = await client.server_info()
             assert (model.name, model.vocab_size, model.eos_token_ids) == (
                 "fake",
                 MODEL.vocab_size,

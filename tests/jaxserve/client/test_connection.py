@@ -22,7 +22,8 @@ from tests.jaxserve.client.test_client import GREEDY, Looping, both, opened
 from tests.jaxserve.server.harness import running
 
 PREFACE = len("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
-PING, ACK = 6, 1
+PING = 6
+ACK = 1
 
 
 class Large(inference_pb2_grpc.InferenceServiceServicer):
@@ -115,7 +116,8 @@ class Wire:
 
 @asynccontextmanager
 async def wired(address: str) -> AsyncIterator[Wire]:
-    wire, port = Wire(), int(address.rpartition(":")[2])
+    wire = Wire()
+    port = int(address.rpartition(":")[2])
     server = await asyncio.start_server(
         lambda reader, writer: wire.connect(reader, writer, port), "127.0.0.1", 0
     )
@@ -160,7 +162,8 @@ def test_a_silent_connection_is_noticed(tmp_path: Path, impatient: None) -> None
                     client.events("stream", "x", **GREEDY | {"max_tokens": 400})
                 )
                 await asyncio.sleep(0.1)
-                wire.cut, began = True, time.monotonic()
+                wire.cut = True
+                began = time.monotonic()
                 with pytest.raises(CallError, match="ping timeout") as caught:
                     await call
                 assert caught.value.code == "UNAVAILABLE" and time.monotonic() - began < 2
@@ -210,7 +213,8 @@ def test_wait_ready_for_a_server_that_is_not_there_yet(tmp_path: Path, kind: typ
 @asynccontextmanager
 async def relayed(port: int, address: str) -> AsyncIterator[None]:
     """The server at `address`, on another port too."""
-    wire, there = Wire(), int(address.rpartition(":")[2])
+    wire = Wire()
+    there = int(address.rpartition(":")[2])
     server = await asyncio.start_server(
         lambda reader, writer: wire.connect(reader, writer, there), "127.0.0.1", port
     )
@@ -235,7 +239,8 @@ def test_wait_ready_does_not_wait_for_what_is_no_such_server(kind: type) -> None
 
 def signed(folder: Path, name: str) -> tuple[Path, Path]:
     """A certificate that signs itself, and its key."""
-    certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
+    certificate = folder / f"{name}.pem"
+    key = folder / f"{name}.key"
     curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     subject = ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1"]
     files = ["-keyout", str(key), "-out", str(certificate)]

@@ -46,7 +46,9 @@ class Failure:
     """A failed call, as grpc shows it."""
 
     def __init__(self, code: str, text: str, trailing: Any):
-        self._code, self._text, self._trailing = grpc.StatusCode[code], text, trailing
+        self._code = grpc.StatusCode[code]
+        self._text = text
+        self._trailing = trailing
 
     def code(self) -> grpc.StatusCode:
         return self._code

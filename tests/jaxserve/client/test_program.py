@@ -116,7 +116,8 @@ def test_standard_input(tell: Callable[..., None], monkeypatch: pytest.MonkeyPat
 
 
 def test_a_token_file(tell: Callable[..., None], tmp_path: Path) -> None:
-    file, empty = tmp_path / "token", tmp_path / "empty"
+    file = tmp_path / "token"
+    empty = tmp_path / "empty"
     file.write_text("secret\n")
     empty.write_text("\n")
 

@@ -176,7 +176,8 @@ def test_closed_by_somebody_else_a_stream_just_ends(tmp_path: Path) -> None:
 def test_closed_clients_end_their_calls(tmp_path: Path) -> None:
     async def main() -> None:
         async with freeing(tmp_path) as server:
-            client, waiting = AsyncClient(server.address), Client(server.address)
+            client = AsyncClient(server.address)
+            waiting = Client(server.address)
             calls = [
                 asyncio.create_task(call)
                 for call in (

@@ -168,11 +168,12 @@ def test_auto_is_the_dtype_of_the_weights() -> None:
     assert kv_of("bfloat16", "float32") == "bfloat16"
     assert kv_of("fp8", "bfloat16") == "float8_e4m3fn"
     with pytest.raises(
-        ConfigError, match=r"--kv 'int4': choose one of auto, float32, bfloat16, int8, fp8$"
+        ConfigError, match=r"--kv is int4; choose one of auto, float32, bfloat16, int8, fp8$"
     ):
         kv_of("int4", "float32")
     with pytest.raises(
-        ConfigError, match="--kv float32: keys and values of bfloat16 weights have no more digits"
+        ConfigError,
+        match="--kv is float32; keys and values of bfloat16 weights have no more digits",
     ):
         kv_of("float32", "bfloat16")
 

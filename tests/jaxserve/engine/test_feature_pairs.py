@@ -118,7 +118,7 @@ def test_a_pair(one: str, other: str) -> None:
 def test_one_drafter_at_a_time() -> None:
     """--speculate names one drafter, and LLM refuses a draft model beside prompt lookup."""
     assert list(FEATURE_PAIRS.refused) == [("drafts of the host", "draft model")]
-    with pytest.raises(ConfigError, match="--draft-model small: drafts nothing"):
+    with pytest.raises(ConfigError, match="--draft-model is small; it drafts nothing"):
         check_choice(EngineOptions(speculate="ngram"), "small")
 
 

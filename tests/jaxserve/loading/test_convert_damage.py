@@ -72,7 +72,7 @@ def test_orbax_itself_reads_a_flipped_bit(spoiled: Path) -> None:
         (lambda folder: (folder / MANIFEST).write_text("{"), "manifest.json: not valid JSON"),
         (
             lambda folder: (folder / MANIFEST).write_text('{"format": 1}'),
-            "manifest.json: is no manifest",
+            "manifest.json is no manifest",
         ),
         (
             lambda folder: (folder / MANIFEST).write_text('{"format": 2}'),
@@ -183,7 +183,7 @@ def test_a_killed_conversion_leaves_nothing_that_loads(point: str, tmp_path: Pat
         "nothing has the name that was asked for"
     )
     with pytest.raises(
-        CheckpointError, match=f"{left}: is there already .*interrupted: then remove it"
+        CheckpointError, match=f"{left} is there already .*interrupted: then remove it"
     ):
         to_orbax(BUNDLED, target, silent)
     with pytest.raises(CheckpointError, match=f"{left}.*the conversion did not finish"):
@@ -210,7 +210,7 @@ def test_a_failed_conversion_leaves_nothing(
 
     monkeypatch.setattr(convert, "write_manifest", full)
     with pytest.raises(
-        CheckpointError, match=r"target.converting: cannot be written .*No space left"
+        CheckpointError, match=r"target.converting cannot be written .*No space left"
     ):
         to_orbax(BUNDLED, tmp_path / "target", silent)
     assert not list(tmp_path.iterdir())

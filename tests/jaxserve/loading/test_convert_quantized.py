@@ -231,7 +231,7 @@ def test_the_stored_form_may_be_named_and_no_other(
     for asked in ("int8", "int4", "int4-g32+head"):
         with pytest.raises(ModelError) as error:
             load_params(checkpoint, mesh(), weights=asked)
-        assert str(error.value).startswith(f"--weights {asked}: {folder} has int4-g32 weights")
+        assert str(error.value).startswith(f"--weights is {asked}; {folder} has int4-g32 weights")
         assert "\n" not in str(error.value)
 
 
@@ -315,7 +315,7 @@ def test_the_planner_counts_what_is_stored(
         assert plan(["--model", str(tmp_path / "orbax"), "--weights", asked, *flags]) == 2
         err = capsys.readouterr().err
         assert (
-            f"--weights {asked}: {tmp_path / 'orbax'} has {weights} weights" in err
+            f"--weights is {asked}; {tmp_path / 'orbax'} has {weights} weights" in err
             and err.count("\n") == 1
         )
     assert plan(["--model", str(tmp_path / "orbax"), "--suggest", "2", *flags]) == 0

@@ -110,13 +110,13 @@ def test_weights_and_pages_of_the_draft_model_are_counted(pair: LLM) -> None:
 @pytest.mark.parametrize(
     ("options", "draft", "message"),
     [
-        (SPECULATING, None, "--speculate draft: there is no draft model"),
+        (SPECULATING, None, "--speculate is draft; there is no draft model"),
         (OPTIONS, DRAFT, "drafts nothing without --speculate draft"),
         (replace(OPTIONS, speculate="ngram"), DRAFT, "drafts nothing without --speculate draft"),
         (
             replace(SPECULATING, deterministic=True),
             DRAFT,
-            "--speculate draft: --deterministic runs one kind of decode",
+            "--speculate is draft; --deterministic runs one kind of decode",
         ),
     ],
 )
@@ -157,7 +157,7 @@ def test_the_first_token_that_is_another_one_is_named() -> None:
     check_tokens(DRAFT, ByteTokenizer(), ByteTokenizer())
     check_tokens(DRAFT, Larger(), ByteTokenizer())
     check_tokens(DRAFT, ByteTokenizer(), Larger())
-    with pytest.raises(ConfigError, match="token 70 is 'é' there and 'F' in the model"):
+    with pytest.raises(ConfigError, match="token 70 is 'é', and 'F' in the model"):
         check_tokens(DRAFT, Other(), ByteTokenizer())
-    with pytest.raises(ConfigError, match="token 65 is 'A' there and the special 'A' in the model"):
+    with pytest.raises(ConfigError, match="token 65 is 'A', and the special 'A' in the model"):
         check_tokens(DRAFT, ByteTokenizer(), Special())

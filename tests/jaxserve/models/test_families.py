@@ -196,5 +196,5 @@ def test_dtype(folder: Path, stored: type, asked: str, kept: str) -> None:
 
 
 def test_unknown_dtype(folder: Path) -> None:
-    with pytest.raises(ModelError, match="--dtype 'int3'"):
+    with pytest.raises(ModelError, match="--dtype is int3; choose"):
         load_params(HFCheckpoint.open(folder), one_device_mesh(), dtype="int3")

@@ -68,6 +68,30 @@ def test_a_whole_bundle_opens_and_leads_to_the_same_engine(bundle: Path) -> None
     check_engine(manifest, SPEC, "float32", "cpu", again)
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"speculate": "ngram"},
+        {"speculate": "ngram", "draft_tokens": 3},
+        {"grouped_matmul": "reference", "quantized_matmul": "reference", "attention": "reference"},
+        {"deterministic": True, "kv": "int8"},
+        {"prefix_cache": False, "decode_steps": 4, "prefer": "throughput"},
+        {"page_exchange": True, "page_size": 16, "step_tokens": 32},
+    ],
+    ids=str,
+)
+def test_every_option_that_a_bundle_was_made_with_is_asked_for_again(
+    bundle: Path, asked: dict[str, Any]
+) -> None:
+    options = EngineOptions(max_batch=2, cache_tokens=4096, **asked)
+    made = resolve(options, max_positions=96, lanes=1, affordable_tokens=0)
+    edit(bundle, engine=engine_fields(made))
+    manifest = open_bundle(bundle)
+    again = resolve(manifest.options(), max_positions=96, lanes=1, affordable_tokens=0)
+    assert again == made
+    check_engine(manifest, SPEC, "float32", "cpu", again)
+
+
 def test_the_pages_are_part_of_it(bundle: Path) -> None:
     manifest = open_bundle(bundle)
     other = resolve(
@@ -77,7 +101,7 @@ def test_the_pages_are_part_of_it(bundle: Path) -> None:
         check_engine(manifest, SPEC, "float32", "cpu", other)
     args = parser().parse_args(["--kv", "int8"])
     with pytest.raises(
-        ConfigError, match=r"--kv int8: the bundle was compiled for float32 \(leave it out\)"
+        ConfigError, match=r"--kv is int8; the bundle was compiled for float32 \(leave it out\)"
     ):
         check_bundle(args, manifest)
     check_bundle(parser().parse_args(["--kv", "auto"]), manifest)
@@ -165,9 +189,9 @@ def test_flags_beside_a_bundle(bundle: Path) -> None:
         *(("tensor", "2"), ("prefer", "latency")),
     ):
         flags = [f"--{flag}", asked]
-        with pytest.raises(ConfigError, match=f"{' '.join(flags)}: the bundle was compiled for"):
+        with pytest.raises(ConfigError, match=f"{' is '.join(flags)}; the bundle was compiled for"):
             check_bundle(parser().parse_args(flags), manifest)
-    with pytest.raises(ConfigError, match="--compilation-cache x: "):
+    with pytest.raises(ConfigError, match="--compilation-cache is x; "):
         check_bundle(parser().parse_args(["--compilation-cache", "x"]), manifest)
 
 

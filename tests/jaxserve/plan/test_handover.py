@@ -99,9 +99,11 @@ def test_pages_of_8_bits_have_scales(spec: ModelSpec, token: int) -> None:
 )
 def test_an_engine_exports_as_much(case: str, mesh: tuple[int, int, int], kv: str) -> None:
     house = House(case, Side(mesh, kv=kv))
-    pieces, tokens = house.pieces("prefill", 0, 4), len(house.prompt)
+    pieces = house.pieces("prefill", 0, 4)
+    tokens = len(house.prompt)
     house.engine.close()
-    spec, axes = read_spec(HFCheckpoint.open(GOLDEN / case).config)[1], MeshSpec(*mesh)
+    spec = read_spec(HFCheckpoint.open(GOLDEN / case).config)[1]
+    axes = MeshSpec(*mesh)
     target = Target(case, spec, parse(f"cpux{axes.size}"), replace(OPTIONS, kv=kv))
     plan = deploy(target, axes, jnp.dtype("float32"), footprint=None)
     assert parts_of(plan, tokens, [tokens]) == [sum(piece.nbytes for piece in pieces)] != [0]
@@ -155,8 +157,11 @@ def test_a_step_with_a_chunk_and_streams() -> None:
     rows are sent.
     """
     plan = deployed(tensor=2)
-    chunk, streams = Case("prefill", 1, 80, 40), Case("decode", 3, 64, 3)
-    both, one, other = plan.work(chunk, streams), plan.work(chunk), plan.work(streams)
+    chunk = Case("prefill", 1, 80, 40)
+    streams = Case("decode", 3, 64, 3)
+    both = plan.work(chunk, streams)
+    one = plan.work(chunk)
+    other = plan.work(streams)
     assert both.flops == one.flops + other.flops
     position, row = (
         3 * 2 * 8 * 2,
@@ -246,10 +251,10 @@ def test_links_that_are_none_are_one_line(link: str, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        (("cpu",), "--link: the speed of cpu is not published"),
+        (("cpu",), "--link needs the speed of cpu, which is not published"),
         (("h200", "--suggest"), "--suggest has no use for --link (leave --link out)"),
-        (("h200", "--deterministic"), "--deterministic: pages of another engine"),
-        (("h200", "--no-prefix-cache"), "--no-prefix-cache: pages of another engine"),
+        (("h200", "--deterministic"), "--deterministic is given; pages of another engine"),
+        (("h200", "--no-prefix-cache"), "--no-prefix-cache is given; pages of another engine"),
     ],
 )
 def test_what_cannot_be_handed_over(
@@ -269,4 +274,7 @@ def test_a_model_that_embeds(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         main(("--model", str(tmp_path), "--no-compile", "--topology", "h200", "--link", "25")) == 2
     )
     err = capsys.readouterr().err
-    assert f"--link: {tmp_path.name} embeds" in err and err.count("\n") == 1
+    assert (
+        f"--link is for servers that generate, and {tmp_path.name} embeds" in err
+        and err.count("\n") == 1
+    )

@@ -78,6 +78,6 @@ def test_dtypes() -> None:
     assert weights_form("int4-g64+head") == replace(SCHEMES["int4-g64"], head=True)
     with pytest.raises(
         ConfigError,
-        match="--weights int3 is not served; choose one of auto, float32, bfloat16, int8",
+        match="--weights is int3; choose one of auto, float32, bfloat16, int8",
     ):
         weights_form("int3")

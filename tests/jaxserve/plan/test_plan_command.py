@@ -144,7 +144,7 @@ BAD = {
     ),
     "weights that are not served": (
         ("h200", "--weights", "int3"),
-        "--weights int3 is not served; choose",
+        "--weights is int3; choose",
     ),
     "products that a chip does not have": (
         ("v6e:2x2", "--weights", "w8a8-fp8"),
@@ -153,11 +153,11 @@ BAD = {
     ),
     "pages of no such kind": (
         ("h200", "--kv", "int4"),
-        "--kv 'int4': choose one of auto, float32, bfloat16, int8, fp8",
+        "--kv is int4; choose one of auto, float32, bfloat16, int8, fp8",
     ),
     "pages of more digits": (
         ("h200", "--kv", "float32"),
-        "--kv float32: keys and values of bfloat16 weights",
+        "--kv is float32; keys and values of bfloat16 weights",
     ),
     "pages of 8 bits that a kernel cannot take": (
         ("v5e:2x2", "--kv", "int8", "--page-size", "64", "--attention", "tpu"),
@@ -167,12 +167,15 @@ BAD = {
     "a kernel of another chip": (("h200", "--attention", "tpu"), "attention 'tpu' runs on 'tpu'"),
     "a plot that cannot be written": (
         ("h200", "--plot", "/nowhere/plot.svg"),
-        "--plot /nowhere/plot.svg: no file can",
+        "--plot is /nowhere/plot.svg; no file can",
     ),
-    "a context beyond the model's": (("h200", "--max-context", "1000000"), "--max-context 1000000"),
+    "a context beyond the model's": (
+        ("h200", "--max-context", "1000000"),
+        "--max-context is 1000000",
+    ),
     "a draft model": (
         ("v5e:2x2", "--speculate", "draft"),
-        "--speculate draft: a draft model's weights, pages and steps are not planned",
+        "--speculate is draft; a draft model's weights, pages and steps are not planned",
     ),
 }
 

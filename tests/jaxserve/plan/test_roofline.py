@@ -36,7 +36,8 @@ def test_pages_of_8_bits() -> None:
     bytes.
     """
     case = Case("decode", 2, 10, 2)
-    whole, less = work_of(SPEC, BF16, case), work_of(SPEC, BF16, case, pages=jnp.dtype("int8"))
+    whole = work_of(SPEC, BF16, case)
+    less = work_of(SPEC, BF16, case, pages=jnp.dtype("int8"))
     assert whole.bytes - less.bytes == 22 * 3 * 2 * 2 * (16 - 12)
     assert whole.flops == less.flops
 
@@ -75,7 +76,8 @@ def test_quantized_experts() -> None:
     mixture = Mixture(
         experts=8, taken=2, d_expert=64, layers=(0, 1, 2), d_shared=32, shared_gate=True
     )
-    spec, case = replace(SPEC, mixture=mixture), Case("decode", 1, 0, 1)
+    spec = replace(SPEC, mixture=mixture)
+    case = Case("decode", 1, 0, 1)
     whole, int8, int4 = (
         work_of(spec, BF16, case, form=SCHEMES[name] if name else None)
         for name in ("", "int8", "int4")
@@ -90,7 +92,8 @@ def test_quantized_experts() -> None:
     shared = work_of(spec, BF16, case, MeshSpec(expert=4, tensor=2), SCHEMES["int8"])
     same = work_of(spec, BF16, case, MeshSpec(expert=4, tensor=2))
     hit = (1 - 0.75**4) * 2  # of its two experts, by four lanes' tokens
-    of_experts, rest = hit * 3 * 32 * 64 / 2, (ATTENTION + 3 * 32 * 32) / 2
+    of_experts = hit * 3 * 32 * 64 / 2
+    rest = (ATTENTION + 3 * 32 * 32) / 2
     sums = (
         hit * (2 * 64 / 2 + 32) + (2 * 4 * 8 / 2 + 32) + (2 * 32 / 2 + 32)
     )  # `down` and `o` scale whole sums
@@ -99,7 +102,8 @@ def test_quantized_experts() -> None:
 
 def test_products_of_8_bits() -> None:
     """Products with quantized weights are faster; attention and the head are not."""
-    case, limits = Case("prefill", 1, 0, 500), Limits(bandwidth=1e9, flops=1e9, int8=2e9, fp8=4e9)
+    case = Case("prefill", 1, 0, 500)
+    limits = Limits(bandwidth=1e9, flops=1e9, int8=2e9, fp8=4e9)
     whole, alone, both, other = (
         work_of(SPEC, BF16, case, form=form and SCHEMES[form])
         for form in (None, "int8", "w8a8-int8", "w8a8-fp8")
@@ -141,7 +145,8 @@ def test_a_window(context: int, tokens: int, seen: int, live: int) -> None:
 
 def test_tensor_parallelism_shares_everything_but_norms() -> None:
     case = Case("decode", 4, 100, 4)
-    whole, half = work_of(SPEC, BF16, case), work_of(SPEC, BF16, case, MeshSpec(tensor=2))
+    whole = work_of(SPEC, BF16, case)
+    half = work_of(SPEC, BF16, case, MeshSpec(tensor=2))
     assert half.flops == whole.flops / 2
     assert half.bytes == (whole.bytes + 2 * NORMS) / 2
 

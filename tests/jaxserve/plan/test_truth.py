@@ -63,7 +63,8 @@ def test_memory_is_as_predicted(spec: ModelSpec, axes: MeshSpec) -> None:
     estimate = Estimate(
         plan, 256, None, steps=compile_steps(plan, plan.largest(), lambda done, total, what: None)
     )
-    mesh, held = axes.build(jax.devices()), spec.on(axes.tensor)
+    mesh = axes.build(jax.devices())
+    held = spec.on(axes.tensor)
     before = taken(jax.live_arrays())
     params = random_weights(param_specs(held, F32), mesh)
     engine, runner = build_engine(held, params, mesh, OPTIONS, "truth")
@@ -108,7 +109,8 @@ def test_what_is_counted_without_a_compiler() -> None:
     """Temporaries no less than it needs; what a decode step sends, to the byte."""
     plan = deployed(SPEC, MeshSpec(tensor=2))
     steps = compile_steps(plan, plan.largest(), lambda done, total, what: None)
-    compiled, counted = Estimate(plan, 256, None, steps=steps), Estimate(plan, 256, None)
+    compiled = Estimate(plan, 256, None, steps=steps)
+    counted = Estimate(plan, 256, None)
     decode = max(b for b in plan.buckets if b.kind == "decode")
     assert sum(steps[str(decode)].found.sent.values()) == plan.sent(compiled.case(decode))
     assert compiled.budget.temporaries <= counted.budget.temporaries < 2**30
@@ -125,14 +127,16 @@ class Calls:
         matrices = [
             leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(params) if leaf.ndim > 1
         ]
-        longest, self.size = max(map(len, matrices)), sum(leaf.size for leaf in matrices)
+        longest = max(map(len, matrices))
+        self.size = sum(leaf.size for leaf in matrices)
         products = jax.jit(
             lambda rows: [jnp.dot(rows[:, : len(m)], m, precision="highest") for m in matrices]
         )
         one, all_rows, square = (
             jnp.ones(shape) for shape in ((1, longest), (case.tokens, longest), (1024, 1024))
         )
-        self.case, self.steps = case, Steps(spec, params, case, launches=4)
+        self.case = case
+        self.steps = Steps(spec, params, case, launches=4)
         self.calls = {
             "step": self.steps.launch,
             "read": lambda: products(one),

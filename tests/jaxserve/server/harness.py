@@ -28,7 +28,8 @@ from jaxserve.server.core.service import Service
 from jaxserve.server.disaggregation.roles import Role
 from jaxserve.server.flags import parser
 from jaxserve.server.grpc.server import GrpcEndpoint
-from jaxserve.server.process import ServerProcess
+from jaxserve.server.observe.metrics import Metrics
+from jaxserve.server.process import NewMetrics, ServerProcess
 from jaxserve.server.readiness import Readiness
 from jaxserve.server.security.auth import BearerTokens
 from jaxserve.server.serving_state import EngineCard, ModelCard, ServingState
@@ -168,13 +169,15 @@ async def running(
     new_role: Callable[[Readiness], Role] = lambda readiness: Role(),
     handshake: Handshake | None = None,
     proposer: Proposer | None = None,
+    http: bool = False,
+    new_metrics: NewMetrics = Metrics,
     **config: Any,
 ) -> AsyncIterator[Running]:
-    """A server process over the fake device, listening for gRPC.
+    """A server process over the fake device, listening for gRPC, and for HTTP if asked.
 
     folder: an empty one. seconds: duration of a step of the device. opened: ready from the start.
     endpoints: on the port of gRPC. handshake: of an engine that exchanges pages. proposer: of
-    drafts. config: of the engine (see `config_of`).
+    drafts. new_metrics: of the process. config: of the engine (see `config_of`).
     """
     limits = limits or Limits()
     sizes = {
@@ -199,11 +202,12 @@ async def running(
         process.readiness.set_failed()
         service.fail_all(RestartingError("the engine has failed"))
 
-    process = ServerProcess(limits, tokens, role_with_endpoints)
+    process = ServerProcess(limits, tokens, role_with_endpoints, new_metrics=new_metrics)
     service, thread = process.connect(engine, prompts, configured, observers, on_failure=failed)
     model = replace(MODEL, embedding_dimensions=2 if configured.embeds else 0)
     state = ServingState(service, thread, model, ENGINE, lambda: 0, handshake=handshake)
-    args = parser().parse_args(["--model", "x", "--port", "0", "--no-http"])
+    http_flags = ["--http-port", "0"] if http else ["--no-http"]
+    args = parser().parse_args(["--model", "x", "--port", "0", *http_flags])
     await process.listeners.start(args, lambda: found.drain(), failed)
     address = f"127.0.0.1:{process.listeners.ports['gRPC']}"
     try:

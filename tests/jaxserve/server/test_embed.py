@@ -267,7 +267,8 @@ def test_values_that_are_not_finite(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with running(tmp_path, embeds=True) as server:
-            held, go = threading.Event(), threading.Event()
+            held = threading.Event()
+            go = threading.Event()
 
             def hold(step: int) -> None:
                 if step == 1:
@@ -278,7 +279,8 @@ def test_values_that_are_not_finite(tmp_path: Path) -> None:
             server.runner.spoils = lambda number, lane, row: row == 2
             first = asyncio.ensure_future(ask(server, ["first"]))
             await asyncio.to_thread(held.wait, 10)
-            good, bad = ask(server, ["good"]), None
+            good = ask(server, ["good"])
+            bad = None
             while server.service.in_flight < 2:
                 await asyncio.sleep(0.001)
             bad = ask(server, ["bad"])

@@ -316,7 +316,8 @@ def test_a_score_that_is_aborted_has_no_total(tmp_path: Path) -> None:
 
 def test_a_call_that_gives_up_on_the_engine_does_not_end_it(tmp_path: Path) -> None:
     async def main() -> None:
-        held, go = threading.Event(), threading.Event()
+        held = threading.Event()
+        go = threading.Event()
 
         def hold(step: int) -> None:
             held.set()

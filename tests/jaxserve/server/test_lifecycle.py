@@ -278,7 +278,7 @@ def test_a_port_is_not_shared(tmp_path: Path) -> None:
         async with running(tmp_path) as server:
             port = int(server.address.rsplit(":")[1])
             other = new_server(Limits(), BearerTokens(), Health(), None, None)
-            with pytest.raises(ConfigError, match=f"--port {port}: cannot listen"):
+            with pytest.raises(ConfigError, match=f"--port is {port}; nothing can listen"):
                 bind(other, "127.0.0.1", port, None, "--port")
             await other.stop(0)
 

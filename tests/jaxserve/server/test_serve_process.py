@@ -75,7 +75,8 @@ class Process:
 
 
 def launch(*flags: str) -> Process:
-    port, http = free_port(), free_port()
+    port = free_port()
+    http = free_port()
     cache = ROOT / ".pytest_cache" / "xla-serve"
     command = [sys.executable, "-m", "jaxserve.serve", "--model", str(DRAFT), "--port", str(port)]
     command += ["--http-port", str(http), "--compilation-cache", str(cache), *SMALL, *flags]
@@ -246,10 +247,10 @@ def test_a_second_signal_ends_it_at_once() -> None:
     "flags, message",
     [
         (["--model", "/nowhere"], "/nowhere"),
-        (["--host", "256.1.1.1"], "cannot listen"),
-        (["--token-file", "/nowhere"], "--token-file /nowhere: No such file"),
+        (["--host", "256.1.1.1"], "nothing can listen"),
+        (["--token-file", "/nowhere"], "--token-file is /nowhere; it cannot be read: No such file"),
         (["--tls-cert", "x.pem"], "--tls-cert and --tls-key go together"),
-        (["--max-batch", "0"], "--max-batch 0"),
+        (["--max-batch", "0"], "--max-batch is 0"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(flags: list[str], message: str) -> None:

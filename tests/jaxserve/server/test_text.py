@@ -17,7 +17,8 @@ DATA = TEXT.encode()
 
 def speak(server: Running, data: bytes) -> None:
     """Let the device answer with these bytes, a token each, whatever it computes."""
-    collect, said = server.runner.collect, Counter[int]()
+    collect = server.runner.collect
+    said = Counter[int]()
 
     def scripted(plan: StepPlan, handle: StepOutput) -> StepOutput:
         output = collect(plan, handle)

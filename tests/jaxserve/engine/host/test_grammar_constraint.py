@@ -11,7 +11,13 @@ from jaxserve.errors import GrammarError
 from jaxserve.request import Request
 from jaxserve.structure import Structure
 from tests.fake_grammar import END, TableGrammar
-from tests.jaxserve.engine.host.driver import Driver, ScriptedProposer, config_of, request
+from tests.jaxserve.engine.host.driver import (
+    Driver,
+    EagerProposer,
+    ScriptedProposer,
+    config_of,
+    request,
+)
 
 SOME = Structure.of("json_object", True)
 
@@ -151,3 +157,27 @@ def test_what_is_forced_is_cut_anywhere(step_tokens: int) -> None:
     )
     driver.run()
     assert driver.results["a", 0].tokens[:9] == list(range(10, 19))
+
+
+def test_a_grammar_that_fails_for_a_later_choice_leaves_nothing_behind() -> None:
+    class FailsTheSecondTime:
+        calls = 0
+
+        def matcher(self) -> Any:
+            self.calls += 1
+            if self.calls == 2:
+                raise GrammarError("structure", "is too large")
+            return TableGrammar.random(0).matcher()
+
+    driver = Driver(config_of(), proposer=EagerProposer())
+    failing = dataclasses.replace(
+        constrained("a", TableGrammar.random(0), n=3), grammar=FailsTheSecondTime()
+    )
+    with pytest.raises(GrammarError, match="too large"):
+        driver.engine.submit(failing)
+    speculation = driver.scheduler.speculation
+    assert speculation and not speculation._records and not driver.engine.has_work
+    driver.submit(constrained("a", TableGrammar.random(0), n=3))
+    assert len(speculation._records) == 3
+    driver.run()
+    assert not speculation._records

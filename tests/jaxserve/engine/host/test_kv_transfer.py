@@ -414,12 +414,12 @@ def test_an_export_of_nonsense(start: int, page_size: int) -> None:
         (
             EngineOptions(deterministic=True),
             False,
-            "--deterministic: pages of another engine have the bits",
+            "--deterministic is given; pages of another engine have the bits",
         ),
         (
             EngineOptions(prefix_cache=False),
             False,
-            "--no-prefix-cache: pages of another engine are found",
+            "--no-prefix-cache is given; pages of another engine are found",
         ),
         (EngineOptions(), True, "a model that embeds exchanges no pages"),
     ],

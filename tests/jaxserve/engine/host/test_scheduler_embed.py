@@ -108,6 +108,7 @@ def test_decodes_are_not_to_be_launched_together() -> None:
 
     assert steps("throughput") == steps("latency", 1) == 1
     with pytest.raises(
-        ConfigError, match=r"--decode-steps 4: a model that embeds decodes nothing \(leave it out\)"
+        ConfigError,
+        match=r"--decode-steps is 4; a model that embeds decodes nothing \(leave it out\)",
     ):
         steps("balanced", 4)

@@ -125,7 +125,10 @@ async def apart(
     """
     registry = CollectorRegistry()
     async with AsyncExitStack() as stack:
-        servers, roles, registries, proxies = [], list[PrefillRole](), [], []
+        servers = []
+        roles = list[PrefillRole]()
+        registries = []
+        proxies = []
         for number in range(prefills):
             own = folder / f"prefill{number}"
             own.mkdir()

@@ -84,10 +84,12 @@ def test_pages_go_from_device_to_device(
     """Bit for bit, without the host, without a compile; and what is generated from them is what it
     has to be.
     """
-    one, other = House(case, tensor(here, 0, kv)), House(case, tensor(there, 4, kv))
+    one = House(case, tensor(here, 0, kv))
+    other = House(case, tensor(there, 4, kv))
     assert not {*one.runner.mesh.devices.flat} & {*other.runner.mesh.devices.flat}
     assert one.runner.pages.transfer_format == other.runner.pages.transfer_format
-    before, arriving = one.runner.compiles_after_ready, other.engine.transfers.receive(other.prompt)
+    before = one.runner.compiles_after_ready
+    arriving = other.engine.transfers.receive(other.prompt)
     with monkeypatch.context() as patched:
         patched.setattr(PagesRead, "to_host", no_host)
         for outgoing in one.parts("prefill", arriving.cached, 4):
@@ -267,7 +269,8 @@ def test_whoever_goes_away_leaves_nothing(
     """While pages are on their way, and before: all places on both meshes are free again."""
 
     async def main() -> None:
-        began, go_on = threading.Event(), threading.Event()
+        began = threading.Event()
+        go_on = threading.Event()
 
         def slowly(store: PageStore, *args: Any) -> None:
             began.set()
@@ -378,7 +381,8 @@ def test_the_end_of_either_engine_is_the_end(tmp_path: Path, how: str) -> None:
                 server.served, prefill=PrefillEngine(other.service, other.served.thread, None)
             )  # type: ignore[arg-type]
             async with living(server, step_timeout=0.2) as (lifecycle, task):
-                other.failed, other.runner.hook = lifecycle.fail, hook
+                other.failed = lifecycle.fail
+                other.runner.hook = hook
                 other.served.thread.submit(
                     (await other.service.answer(IncomingRequest(prompt=(1, 2, 3)))).prepared.request
                 )
@@ -417,7 +421,7 @@ BOTH = ("--prefill-mesh", "4", "--decode-mesh", "4")
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"deterministic": True}, "--deterministic: pages of another"),
+        ({"deterministic": True}, "--deterministic is given; pages of another"),
         ({"prefix_cache": False}, "--no-prefix-cache"),
     ],
 )

@@ -18,20 +18,23 @@ BOTH = ("--prefill-mesh", "4", "--decode-mesh", "4")
     [
         (("--prefill-mesh", "4"), "--prefill-mesh and --decode-mesh go together"),
         (("--decode-mesh", "4"), "--prefill-mesh and --decode-mesh go together"),
-        (("--prefill-mesh", "0", "--decode-mesh", "4"), "--prefill-mesh 0: it must be at least 1"),
-        ((*BOTH, "--role", "prefill"), "--role prefill: with --prefill-mesh"),
+        (
+            ("--prefill-mesh", "0", "--decode-mesh", "4"),
+            "--prefill-mesh is 0; it must be at least 1",
+        ),
+        ((*BOTH, "--role", "prefill"), "--role is prefill; with --prefill-mesh"),
         (
             (*BOTH, "--role", "decode", "--prefill-server", "a:1"),
-            "--role decode: with --prefill-mesh",
+            "--role is decode; with --prefill-mesh",
         ),
         ((*BOTH, "--prefill-server", "a:1"), "--prefill-server is for --role decode"),
-        ((*BOTH, "--tensor", "2"), "--tensor 2: --prefill-mesh"),
-        ((*BOTH, "--data", "2"), "--data 2: --prefill-mesh"),
-        ((*BOTH, "--expert", "2"), "--expert 2: --prefill-mesh"),
-        ((*BOTH, "--hosts", "2"), "--hosts: --prefill-mesh"),
-        ((*BOTH, "--pod"), "--pod: --prefill-mesh"),
-        ((*BOTH, "--bundle", "folder"), "--bundle: --prefill-mesh"),
-        ((*BOTH, "--prefill-threshold", "0"), "--prefill-threshold 0"),
+        ((*BOTH, "--tensor", "2"), "--tensor is 2; --prefill-mesh"),
+        ((*BOTH, "--data", "2"), "--data is 2; --prefill-mesh"),
+        ((*BOTH, "--expert", "2"), "--expert is 2; --prefill-mesh"),
+        ((*BOTH, "--hosts", "2"), "--hosts is not built in together with --prefill-mesh"),
+        ((*BOTH, "--pod"), "--pod is not built in together with --prefill-mesh"),
+        ((*BOTH, "--bundle", "folder"), "--bundle is not built in together with --prefill-mesh"),
+        ((*BOTH, "--prefill-threshold", "0"), "--prefill-threshold is 0"),
     ],
 )
 def test_what_does_not_go_together_is_refused(flags: tuple[str, ...], message: str) -> None:

@@ -181,7 +181,8 @@ def test_statuses(
             assert caught.value.code() is grpc.StatusCode[code]
             status = rpc_status.from_call(caught.value)  # type: ignore[arg-type]
             infos = [d for d in status.details if d.Is(error_details_pb2.ErrorInfo.DESCRIPTOR)]
-            info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+            info = error_details_pb2.ErrorInfo()
+            bad = error_details_pb2.BadRequest()
             assert len(infos) == 1 and infos[0].Unpack(info) and status.details[1].Unpack(bad)
             assert (info.domain, info.reason) == ("jaxserve", reason)
             assert bad.field_violations[0].field == field

@@ -151,14 +151,16 @@ def test_the_openai_sdk_reads_what_the_server_itself_says(
 ) -> None:
     with sdk(router) as through, sdk(workers[0].process.http) as direct:
         asked: dict[str, Any] = {"logprobs": True, "top_logprobs": 2}
-        there, here = chat(through, **asked), chat(direct, **asked)
+        there = chat(through, **asked)
+        here = chat(direct, **asked)
         assert there.choices[0].message.content == here.choices[0].message.content != ""
         assert there.choices[0].finish_reason == here.choices[0].finish_reason == "stop"
         assert there.usage.prompt_tokens == here.usage.prompt_tokens, (
             "it renders and tokenizes as the server does"
         )
         assert there.usage.completion_tokens == here.usage.completion_tokens
-        scores, own = there.choices[0].logprobs.content, here.choices[0].logprobs.content
+        scores = there.choices[0].logprobs.content
+        own = here.choices[0].logprobs.content
         assert len(scores) > 5
         for entry, other in zip(
             scores, own, strict=False

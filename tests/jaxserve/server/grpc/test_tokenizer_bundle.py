@@ -18,7 +18,7 @@ from jaxserve.errors import NotBuiltInError
 from jaxserve.server.grpc.tokenizer_bundle import tokenizer_bundle
 from jaxserve.server.grpc.vllm import CHUNK_BYTES
 from jaxserve.tokenizer import load_tokenizer
-from tests.jaxserve.server.grpc.test_vllm import serving
+from tests.jaxserve.server.grpc.vllm_harness import serving
 from tests.tokenizer_cases import TEXTS, write_small
 
 MODEL = Path(__file__).parents[4] / "checkpoints" / "bundled" / "tiny-chat"

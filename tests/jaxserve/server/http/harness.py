@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,13 +11,11 @@ from typing import Any
 
 import httpx
 from openai import AsyncOpenAI
+from prometheus_client.metrics_core import Metric
 from uvicorn import Server
 
 from jaxserve.engine.events import Logprob
 from jaxserve.engine.plan import StepOutput, StepPlan
-from jaxserve.server.core.limits import Limits
-from jaxserve.server.http.app import new_app
-from jaxserve.server.http.server import HttpServer
 from jaxserve.server.observe.metrics import Metrics
 from jaxserve.server.security.auth import BearerTokens
 from tests.byte_tokenizer import ByteTokenizer
@@ -34,14 +32,22 @@ async def fake_metrics() -> bytes:
     return b"fake_metric 1\n"
 
 
+class FakeMetrics(Metrics):
+    """Metrics that show the same at any time."""
+
+    async def text(self) -> bytes:
+        return await fake_metrics()
+
+    def families(self) -> list[Metric]:
+        return []
+
+
 @dataclass
 class Http:
     """A server and its clients: `raw` for requests by hand, `client` OpenAI's."""
 
     server: Running
     uvicorn: Server
-    stop: Callable[[float], Awaitable[None]]
-    failures: list[BaseException]
     base: str
     raw: httpx.AsyncClient
     client: AsyncOpenAI
@@ -82,22 +88,22 @@ async def serving(
     """tops: the device has alternatives to its tokens. metrics: in place of fake ones. options: of
     `running`.
     """
-    limits = options.setdefault("limits", Limits())
     if metrics:
         options["observers"] = (*options.get("observers", ()), metrics)
-    async with running(folder, **options) as server:
+    tokens = BearerTokens(client=token, admin=None)
+    async with running(
+        folder,
+        http=True,
+        tokens=tokens,
+        new_metrics=lambda compiles, ready: metrics or FakeMetrics(compiles, ready),
+        **options,
+    ) as server:
         if tops:
             add_alternatives(server)
-        told, families = (metrics.text, metrics.families) if metrics else (fake_metrics, tuple)
-        app = new_app(
-            server.readiness, BearerTokens(client=token, admin=None), limits, told, families
-        )
-        http = HttpServer(app, "127.0.0.1", 0, None, limits)
-        failures: list[BaseException] = []
-        http.start(failures.append)
-        while not http._server.started:
+        uvicorn = _uvicorn_of(server)
+        while not uvicorn.started:
             await asyncio.sleep(0.001)
-        base = f"http://127.0.0.1:{http.port}"
+        base = f"http://127.0.0.1:{server.process.listeners.ports['HTTP']}"
         headers = {"authorization": f"Bearer {token}"} if token else {}
         try:
             async with (
@@ -108,9 +114,15 @@ async def serving(
                     base_url=f"{base}/v1", api_key=token or "none", max_retries=0
                 ) as client,
             ):
-                yield Http(server, http._server, http.stop, failures, base, raw, client)
+                yield Http(server, uvicorn, base, raw, client)
         finally:
-            await http.stop(1)
+            await server.stop(1)
+
+
+def _uvicorn_of(server: Running) -> Server:
+    http = server.process.listeners._http
+    assert http
+    return http._server
 
 
 def add_alternatives(server: Running) -> None:

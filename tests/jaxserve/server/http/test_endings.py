@@ -138,7 +138,7 @@ def test_what_was_answered_is_read_to_its_end_before_the_server_ends(tmp_path: P
                 await loop.sock_sendall(connection, _post(CHAT, body))
                 await in_flight(http)
                 await http.server.at_rest(60)
-                stopping = asyncio.create_task(http.stop(30))
+                stopping = asyncio.create_task(http.server.stop(30))
                 await asyncio.sleep(0.5)
                 assert not stopping.done()
                 head, _, content = (await _all_of(connection)).partition(b"\r\n\r\n")
@@ -203,9 +203,9 @@ def test_an_http_server_that_fails_is_noticed(tmp_path: Path) -> None:
                 raise OSError("no more")
 
             http.uvicorn.on_tick = broken  # type: ignore[method-assign]
-            while not http.failures:
+            while not http.server.failures:
                 await asyncio.sleep(0.01)
-            assert str(http.failures) == "[OSError('no more')]"
+            assert str(http.server.failures) == "[OSError('no more')]"
 
     asyncio.run(main())
 

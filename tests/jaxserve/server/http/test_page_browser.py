@@ -3,13 +3,11 @@
 import asyncio
 import json
 import math
-import random
 import shutil
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,75 +17,18 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
-from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.remote.webelement import WebElement
 
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.observe.metrics import Metrics
 from tests.jaxserve.server.http.harness import Http, expected, serving
+from tests.jaxserve.server.http.page_browser import Browser, browse, chat_ids
+from tests.jaxserve.server.http.page_picture import loaded, paint
 from tests.jaxserve.server.observe.test_metrics import values
 from tests.jaxserve.server.test_serve_process import ROOT, launch
 
 MODEL = ROOT / "checkpoints" / "bundled" / "tiny-chat"
 TOKENS = 12
-
-
-class Browser:
-    """Actions of a user. Every one waits some seconds until the page allows it."""
-
-    def __init__(self, driver: webdriver.Chrome):
-        self.driver = driver
-        self.base = ""
-
-    def open(self, base: str) -> None:
-        self.base = base
-        self.driver.get(base)
-
-    def find(self, css: str) -> WebElement:
-        return self.driver.find_element(By.CSS_SELECTOR, css)
-
-    def all(self, css: str) -> list[WebElement]:
-        return self.driver.find_elements(By.CSS_SELECTOR, css)
-
-    def texts(self, css: str) -> list[str]:
-        """Return the texts unchanged: `text` normalizes white space."""
-        return [str(element.get_property("textContent")) for element in self.all(css)]
-
-    def until[T](self, read: Callable[[], T], seconds: float = 30.0) -> T:
-        end = time.monotonic() + seconds
-        while not (found := read()):
-            assert time.monotonic() < end, self.driver.find_element(By.TAG_NAME, "body").text
-            time.sleep(0.02)
-        return found
-
-    def ready(self) -> None:
-        self.until(
-            lambda: self.find("#phase").text == "ready" and self.find("#play").is_displayed()
-        )
-
-    def set(self, **fields: Any) -> None:
-        for name, value in fields.items():
-            (field,) = self.all(f"[name={name}]")
-            field.clear()
-            field.send_keys(str(value))
-
-    def ask(self, prompt: str, seconds: float = 10.0) -> None:
-        """Send a message, and wait for the answer."""
-        turns = len(self.all(".facts"))
-        self.find("#prompt").send_keys(prompt + Keys.ENTER)
-        self.until(
-            lambda: len(self.all(".facts")) > turns and self.find("#send").is_displayed(), seconds
-        )
-
-    def complete(self) -> None:
-        self.driver.execute_script("document.querySelector('input[value=completion]').click()")
-
-    def leave(self) -> None:
-        """Leave for an empty page; check that no script failed and no policy was violated."""
-        logged = [entry for entry in self.driver.get_log("browser") if entry["source"] != "network"]
-        self.driver.get("about:blank")
-        assert not [entry["message"] for entry in logged if entry["level"] == "SEVERE"]
 
 
 @pytest.fixture(scope="module")
@@ -124,34 +65,6 @@ def browser(chromium: webdriver.Chrome) -> Iterator[Browser]:
     found = Browser(chromium)
     yield found
     found.leave()
-
-
-def browse(
-    browser: Browser,
-    folder: Path,
-    use: Callable[[Http], None],
-    metrics: Metrics | None = None,
-    **options: Any,
-) -> None:
-    """Use the page on a thread, and leave it; `options` are those of `serving`."""
-
-    def used(http: Http) -> None:
-        use(http)
-        browser.leave()
-
-    async def main() -> None:
-        async with serving(
-            folder, tops=True, metrics=metrics or Metrics(lambda: 0), **options
-        ) as http:
-            await asyncio.to_thread(used, http)
-            await http.server.at_rest()
-
-    asyncio.run(main())
-
-
-def chat_ids(*messages: tuple[str, str]) -> list[int]:
-    """Return the token ids of a chat by the harness's template."""
-    return list("".join(f"{role}: {content}\n" for role, content in messages).encode())
 
 
 def test_a_conversation(browser: Browser, tmp_path: Path) -> None:
@@ -538,52 +451,3 @@ def settled(browser: Browser, base: str) -> list[dict[str, Any]]:
         return []  # the message may be a second old
     shown = sum(float(cell.get_attribute("value") or 0) for cell in browser.all("#steps data"))
     return message["steps"] if shown == sum(row["launches"] for row in message["steps"]) else []
-
-
-@contextmanager
-def loaded(base: str) -> Iterator[None]:
-    """Run a few clients with various requests."""
-    ended = threading.Event()
-    dice = random.Random(1)
-    system = {"role": "system", "content": "You are Tiny, a helpful assistant."}
-    questions = (
-        "Tell me a short story about a fox.",
-        "Tell me a story about a picnic.",
-        "Who are you?",
-        "What is 9 - 4?",
-    )
-
-    def ask() -> None:
-        while not ended.wait(dice.expovariate(0.8)):
-            body = {
-                "messages": [system, {"role": "user", "content": dice.choice(questions)}],
-                "temperature": 0.7,
-            }
-            httpx.post(f"{base}/v1/chat/completions", json=body | {"max_tokens": 300}, timeout=60)
-
-    clients = [threading.Thread(target=ask) for _ in range(6)]
-    for client in clients:
-        client.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        for client in clients:
-            client.join()
-
-
-def paint(browser: Browser, path: Path) -> None:
-    """Write a picture: a minute of traffic, a story, and the alternatives of one word."""
-    size = {"width": 1440, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    browser.find("#colors").click()
-    time.sleep(60)
-    browser.ask("Tell me a short story about a dragon.", 30)
-    time.sleep(2)
-    doubtful = browser.all(".token[data-doubt='4']")
-    webdriver.ActionChains(browser.driver).move_to_element(
-        doubtful[len(doubtful) * 2 // 3]
-    ).perform()
-    browser.until(lambda: float(browser.find("data#running").get_attribute("value") or 0) > 1)
-    assert browser.find("#popover").is_displayed()
-    path.write_bytes(browser.driver.get_screenshot_as_png())

@@ -4,147 +4,31 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-import jsonschema
 import pytest
 from langchain_openai import ChatOpenAI
 
-from jaxserve.chat import chat
 from jaxserve.client import AsyncClient, Delta, ToolCall, join
 from jaxserve.errors import RequestError
 from jaxserve.server.core.limits import Limits
-from jaxserve.structure import Structure
-from jaxserve.structure.grammars import Grammars
-from tests import fake_model
-from tests.byte_tokenizer import ByteTokenizer
 from tests.jaxserve.server import harness
-from tests.jaxserve.server.http.harness import Http, serving
+from tests.jaxserve.server.http.harness import serving
+from tests.jaxserve.server.http.scripted_model import (
+    ADD,
+    ARGUMENTS,
+    ASKED,
+    FORMS,
+    PATH,
+    SPECIAL,
+    Says,
+    function,
+    joined,
+    speaking,
+)
 
 ROOT = Path(__file__).parents[4]
-PATH = "/v1/chat/completions"
-SPECIAL = MappingProxyType(
-    {"[TOOL_CALLS]": 258, "[ARGS]": 259, "<|python_tag|>": 260, "<think>": 261, "</think>": 262}
-)
-SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
-ADD: dict[str, Any] = {
-    "type": "function",
-    "function": {"name": "add", "description": "a + b", "parameters": SCHEMA},
-}
-ASKED: list[Any] = [{"role": "user", "content": "7 plus 5?"}]
-ARGUMENTS = '{"a": 7, "b": 5}'
-TURNS = (
-    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role }}: {{ "
-    "m.content or '' }}"
-    "{% for call in m.tool_calls or [] %}CALL{{ call.function.arguments | tojson }}{% endfor "
-    "%}{{ '\n' }}{% endfor %}"
-)
-SECTION = "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>"
-FORMS = {  # the template's mark, one call as the model writes it, and two
-    "hermes": (
-        "<tool_call>",
-        '<tool_call>\n{"name": "add", "arguments": %s}\n</tool_call>',
-        "{0}\n{0}",
-    ),
-    "llama": (
-        "<|start_header_id|>tool_calls",
-        '<|python_tag|>{"name": "add", "parameters": %s}',
-        "{0}; {1}",
-    ),
-    "mistral": ("[TOOL_CALLS]", "[TOOL_CALLS]add[ARGS]%s", "{0}{0}"),
-    "deepseek": (
-        "<｜tool▁calls▁begin｜>",
-        SECTION.format("<｜tool▁call▁begin｜>add<｜tool▁sep｜>%s<｜tool▁call▁end｜>"),
-        "{0}{0}",
-    ),
-}
-
-
-class MarkedTokenizer(ByteTokenizer):
-    """A tokenizer with more special tokens, which a text shows only on request."""
-
-    vocab_size = 263
-    special_tokens = MappingProxyType({**ByteTokenizer.special_tokens, **SPECIAL})
-
-    def token_text(self, token_id: int) -> str:
-        return {id: name for name, id in SPECIAL.items()}.get(token_id) or super().token_text(
-            token_id
-        )
-
-    def ids(self, text: str) -> list[int]:
-        """Encode a text in which marks are single tokens, as a model writes them."""
-        found: list[int] = []
-        while text:
-            name = next((name for name in SPECIAL if text.startswith(name)), None)
-            found += [SPECIAL[name]] if name else text[0].encode()
-            text = text[len(name or text[0]) :]
-        return found
-
-
-Says = Callable[..., None]
-
-
-@pytest.fixture
-def says(monkeypatch: pytest.MonkeyPatch) -> Says:
-    """Set the answer to the first prompt, and to prompts of other lengths if it differs."""
-
-    def say(text: str, later: str | None = None) -> None:
-        scripts = [
-            [*MarkedTokenizer().ids(t), *ByteTokenizer.eos_ids]
-            for t in (text, text if later is None else later)
-        ]
-        prompts: list[int] = []
-
-        def choose(
-            rules: fake_model.Rules, total: int, position: int, penalty: int, mask: object = None
-        ) -> int:
-            prompts.append(rules.end_after)
-            script = scripts[rules.end_after != prompts[0]]
-            return script[min(position - rules.end_after, len(script) - 1)]
-
-        monkeypatch.setattr(fake_model.Rules, "choose", choose)
-
-    monkeypatch.setattr(harness, "ByteTokenizer", MarkedTokenizer)
-    return say
-
-
-@asynccontextmanager
-async def speaking(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, mark: str, **options: Any
-) -> AsyncIterator[Http]:
-    """Serve a model whose template has the mark in a comment, which selects the format."""
-    monkeypatch.setattr(
-        harness, "TEMPLATE", TURNS + "{{ '' if true else '" + mark + "' }}" + options.pop("end", "")
-    )
-    async with serving(folder, **options) as http:
-        yield http
-
-
-def joined(chunks: list[Any]) -> tuple[str, str, list[dict[str, str]], str]:
-    """Return content, reasoning, calls and finish reason of choice 0 of a stream."""
-    content = ""
-    reasoning = ""
-    reason = ""
-    calls: list[dict[str, str]] = []
-    for chunk in chunks:
-        delta = chunk["choices"][0]["delta"]
-        content += delta.get("content") or ""
-        reasoning += delta.get("reasoning_content", "")
-        for news in delta.get("tool_calls", []):
-            if news["index"] == len(calls):
-                assert news["type"] == "function" and news["function"]["arguments"] == "", (
-                    "the name comes first"
-                )
-                calls.append({"id": news["id"], "name": news["function"]["name"], "arguments": ""})
-            else:
-                assert set(news) == {"index", "function"} and set(news["function"]) == {"arguments"}
-                calls[news["index"]]["arguments"] += news["function"]["arguments"]
-        reason = chunk["choices"][0]["finish_reason"] or reason
-    return content, reasoning, calls, reason
 
 
 @pytest.mark.parametrize("form", list(FORMS))
@@ -365,10 +249,6 @@ def test_the_example_of_the_documents(
     asyncio.run(main())
 
 
-def function(**fields: Any) -> dict[str, Any]:
-    return {"tools": [{"type": "function", "function": {"name": "f", **fields}}]}
-
-
 DEEP: dict[str, Any] = {}
 for _ in range(40):
     DEEP = {"properties": DEEP}
@@ -479,163 +359,5 @@ def test_a_model_without_tools(
                     await client.chat(ASKED, tools=[ADD["function"]])
             fine = await http.post(PATH, {"messages": ASKED, "tools": [ADD], "tool_choice": "none"})
             assert fine.json()["choices"][0]["message"]["content"] == "x"
-
-    asyncio.run(main())
-
-
-BOUNDED = {
-    "type": "object",
-    "properties": {"a": {"enum": [7, 12]}, "b": {"type": "integer", "minimum": 0, "maximum": 99}},
-    "required": ["a", "b"],
-    "additionalProperties": False,
-}
-BOTH: list[dict[str, Any]] = [
-    {"type": "function", "function": {"name": name, "parameters": BOUNDED, "strict": True}}
-    for name in ("add", "take")
-]
-
-
-@pytest.mark.parametrize("form", list(FORMS))
-def test_a_required_call_is_made_and_follows_its_schema(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says, form: str
-) -> None:
-    """The device would say anything; the grammar alone restricts its tokens."""
-    take = {"type": "function", "function": {"name": "take"}}
-
-    async def main() -> None:
-        async with speaking(tmp_path, monkeypatch, FORMS[form][0], max_context=1024) as http:
-            for choice, parallel in (("required", False), ("required", True), (take, False)):
-                for seed in range(4):
-                    body = {
-                        "messages": ASKED,
-                        "tools": BOTH,
-                        "tool_choice": choice,
-                        "seed": seed,
-                        "max_tokens": 500,
-                    }
-                    body["parallel_tool_calls"] = parallel
-                    response = await http.post(PATH, body)
-                    assert response.status_code == 200, response.text
-                    (answer,) = response.json()["choices"]
-                    if parallel and answer["finish_reason"] == "length":
-                        continue  # one call after the other
-                    assert (
-                        answer["finish_reason"] == "tool_calls" and not answer["message"]["content"]
-                    ), answer
-                    calls = [call["function"] for call in answer["message"]["tool_calls"]]
-                    assert len(calls) == 1 or parallel
-                    for call in calls:
-                        assert call["name"] in (
-                            {"add", "take"} if choice == "required" else {"take"}
-                        )
-                        jsonschema.validate(json.loads(call["arguments"]), BOUNDED)
-            async with AsyncClient(http.server.address) as client:
-                functions = [tool["function"] for tool in BOTH]
-                one = {"tools": functions, "tool_name": "take", "parallel_tool_calls": False}
-                (call,) = (await client.chat(ASKED, **one)).choices[0].tool_calls  # type: ignore[arg-type]
-                assert call.name == "take"
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("form", list(FORMS))
-@pytest.mark.parametrize("parallel", [True, False])
-def test_a_strict_call_that_the_model_begins_follows_its_schema(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says, form: str, parallel: bool
-) -> None:
-    """Text around the call is free, and so are arguments of a function that is not strict."""
-    mark, written, _ = FORMS[form]
-    grammars = list[str]()
-    compiled = Grammars.compile
-    monkeypatch.setattr(
-        Grammars,
-        "compile",
-        lambda self, asked: grammars.append(asked.text) or compiled(self, asked),
-    )
-    body = {
-        "messages": ASKED,
-        "tools": [BOTH[0], function(name="free")["tools"][0]],
-        "max_tokens": 2,
-    }
-    body["parallel_tool_calls"] = parallel
-
-    async def main() -> None:
-        async with speaking(tmp_path, monkeypatch, mark + "</think>", max_context=1024) as http:
-            response = await http.post(PATH, body)
-            if form in (
-                "llama",
-                "hermes",
-                "deepseek",
-            ):  # thoughts end with a token, calls begin with text
-                assert response.status_code == 400 and "no mark of its own" in response.text
-        async with speaking(tmp_path, monkeypatch, mark, max_context=1024) as http:
-            response = await http.post(PATH, body)
-            if form == "llama":
-                assert response.status_code == 400 and response.json()["error"]["param"] == "tools"
-                return
-            assert response.status_code == 200, response.text
-            library = http.server.service.prompts.grammars
-            grammar = compiled(library, Structure("lark", grammars[-1], "tools"))
-
-            def fits(text: str) -> bool:
-                tokens = [*MarkedTokenizer().ids(text), *ByteTokenizer.eos_ids]
-                return grammar.matcher().fits(tokens) == len(tokens)
-
-            right = written % '{"a": 7, "b": 5}'
-            assert all(map(fits, ("", "I add.", right, f"I add.\n{right}", f"{right} Done.")))
-            assert fits(f"{right} And: {right}") == (
-                parallel or form != "mistral"
-            )  # as text, its mark is free again
-            assert fits(right.replace("add", "free")) and fits(
-                (written % '{"x": [1]}').replace("add", "free")
-            )
-            assert not any(
-                map(
-                    fits,
-                    (
-                        written % '{"a": 8, "b": 5}',
-                        written % '{"a": 7}',
-                        right.replace("add", "other"),
-                    ),
-                )
-            )
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("end", ["</think>", "</thought>"])
-def test_a_required_call_comes_after_the_thought_that_the_prompt_opens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says, end: str
-) -> None:
-    monkeypatch.setattr(chat, "CLOSE", end)  # a special token, or text
-    grammars = list[str]()
-    compiled = Grammars.compile
-    monkeypatch.setattr(
-        Grammars,
-        "compile",
-        lambda self, asked: grammars.append(asked.text) or compiled(self, asked),
-    )
-
-    async def main() -> None:
-        async with speaking(tmp_path, monkeypatch, "<tool_call></think>", end="<think>\n") as http:
-            grammar = (
-                await http.post(
-                    PATH,
-                    {"messages": ASKED, "tools": BOTH, "tool_choice": "required", "max_tokens": 3},
-                ),
-            )
-            assert grammar[0].status_code == 200, grammar[0].text
-            library = http.server.service.prompts.grammars
-            matcher = compiled(library, Structure("lark", grammars[0], "tools")).matcher()
-            call = '{"name": "add", "arguments": {"a": 7, "b": 5}}'
-            text = f"7 and 5{end}\n\n<tool_call>\n{call}\n</tool_call>"
-            tokens = MarkedTokenizer().ids(text)
-            assert matcher.fits(tokens) == len(tokens)
-            unfinished = MarkedTokenizer().ids("7 and 5")
-            assert matcher.fits([*unfinished, *ByteTokenizer.eos_ids]) == len(unfinished)
-            refused = await http.post(
-                PATH, {"messages": ASKED, "response_format": {"type": "json_object"}}
-            )
-            assert refused.status_code == 400 and "inside of a thought" in refused.text
 
     asyncio.run(main())

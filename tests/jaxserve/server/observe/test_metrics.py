@@ -21,11 +21,9 @@ def values(text: bytes) -> dict[str, float]:
 
 
 def test_the_histogram_is_prometheus_s() -> None:
-    dice, ours, theirs = (
-        random.Random(0),
-        prometheus_client.CollectorRegistry(),
-        prometheus_client.CollectorRegistry(),
-    )
+    dice = random.Random(0)
+    ours = prometheus_client.CollectorRegistry()
+    theirs = prometheus_client.CollectorRegistry()
     cheap = Histogram("x:seconds", "what", LONG, ours)
     dear = prometheus_client.Histogram("x:seconds", "what", registry=theirs, buckets=LONG)
     for value in [0.0, *LONG, 1e9, *(dice.expovariate(1) for _ in range(1000))]:

@@ -88,7 +88,8 @@ def test_over_grpc(tmp_path: Path) -> None:
 def test_it_ends_by_itself(tmp_path: Path) -> None:
     async def main() -> None:
         async with profiler(tmp_path) as found:
-            folder, began = await found.start(0.2), time.monotonic()
+            folder = await found.start(0.2)
+            began = time.monotonic()
             while not traces(folder):
                 assert time.monotonic() - began < 20
                 await asyncio.sleep(0.01)
@@ -104,7 +105,8 @@ def test_a_client_that_leaves_does_not_make_it_endless(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A profile whose client left while it began is known to the server, and ends."""
-    begun, go = threading.Event(), threading.Event()
+    begun = threading.Event()
+    go = threading.Event()
     monkeypatch.setattr(jax.profiler, "start_trace", held(jax.profiler.start_trace, begun, go))
 
     async def main() -> None:
@@ -139,7 +141,8 @@ def test_the_time_of_one_does_not_end_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A profile's time passes while it is being stopped and another one waits to begin."""
-    begun, go = threading.Event(), threading.Event()
+    begun = threading.Event()
+    go = threading.Event()
     monkeypatch.setattr(jax.profiler, "stop_trace", held(jax.profiler.stop_trace, begun, go))
 
     async def main() -> None:
@@ -169,7 +172,9 @@ def test_the_time_is_bounded(tmp_path: Path, seconds: float) -> None:
 def test_the_place_is_bounded(tmp_path: Path) -> None:
     for number in range(MAX_PROFILES):
         (tmp_path / str(number)).mkdir()
-    with pytest.raises(ConfigError, match=r"has 32 entries; the limit is 32 \(remove some\)"):
+    with pytest.raises(
+        ConfigError, match=r"it has 32 entries, and the limit is 32 \(remove some\)"
+    ):
         asyncio.run(Profiler(tmp_path).start())
     assert len(list(tmp_path.iterdir())) == MAX_PROFILES
 
@@ -179,7 +184,9 @@ def test_without_a_place_there_is_none(tmp_path: Path) -> None:
         asyncio.run(Profiler(None).start())
     file = tmp_path / "file"
     file.touch()
-    with pytest.raises(ConfigError, match=f"--profile-dir {file}: File exists"):
+    with pytest.raises(
+        ConfigError, match=f"--profile-dir is {file}; no profile can be written: File exists"
+    ):
         asyncio.run(Profiler(file).start())
 
 

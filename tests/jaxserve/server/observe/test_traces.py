@@ -24,7 +24,8 @@ from tests.jaxserve.server.http.harness import TEXT, serving
 from tests.jaxserve.server.test_endings import outcome, sampling, start
 
 ROOT = Path(__file__).parents[4]
-TRACE, PARENT = 0x0AF7651916CD43DD8448EB211C80319C, 0x00F067AA0BA902B7
+TRACE = 0x0AF7651916CD43DD8448EB211C80319C
+PARENT = 0x00F067AA0BA902B7
 TRACEPARENT = f"00-{TRACE:032x}-{PARENT:016x}-01"
 NOT_SAMPLED = f"00-{TRACE:032x}-{PARENT:016x}-00"
 TIMES = {
@@ -40,7 +41,8 @@ class Exported:
     """Spans in memory; `traces` is the observer for the server."""
 
     def __init__(self) -> None:
-        self._memory, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
+        self._memory = InMemorySpanExporter()
+        provider = TracerProvider(shutdown_on_exit=False)
         provider.add_span_processor(SimpleSpanProcessor(self._memory))
         self.traces = Traces(provider, "fake")
 

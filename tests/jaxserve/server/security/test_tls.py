@@ -63,7 +63,8 @@ async def services(address: str, ca: Path) -> list[str]:
     """Return the names that the health service knows."""
     credentials = grpc.ssl_channel_credentials(ca.read_bytes())
     async with aio.secure_channel(address, credentials) as channel:
-        stub, found = health_pb2_grpc.HealthStub(channel), []
+        stub = health_pb2_grpc.HealthStub(channel)
+        found = []
         for name in (INFERENCE, ADMIN, VLLM):
             with contextlib.suppress(aio.AioRpcError):
                 await stub.Check(health_pb2.HealthCheckRequest(service=name))

@@ -1,0 +1,94 @@
+"""Iterators over the text of running prompts, several of which share one engine."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from jaxserve.completion import Delta
+from jaxserve.engine.engine import Engine
+from jaxserve.engine.events import TokenEvent
+from jaxserve.errors import EngineError
+from jaxserve.open_choices import OpenChoices
+from jaxserve.prompts import Prepared
+from jaxserve.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class _Live:
+    """A running request and the inbox, of one `run` iterator, that its events go to."""
+
+    prompt: Prepared
+    inbox: deque[TokenEvent]
+
+
+class DeltaStreams:
+    """Runs prepared prompts on an engine for any number of open iterators.
+
+    Not thread-safe. Nothing runs in the background: asking any iterator for its next delta steps
+    the engine, and the events of other iterators' requests go to their inboxes meanwhile.
+    """
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer):
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._live: dict[str, _Live] = {}  # by request id
+
+    @property
+    def unfinished(self) -> list[Prepared]:
+        """Prompts of all open iterators that have not finished."""
+        return [live.prompt for live in self._live.values()]
+
+    def run(self, prompts: Sequence[Prepared]) -> Iterator[Delta]:
+        """Run prompts together and yield their text as it grows.
+
+        The steps that they need are compiled. An abandoned iterator aborts what is left of its
+        prompts. EngineError is raised when the engine is closed, or a step fails.
+        """
+        choices: dict[str, OpenChoices] = {}  # by request id
+        places: dict[str, int] = {}  # request id -> position among the prompts
+        inbox: deque[TokenEvent] = deque()
+        try:
+            for place, p in enumerate(prompts):
+                seed = self._engine.submit(p.request)
+                self._live[p.request.id] = _Live(p, inbox)
+                places[p.request.id] = place
+                choices[p.request.id] = OpenChoices(p, seed, self._tokenizer, self._engine.stop)
+            while choices:
+                while not inbox:
+                    self._step()
+                event = inbox.popleft()
+                unfinished = choices.get(event.request_id)
+                if unfinished is None or event.index not in unfinished:
+                    continue  # its stop string came before this token
+                piece, completion = unfinished.take(event)
+                if not unfinished:
+                    del choices[event.request_id]
+                    del self._live[event.request_id]
+                yield Delta(
+                    places[event.request_id],
+                    event.index,
+                    piece.text,
+                    tuple(piece.token_ids),
+                    completion,
+                )
+        finally:
+            self._abandon(choices)
+
+    def _step(self) -> None:
+        """Run one step of the engine and put its events into the inboxes of all iterators."""
+        self._engine.check_usable()
+        if not self._engine.has_work:
+            raise EngineError("the engine is idle while a request waits for its end")
+        for event in self._engine.step():
+            if event.request_id in self._live:
+                self._live[event.request_id].inbox.append(event)
+
+    def _abandon(self, request_ids: Iterable[str]) -> None:
+        """Abort the requests of an iterator that has ended."""
+        for request_id in request_ids:
+            self._live.pop(request_id, None)
+            self._engine.abort(request_id)
+        while not self._live and self._engine.has_work:
+            # Without another iterator no later step would run, and the aborted requests would keep
+            # their pages.
+            self._step()

@@ -1,0 +1,111 @@
+"""A model on the fake device that says what a test wants, with tools in its chat template."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from tests.byte_tokenizer import ByteTokenizer
+from tests.jaxserve.server import harness
+from tests.jaxserve.server.http.harness import Http, serving
+
+PATH = "/v1/chat/completions"
+Says = Callable[..., None]  # given the first answer, and later ones if they differ
+SPECIAL = MappingProxyType(
+    {"[TOOL_CALLS]": 258, "[ARGS]": 259, "<|python_tag|>": 260, "<think>": 261, "</think>": 262}
+)
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
+ADD: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "add", "description": "a + b", "parameters": SCHEMA},
+}
+ASKED: list[Any] = [{"role": "user", "content": "7 plus 5?"}]
+ARGUMENTS = '{"a": 7, "b": 5}'
+TURNS = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role }}: {{ "
+    "m.content or '' }}"
+    "{% for call in m.tool_calls or [] %}CALL{{ call.function.arguments | tojson }}{% endfor "
+    "%}{{ '\n' }}{% endfor %}"
+)
+SECTION = "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>"
+FORMS = {  # the template's mark, one call as the model writes it, and two
+    "hermes": (
+        "<tool_call>",
+        '<tool_call>\n{"name": "add", "arguments": %s}\n</tool_call>',
+        "{0}\n{0}",
+    ),
+    "llama": (
+        "<|start_header_id|>tool_calls",
+        '<|python_tag|>{"name": "add", "parameters": %s}',
+        "{0}; {1}",
+    ),
+    "mistral": ("[TOOL_CALLS]", "[TOOL_CALLS]add[ARGS]%s", "{0}{0}"),
+    "deepseek": (
+        "<｜tool▁calls▁begin｜>",
+        SECTION.format("<｜tool▁call▁begin｜>add<｜tool▁sep｜>%s<｜tool▁call▁end｜>"),
+        "{0}{0}",
+    ),
+}
+
+
+class MarkedTokenizer(ByteTokenizer):
+    """A tokenizer with more special tokens, which a text shows only on request."""
+
+    vocab_size = 263
+    special_tokens = MappingProxyType({**ByteTokenizer.special_tokens, **SPECIAL})
+
+    def token_text(self, token_id: int) -> str:
+        return {id: name for name, id in SPECIAL.items()}.get(token_id) or super().token_text(
+            token_id
+        )
+
+    def ids(self, text: str) -> list[int]:
+        """Encode a text in which marks are single tokens, as a model writes them."""
+        found: list[int] = []
+        while text:
+            name = next((name for name in SPECIAL if text.startswith(name)), None)
+            found += [SPECIAL[name]] if name else text[0].encode()
+            text = text[len(name or text[0]) :]
+        return found
+
+
+@asynccontextmanager
+async def speaking(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, mark: str, **options: Any
+) -> AsyncIterator[Http]:
+    """Serve a model whose template has the mark in a comment, which selects the format."""
+    monkeypatch.setattr(
+        harness, "TEMPLATE", TURNS + "{{ '' if true else '" + mark + "' }}" + options.pop("end", "")
+    )
+    async with serving(folder, **options) as http:
+        yield http
+
+
+def joined(chunks: list[Any]) -> tuple[str, str, list[dict[str, str]], str]:
+    """Return content, reasoning, calls and finish reason of choice 0 of a stream."""
+    content = ""
+    reasoning = ""
+    reason = ""
+    calls: list[dict[str, str]] = []
+    for chunk in chunks:
+        delta = chunk["choices"][0]["delta"]
+        content += delta.get("content") or ""
+        reasoning += delta.get("reasoning_content", "")
+        for news in delta.get("tool_calls", []):
+            if news["index"] == len(calls):
+                assert news["type"] == "function" and news["function"]["arguments"] == "", (
+                    "the name comes first"
+                )
+                calls.append({"id": news["id"], "name": news["function"]["name"], "arguments": ""})
+            else:
+                assert set(news) == {"index", "function"} and set(news["function"]) == {"arguments"}
+                calls[news["index"]]["arguments"] += news["function"]["arguments"]
+        reason = chunk["choices"][0]["finish_reason"] or reason
+    return content, reasoning, calls, reason
+
+
+def function(**fields: Any) -> dict[str, Any]:
+    return {"tools": [{"type": "function", "function": {"name": "f", **fields}}]}
