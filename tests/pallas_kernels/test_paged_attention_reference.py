@@ -264,7 +264,7 @@ def test_heads_that_do_not_divide_are_refused() -> None:
         reference.check(Options(layout, 1.0), Demand(6, 4, 10, jnp.dtype(np.float32), "cpu"))
 
 
-@pytest.mark.parametrize(("kv_heads", "value_dim"), [(2, 32), (1, 65), (1, 0)])
+@pytest.mark.parametrize(("kv_heads", "value_dim"), [(2, 32), (1, 65), (1, -1)])
 def test_latent_pages_have_one_head(kv_heads: int, value_dim: int) -> None:
     with pytest.raises(KernelError, match="latent pages have one head"):
         Layout(kv_heads, 64, 16, jnp.dtype(np.float32), value_dim)

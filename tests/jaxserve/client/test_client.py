@@ -19,6 +19,7 @@ from jaxserve.client import (
     Finish,
     PromptInfo,
     PromptLogprobs,
+    descriptions,
     join,
     results,
 )
@@ -352,9 +353,9 @@ def test_nothing_of_the_api_is_missing() -> None:
     }
     assert set(ChatOptions.__annotations__) - set(Options.__annotations__) == chat
     for message, kind in {
-        admin_pb2.GetModelInfoResponse: results.ModelInfo,
-        admin_pb2.GetServerInfoResponse: results.ServerInfo,
-        admin_pb2.GetLoadsResponse: results.Loads,
+        admin_pb2.GetModelInfoResponse: descriptions.ModelInfo,
+        admin_pb2.GetServerInfoResponse: descriptions.ServerInfo,
+        admin_pb2.GetLoadsResponse: descriptions.Loads,
         common_pb2.Timings: results.Timings,
         common_pb2.Usage: results.Usage,
         common_pb2.Logprob: results.Logprob,

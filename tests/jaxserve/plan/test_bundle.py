@@ -125,7 +125,7 @@ def test_entries_that_are_not_those_of_the_manifest(bundle: Path) -> None:
     (bundle / CACHE / "jit_run-3-cache").write_bytes(b"")
     assert "jit_run-3-cache is not in the manifest" in refused(bundle)
     shutil.rmtree(bundle / CACHE)
-    assert "cache: No such file" in refused(bundle)
+    assert "its cache cannot be read: No such file" in refused(bundle)
 
 
 @pytest.mark.parametrize("name", ["jax", "jaxlib", "jaxserve", "compression", "flags"])
