@@ -34,7 +34,7 @@ class Exit:
         self.codes.append(code)
         self.called.set()
 
-    def wait(self, seconds: float = 10) -> int:
+    def wait(self, seconds: float = 60) -> int:
         assert self.called.wait(seconds)
         return self.codes[0]
 
@@ -85,7 +85,7 @@ def pod(capfd: pytest.CaptureFixture[str]) -> Iterator[Pod]:
 
 
 def next_order(follower: Follower) -> pb.Order:
-    return follower._orders.get(timeout=10)
+    return follower._orders.get(timeout=60)
 
 
 def test_hosts_that_agree_go_on(pod: Pod) -> None:

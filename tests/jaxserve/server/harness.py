@@ -112,7 +112,7 @@ class Running:
         """Stop listening."""
         await self.process.listeners.stop(grace)
 
-    async def at_rest(self, seconds: float = 5.0) -> None:
+    async def at_rest(self, seconds: float = 60.0) -> None:
         """Wait until nothing runs, and check that everything was given back."""
         until = time.monotonic() + seconds
         while self.service.in_flight or self.engine.has_work or self.service.loads.pages_used:

@@ -255,7 +255,7 @@ def test_drain_while_loading_ends_at_once(tmp_path: Path) -> None:
             task = asyncio.create_task(lifecycle.run(load))
             await asyncio.sleep(0.05)
             lifecycle.drain()
-            await asyncio.wait_for(task, 10)
+            await asyncio.wait_for(task, 60)
             assert codes == [0]
 
     asyncio.run(main())

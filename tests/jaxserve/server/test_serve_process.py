@@ -61,7 +61,7 @@ class Process:
             time.sleep(0.05)
         raise AssertionError("".join(self.lines))
 
-    def wait(self, seconds: float = 30) -> tuple[int, str]:
+    def wait(self, seconds: float = 120) -> tuple[int, str]:
         """Wait for the end; return the exit code, and everything that was written."""
         try:
             code = self.popen.wait(seconds)

@@ -85,7 +85,7 @@ async def garbage(server: Running) -> None:
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(data)
         await writer.drain()
-        await asyncio.wait_for(reader.read(), 5)  # the server hangs up
+        await asyncio.wait_for(reader.read(), 60)  # the server hangs up
         writer.close()
     method = server.channel.unary_unary("/jaxserve.v1.InferenceService/Generate")
     with pytest.raises(aio.AioRpcError):

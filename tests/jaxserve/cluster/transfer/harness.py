@@ -145,7 +145,7 @@ class Servers:
     ) -> list[KVSegment]:
         return await fetch_all(self.client, seconds, prompt)
 
-    async def at_rest(self, seconds: float = 20.0) -> None:
+    async def at_rest(self, seconds: float = 60.0) -> None:
         """Wait until nothing is held or computed any more."""
         until = time.monotonic() + seconds
         while self.offers.budget.held or self.budget.held or self.source.open:

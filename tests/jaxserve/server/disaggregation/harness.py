@@ -77,11 +77,11 @@ class Apart:
     def states(self) -> dict[str, int]:
         return {str(state): count for state, count in self.role._pool.states.items()}
 
-    async def until(self, state: State, count: int = 1, seconds: float = 10.0) -> None:
+    async def until(self, state: State, count: int = 1, seconds: float = 60.0) -> None:
         """Wait until this number of prefill servers is in the state."""
         await until(lambda: self.states.get(str(state), 0) == count, seconds)
 
-    async def at_rest(self, seconds: float = 10.0) -> None:
+    async def at_rest(self, seconds: float = 60.0) -> None:
         """Wait until nothing runs, and nothing is held on either side."""
         await self.decode.at_rest(seconds)
         await until(lambda: not (self.role._budget.held or self.role._budget.waiting), seconds)
@@ -97,7 +97,7 @@ class Apart:
             await until(lambda: room._value == room._initial_value, seconds)  # noqa: B023
 
 
-async def until(holds: Callable[[], object], seconds: float = 10.0) -> None:
+async def until(holds: Callable[[], object], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "it did not come to that in time"

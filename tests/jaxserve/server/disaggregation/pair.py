@@ -119,7 +119,7 @@ class Server:
             assert engine.transfers.slots._value == SEGMENTS_ON_DEVICE  # type: ignore[attr-defined]
 
 
-async def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it never came to that"

@@ -29,7 +29,7 @@ def metric(server: Process, name: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
-def wait_for(server: Process, name: str, value: float, seconds: float = 30) -> None:
+def wait_for(server: Process, name: str, value: float, seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while metric(server, name) != value:
         assert time.monotonic() < end, (name, metric(server, name), "".join(server.lines))

@@ -200,7 +200,11 @@ def test_many_at_once_are_what_one_server_says(tmp_path: Path) -> None:
             asking(text, sampling={"temperature": 0.5 * (i % 2)}) for i, text in enumerate(texts)
         ]
         expected = await plain(tmp_path, *requests)
-        async with apart(tmp_path, prefills=2, prefill_seconds=0.002) as servers:
+        # Pages for all prompts: one that waits to be sent is not evicted for another's.
+        prefills = {"num_pages": 4096}
+        async with apart(
+            tmp_path, prefills=2, prefill_seconds=0.002, prefill_options=prefills
+        ) as servers:
             found = await asyncio.gather(*map(servers.decode.inference.Generate, requests))
             assert list(map(tokens_of, found)) == expected
             assert servers.decisions("remote") > 10 and not servers.failures

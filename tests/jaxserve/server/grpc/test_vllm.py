@@ -171,7 +171,7 @@ def test_abort_ends_the_stream(tmp_path: Path, stream: bool) -> None:
             while not server.service.loads.running:
                 await asyncio.sleep(0.002)
             await engine.Abort(pb.AbortRequest(request_ids=["mine", "nobody's"]))
-            _, (complete,) = await asyncio.wait_for(waiting, 2)
+            _, (complete,) = await asyncio.wait_for(waiting, 60)
             assert complete.finish_reason == "abort" and complete.completion_tokens < LONG
             await server.at_rest()
 

@@ -36,7 +36,7 @@ class Browser:
         """Return the texts unchanged: `text` normalizes white space."""
         return [str(element.get_property("textContent")) for element in self.all(css)]
 
-    def until[T](self, read: Callable[[], T], seconds: float = 30.0) -> T:
+    def until[T](self, read: Callable[[], T], seconds: float = 60.0) -> T:
         end = time.monotonic() + seconds
         while not (found := read()):
             assert time.monotonic() < end, self.driver.find_element(By.TAG_NAME, "body").text
@@ -54,7 +54,7 @@ class Browser:
             field.clear()
             field.send_keys(str(value))
 
-    def ask(self, prompt: str, seconds: float = 10.0) -> None:
+    def ask(self, prompt: str, seconds: float = 60.0) -> None:
         """Send a message, and wait for the answer."""
         turns = len(self.all(".facts"))
         self.find("#prompt").send_keys(prompt + Keys.ENTER)
