@@ -17,16 +17,8 @@ WHOLE = (slice(None), slice(None))
 IN = 64
 OUT = 32
 GROUP = 16
-AWQ_ORDER = [
-    0,
-    2,
-    4,
-    6,
-    1,
-    3,
-    5,
-    7,
-]  # which column is in the lowest four bits of a word, in the next four, ...
+# Which column is in the lowest four bits of a word, in the next four, ...
+AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
 Tensors = dict[str, np.ndarray]
 

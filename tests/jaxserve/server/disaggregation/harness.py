@@ -117,56 +117,38 @@ async def apart(
     ready: bool = True,
     **config: Any,
 ) -> AsyncIterator[Apart]:
-    """handshake: of the prefill servers. plan: of the decode server. prefill_seconds: of one of
-    their steps.
+    """A decode server and its prefill servers, each behind a proxy.
 
-    prefill_options: of their engines, which have those of the decode server (config) otherwise.
-    ready: wait until they all are, as the decode server sees it.
+    handshake: of the prefill servers. plan: of the decode server. prefill_seconds: of one of their
+    steps. prefill_options: of their engines, which have those of the decode server (config)
+    otherwise. ready: wait until they all are, as the decode server sees it.
     """
-    registry = CollectorRegistry()
     async with AsyncExitStack() as stack:
-        servers = []
+        enter = stack.enter_async_context
+        servers = list[Running]()
         roles = list[PrefillRole]()
-        registries = []
-        proxies = []
-        for number in range(prefills):
-            own = folder / f"prefill{number}"
-            own.mkdir()
-            registries.append(CollectorRegistry())
+        registries = [CollectorRegistry() for _ in range(prefills)]
+        proxies = list[Proxy]()
+        options: dict[str, Any] = {"seconds": prefill_seconds, **config, **prefill_options}
+        for number, registry in enumerate(registries):
 
-            def new_role(
-                readiness: Any, registry: CollectorRegistry = registries[-1]
-            ) -> PrefillRole:
+            def new_role(readiness: Any, registry: CollectorRegistry = registry) -> PrefillRole:
                 roles.append(PrefillRole(replace(plan, role="prefill"), readiness, registry))
                 return roles[-1]
 
-            options: dict[str, Any] = {
-                "handshake": handshake,
-                "seconds": prefill_seconds,
-                **config,
-                **prefill_options,
-            }
-            servers.append(
-                await stack.enter_async_context(running(own, new_role=new_role, **options))
-            )
-            proxies.append(
-                await stack.enter_async_context(
-                    Proxy.before(int(servers[-1].address.split(":")[1]))
-                )
-            )
+            own = folder / f"prefill{number}"
+            own.mkdir()
+            server = await enter(running(own, new_role=new_role, handshake=handshake, **options))
+            servers.append(server)
+            port = int(server.address.split(":")[1])
+            proxies.append(await enter(Proxy.before(port)))
         addresses = tuple(f"127.0.0.1:{proxy.port}" for proxy in proxies)
+        registry = CollectorRegistry()
         role = DecodeRole(replace(plan, servers=(*plan.servers, *addresses)), registry)
         own = folder / "decode"
         own.mkdir()
-        decode = await stack.enter_async_context(
-            running(
-                own,
-                new_role=lambda readiness: role,
-                handshake=HANDSHAKE,
-                limits=decode_limits,
-                **config,
-            )
-        )
+        options = {"new_role": lambda readiness: role, "limits": decode_limits, **config}
+        decode = await enter(running(own, handshake=HANDSHAKE, **options))
         found = Apart(decode, role, registry, servers, roles, registries, proxies)
         if ready:
             await found.until(State.READY, prefills)

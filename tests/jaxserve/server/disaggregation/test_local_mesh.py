@@ -5,44 +5,36 @@ of one engine.
 import asyncio
 import signal
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Iterator
+from contextlib import ExitStack, aclosing
+from dataclasses import replace
 from pathlib import Path
-from secrets import token_hex
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from prometheus_client import CollectorRegistry
 from rich.console import Console
 
 from jaxserve import LLM, EngineOptions
 from jaxserve.cluster.bootstrap import SingleHost
 from jaxserve.cluster.transfer.prefill import PrefillPrompt
-from jaxserve.completion import Completion
 from jaxserve.engine.buckets import SEGMENTS_ON_DEVICE
 from jaxserve.engine.device.page_store import PagesRead, PageStore
-from jaxserve.engine.engine import Engine
 from jaxserve.errors import ConfigError, EngineError
 from jaxserve.request import SamplingParams
 from jaxserve.server import model_loader
 from jaxserve.server.core.incoming_request import IncomingRequest
-from jaxserve.server.core.limits import Limits
-from jaxserve.server.core.service import Service
 from jaxserve.server.disaggregation.flags import Meshes
-from jaxserve.server.disaggregation.local_mesh import DecodeMeshRole, PrefillMesh, places
+from jaxserve.server.disaggregation.local_mesh import places
 from jaxserve.server.disaggregation.policy import Policy
 from jaxserve.server.flags import parser
 from jaxserve.server.lifecycle import FAILED
-from jaxserve.server.observe.metrics import PREFIX
-from jaxserve.server.process import ServerProcess
 from jaxserve.server.serving_state import PrefillEngine
 from sharding.mesh import MeshSpec
 from tests.jaxserve.engine.test_families_on_meshes import check
 from tests.jaxserve.engine.test_page_exchange import House, Side
+from tests.jaxserve.server.disaggregation.two_meshes import GREEDY, joined, taken
 from tests.jaxserve.server.harness import running
 from tests.jaxserve.server.test_lifecycle import living
 from tests.jaxserve.server.test_serve_process import DRAFT, get, launch
@@ -114,7 +106,6 @@ def test_pages_go_from_device_to_device(
 OPTIONS = EngineOptions(
     max_batch=4, step_tokens=64, page_size=16, max_context=256, page_exchange=True
 )
-GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
 def load(size: int, first: int, options: EngineOptions = OPTIONS) -> LLM:
@@ -145,79 +136,6 @@ def prefiller(request: pytest.FixtureRequest, decoder: LLM) -> Iterator[LLM]:
 def alone() -> Iterator[LLM]:
     with load(1, 7, replace(OPTIONS, page_exchange=False)) as llm:
         yield llm
-
-
-@dataclass(frozen=True)
-class Joined:
-    service: Service
-    prefill: PrefillEngine
-    mesh: PrefillMesh
-    engines: tuple[Engine, Engine]
-    registry: CollectorRegistry
-    salt: str = field(
-        default_factory=partial(token_hex, 8)
-    )  # what others have asked before is not found
-
-    async def ask(
-        self, prompt: tuple[int, ...], params: SamplingParams = GREEDY, salt: str = ""
-    ) -> list[Completion]:
-        with await self.service.answer(
-            IncomingRequest(prompt=prompt, params=params, cache_salt=self.salt + salt)
-        ) as answer:
-            return list((await answer.whole()).completions)
-
-    def number(self, name: str, **labels: str) -> float:
-        return self.registry.get_sample_value(f"{PREFIX}disaggregation_{name}", labels) or 0.0
-
-    async def at_rest(self) -> None:
-        """Nothing is left of any request, on either mesh."""
-        async with asyncio.timeout(60):
-            while (
-                self.service.in_flight
-                or self.prefill.service.in_flight
-                or any(e.has_work for e in self.engines)
-            ):
-                await asyncio.sleep(0.01)
-            while any(
-                engine.transfers._exports or taken(engine.transfers.slots)
-                for engine in self.engines
-            ):
-                await asyncio.sleep(0.01)
-        for engine in self.engines:
-            engine.scheduler.check_invariants()
-
-
-def taken(room: threading.BoundedSemaphore) -> int:
-    return room._initial_value - room._value  # type: ignore[attr-defined]
-
-
-@asynccontextmanager
-async def joined(prefill: LLM, decode: LLM, seconds: float = 30.0) -> AsyncIterator[Joined]:
-    """As serve.py joins them. Prompts of 64 tokens and more are handed over. seconds:
-    --transfer-timeout.
-    """
-    failures = list[BaseException]()
-    registry = CollectorRegistry()
-    before = prefill.runner.compiles_after_ready, decode.runner.compiles_after_ready
-    process = ServerProcess(Limits())
-    connected = process.connect_llm(prefill, on_failure=failures.append)
-    behind = PrefillEngine(*connected, prefill.runner)
-    mesh = PrefillMesh(behind, decode.runner)
-    assert mesh.direct == (prefill.model.mesh.size > 1)
-    role = DecodeMeshRole(
-        Meshes(1, 2, Policy(threshold=64, queue_tokens=2**15), seconds), mesh, registry
-    )
-    service, thread = process.connect_llm(decode, role=role, on_failure=failures.append)
-    for each in (behind.thread, thread):
-        each.start()
-    try:
-        yield Joined(service, behind, mesh, (prefill.engine, decode.engine), registry)
-    finally:
-        service.close()
-        behind.service.close()
-        assert all([each.close() for each in (thread, behind.thread)])
-        assert not failures
-    assert (prefill.runner.compiles_after_ready, decode.runner.compiles_after_ready) == before
 
 
 def prompts(*lengths: int) -> list[tuple[int, ...]]:

@@ -1,9 +1,7 @@
 """Faults during a remote prefill: the client gets its tokens or one status, and nothing is left."""
 
 import asyncio
-import random
 import threading
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -438,92 +436,5 @@ def test_a_full_cache_takes_what_it_can(tmp_path: Path) -> None:
             assert list(map(tokens_of, found)) == expected
             assert servers.decisions("remote")
             await servers.at_rest()
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("requests", [250, pytest.param(1000, marks=pytest.mark.slow)])
-def test_requests_with_random_faults_leave_nothing_behind(
-    tmp_path: Path, requests: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Networks that cut and stall, clients that go away, shared prefixes, two prefill servers."""
-    for pause in ("RETRY_SECONDS", "REST_SECONDS"):
-        monkeypatch.setattr(f"jaxserve.server.disaggregation.prefill_pool.{pause}", 0.05)
-
-    async def main() -> None:
-        rng = random.Random(3)
-        texts = [f"{i % 7}{LONG[: 100 + i]}" for i in range(90)]
-        expected = dict(zip(texts, await plain(tmp_path, *map(asking, texts)), strict=True))
-        plan = replace(PLAN, seconds=0.5)
-        async with apart(
-            tmp_path, plan=plan, prefills=2, prefill_seconds=0.001, num_pages=300
-        ) as servers:
-            for proxy in servers.proxies:
-                proxy.limits = lambda: rng.choice((1e9, rng.uniform(0, 60_000)))
-                proxy.cut()  # the connections that there are have no limit
-            before = len(asyncio.all_tasks())
-            outcomes = Counter[str]()
-
-            async def ask() -> None:
-                text = rng.choice(texts)
-                timeout = rng.choice((None, None, 5.0, 0.05))
-                call = servers.decode.inference.Generate(
-                    asking(text, cache_salt=str(rng.randrange(100))), timeout=timeout
-                )
-                if rng.random() < 0.1:
-                    asyncio.get_running_loop().call_later(rng.random() / 10, call.cancel)
-                try:
-                    assert tokens_of(await call) == expected[text]
-                except aio.AioRpcError:
-                    pass
-                except asyncio.CancelledError:
-                    assert call.cancelled()
-                outcomes[(await call.code()).name] += 1
-
-            async def disturb() -> None:
-                while True:
-                    await asyncio.sleep(rng.random() / 5)
-                    proxy = rng.choice(servers.proxies)
-                    if rng.random() < 0.5:
-                        proxy.cut()
-                    else:
-                        proxy.frozen.set()
-                        try:
-                            await asyncio.sleep(rng.random() / 5)
-                        finally:
-                            # Also when the test cancels this: a frozen proxy never comes back.
-                            proxy.frozen.clear()
-                        proxy.cut()
-
-            disturbing = asyncio.create_task(disturb())
-            for _ in range(requests // 25):
-                await until(lambda: servers.states.get("ready"))
-                await asyncio.gather(*(ask() for _ in range(25)))
-            disturbing.cancel()
-            assert (
-                outcomes.keys() <= {"OK", "CANCELLED", "DEADLINE_EXCEEDED"}
-                and outcomes["OK"] > requests / 3
-            ), outcomes
-            remote = servers.decisions("remote")
-            failures = servers.failures
-            assert requests / 5 < remote > sum(failures.values()) and len(failures) > 1, (
-                remote,
-                failures,
-            )
-            await servers.at_rest()
-            for proxy in servers.proxies:
-                proxy.limits = lambda: 1e9
-                proxy.cut()
-            await servers.until(State.READY, 0)
-            await servers.until(State.READY, 2)
-            remote = servers.count("seconds_count")
-            assert (
-                tokens_of(await servers.decode.inference.Generate(asking()))
-                == (await plain(tmp_path, asking()))[0]
-            )
-            assert servers.count("seconds_count") == remote + 1, "it serves on"
-            await servers.at_rest()
-            pumps = sum(len(proxy._tasks) for proxy in servers.proxies)
-            await until(lambda: len(asyncio.all_tasks()) - pumps <= before)
 
     asyncio.run(main())

@@ -104,11 +104,8 @@ def test_a_strict_call_that_the_model_begins_follows_its_schema(
     async def main() -> None:
         async with speaking(tmp_path, monkeypatch, mark + "</think>", max_context=1024) as http:
             response = await http.post(PATH, body)
-            if form in (
-                "llama",
-                "hermes",
-                "deepseek",
-            ):  # thoughts end with a token, calls begin with text
+            # Thoughts end with a token, and these calls begin with text.
+            if form in ("llama", "hermes", "deepseek"):
                 assert response.status_code == 400 and "no mark of its own" in response.text
         async with speaking(tmp_path, monkeypatch, mark, max_context=1024) as http:
             response = await http.post(PATH, body)
@@ -125,22 +122,16 @@ def test_a_strict_call_that_the_model_begins_follows_its_schema(
 
             right = written % '{"a": 7, "b": 5}'
             assert all(map(fits, ("", "I add.", right, f"I add.\n{right}", f"{right} Done.")))
-            assert fits(f"{right} And: {right}") == (
-                parallel or form != "mistral"
-            )  # as text, its mark is free again
-            assert fits(right.replace("add", "free")) and fits(
-                (written % '{"x": [1]}').replace("add", "free")
+            # As text, its mark is free again.
+            assert fits(f"{right} And: {right}") == (parallel or form != "mistral")
+            other = written % '{"x": [1]}'
+            assert fits(right.replace("add", "free")) and fits(other.replace("add", "free"))
+            wrong = (
+                written % '{"a": 8, "b": 5}',
+                written % '{"a": 7}',
+                right.replace("add", "other"),
             )
-            assert not any(
-                map(
-                    fits,
-                    (
-                        written % '{"a": 8, "b": 5}',
-                        written % '{"a": 7}',
-                        right.replace("add", "other"),
-                    ),
-                )
-            )
+            assert not any(map(fits, wrong))
 
     asyncio.run(main())
 
