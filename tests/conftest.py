@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from jaxserve.cli.compilation_cache import share_compiled
 from tests.cpu_budget import CpuBudget, CpuMeter
@@ -69,6 +70,20 @@ def pytest_configure(config: pytest.Config) -> None:
     ):
         if path := config.getoption(option):
             config.pluginmanager.register(OutcomeTable(path, place))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Share compiled steps again after a test of a command that leaves the cache otherwise.
+
+    `python -m jaxserve.plan` switches the cache off for its process; here, others go on in it.
+    """
+    shared = jax.config.jax_enable_compilation_cache
+    if shared and jax.config.jax_compilation_cache_dir == str(CACHE):
+        return
+    jax.config.update("jax_enable_compilation_cache", True)
+    share_compiled(CACHE)
+    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="session")
