@@ -20,7 +20,7 @@ from jaxserve.cluster.compatibility import Facts
 from jaxserve.cluster.heartbeat import FAILED, PodFailure, print_failure
 from jaxserve.cluster.message_auth import SECRET_BYTES
 from jaxserve.engine.device.runner import DeviceRunner
-from jaxserve.errors import ConfigError
+from jaxserve.errors import ConfigError, flag_text
 
 if TYPE_CHECKING:
     from jaxserve.cluster.follower import Follower
@@ -66,24 +66,20 @@ class Hosts:
                 f"{missing} is missing: --hosts, --host-index and --coordinator go together"
             )
         if given and args.hosts < 1:
-            raise ConfigError(f"--hosts {args.hosts}: it must be at least 1")
+            raise ConfigError(flag_text("--hosts", args.hosts, "it must be at least 1"))
         if given and not 0 <= args.host_index < args.hosts:
-            raise ConfigError(
-                f"--host-index {args.host_index}: with --hosts {args.hosts} it is 0 to "
-                f"{args.hosts - 1}"
-            )
+            allowed = f"it must be 0 to {args.hosts - 1} with --hosts {args.hosts}"
+            raise ConfigError(flag_text("--host-index", args.host_index, allowed))
         if given and not _is_address(args.coordinator):
-            raise ConfigError(
-                f"--coordinator {args.coordinator}: it must be HOST:PORT of host 0, the port 1 "
-                f"to 65535"
-            )
+            form = "it must be HOST:PORT of host 0, the port 1 to 65535"
+            raise ConfigError(flag_text("--coordinator", args.coordinator, form))
         if not 0 <= args.control_port < 2**16:
-            raise ConfigError(f"--control-port {args.control_port}: it must be 0 to 65535")
-        if not 0 < args.join_timeout <= DAY:
             raise ConfigError(
-                f"--join-timeout {args.join_timeout:g}: it must be above 0 and at most {DAY} "
-                f"seconds"
+                flag_text("--control-port", args.control_port, "it must be 0 to 65535")
             )
+        if not 0 < args.join_timeout <= DAY:
+            allowed = f"it must be above 0 and at most {DAY} seconds"
+            raise ConfigError(flag_text("--join-timeout", args.join_timeout, allowed))
         found = Hosts(
             args.hosts,
             args.host_index,
@@ -207,10 +203,8 @@ def _check_port(coordinator: str) -> None:
     try:
         socket.create_server(("", int(coordinator.rpartition(":")[2]))).close()
     except OSError as error:
-        raise ConfigError(
-            f"--coordinator {coordinator}: host 0 cannot listen there: "
-            f"{os.strerror(error.errno or 0)}"
-        ) from None
+        problem = f"host 0 cannot listen there: {os.strerror(error.errno or 0)}"
+        raise ConfigError(flag_text("--coordinator", coordinator, problem)) from None
 
 
 def _initialize(hosts: Hosts) -> None:

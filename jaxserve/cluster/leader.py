@@ -33,7 +33,7 @@ from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.device.executables import Progress
 from jaxserve.engine.device.runner import DeviceRunner, Launched
 from jaxserve.engine.plan import StepOutput, StepPlan
-from jaxserve.errors import ConfigError
+from jaxserve.errors import ConfigError, flag_text
 
 # A plan that admits long prompts with penalties has megabytes. Messages to the leader are short and
 # keep the default limit, which also holds for unknown callers.
@@ -75,7 +75,8 @@ class Leader(rpc.ClusterServiceServicer):
         try:
             self.port: int = self._server.add_insecure_port(f"[::]:{port}")
         except RuntimeError:
-            raise ConfigError(f"--control-port {port}: cannot listen (is it taken?)") from None
+            problem = "the leader cannot listen there (is it taken?)"
+            raise ConfigError(flag_text("--control-port", port, problem)) from None
         self.new_runner = partial(LeadingRunner, self)
 
     # ---- the followers

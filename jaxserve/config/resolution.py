@@ -273,10 +273,11 @@ def _check_page_exchange(options: EngineOptions, embeds: bool) -> None:
 def _check_slots(options: EngineOptions) -> None:
     """Refuse what a state that only the newest token's entry holds cannot be combined with."""
     if options.speculate != "off":
-        raise ConfigError(
-            f"--speculate {options.speculate}: layers of the model keep one state per sequence, "
-            f"which a rejected token cannot be taken out of (leave it out)"
+        problem = (
+            "layers of the model keep one state per sequence, which a rejected token cannot be "
+            "taken out of (leave it out)"
         )
+        raise ConfigError(flag_text("--speculate", options.speculate, problem))
     if options.page_exchange:
         raise ConfigError(
             "layers of the model keep one state per sequence, which is in no page: the engine "

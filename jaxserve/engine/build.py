@@ -32,7 +32,7 @@ from jaxserve.engine.engine import Engine
 from jaxserve.engine.host.prompt_lookup import PromptLookup
 from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.host.speculation import DeviceDrafts, Proposer, Speculation
-from jaxserve.errors import ConfigError, MemoryLimitError
+from jaxserve.errors import ConfigError, MemoryLimitError, flag_text
 from jaxserve.models.quant import QuantScheme, scheme_in
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels import dispatch
@@ -105,7 +105,8 @@ def plan_config(
     pages are counted. Raises MemoryLimitError if the model does not fit.
     """
     if draft is None and options.speculate == "draft":
-        raise ConfigError("--speculate draft: there is no draft model (--draft-model)")
+        problem = "there is no draft model (--draft-model)"
+        raise ConfigError(flag_text("--speculate", "draft", problem))
     planner = _MemoryPlanner(spec, params, mesh, options, draft)
     wanted = planner.config(UNLIMITED_TOKENS)
     cache = planner.cache_bytes(wanted)

@@ -38,7 +38,7 @@ from checkpoints.orbax_store import (
 from checkpoints.orbax_writer import CHUNK_BYTES, Writer
 from checkpoints.quantized import dequantized
 from jaxserve.cli.exits import exit_code
-from jaxserve.errors import JaxserveError
+from jaxserve.errors import JaxserveError, flag_text
 from jaxserve.loading.export import PublishedTensor, published_tensors
 from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import Checkpoint, open_checkpoint
@@ -67,9 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             elif args.weights == AS_STORED:
                 to_hf(args.source, args.target, report)
             else:
-                raise CheckpointError(
-                    f"--weights {args.weights}: --to hf writes no quantized weights (leave it out)"
-                )
+                problem = "--to hf writes no quantized weights (leave it out)"
+                raise CheckpointError(flag_text("--weights", args.weights, problem))
         return 0
 
     return exit_code(work, (JaxserveError, CheckpointError))

@@ -9,7 +9,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
-from jaxserve.errors import ModelError
+from jaxserve.errors import ModelError, flag_text
 from jaxserve.models.quant import Quantized, QuantScheme
 from sharding.chips import multiplies_natively
 from sharding.mesh import device_kind
@@ -54,8 +54,8 @@ def check_chip(scheme: QuantScheme | None, mesh: Mesh) -> None:
     Only w8a8 schemes need that: others widen the numbers first.
     """
     if scheme and scheme.activations and not multiplies_natively(mesh, scheme.dtype):
-        raise ModelError(
-            f"--weights {scheme}: {device_kind(mesh)} does not multiply {scheme.numbers} numbers "
-            f"with each other "
+        problem = (
+            f"{device_kind(mesh)} does not multiply {scheme.numbers} numbers with each other "
             f"(choose {scheme.weights_alone}, which rounds weights alone)"
         )
+        raise ModelError(flag_text("--weights", scheme, problem))

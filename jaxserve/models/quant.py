@@ -23,7 +23,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.tree_util import tree_map_with_path
 
-from jaxserve.errors import ModelError
+from jaxserve.errors import ModelError, flag_text
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels.quantized_matmul.api import GROUPS, Demand, QuantizedMatmul
 from sharding.params import ParamSpec, is_param_spec
@@ -127,10 +127,8 @@ def parse_scheme(asked: str) -> QuantScheme | None:
         return None
     name = asked.removesuffix(HEAD)
     if name not in SCHEMES:
-        raise ModelError(
-            f"--weights {asked}: choose auto, {', '.join(SCHEMES)} ({HEAD} behind it: the head as "
-            f"well)"
-        )
+        choices = f"choose auto, {', '.join(SCHEMES)} ({HEAD} behind it: the head as well)"
+        raise ModelError(flag_text("--weights", asked, choices))
     return replace(SCHEMES[name], head=asked.endswith(HEAD))
 
 
@@ -149,14 +147,11 @@ def quantized_specs(spec: ModelSpec, specs: dict, scheme: QuantScheme) -> dict:
     ModelError where the model cannot be quantized so.
     """
     if spec.mixture and scheme.activations:
-        raise ModelError(
-            f"--weights {scheme} is not built in for mixtures of experts (choose "
-            f"{scheme.weights_alone})"
-        )
+        problem = f"it is not built in for mixtures of experts (choose {scheme.weights_alone})"
+        raise ModelError(flag_text("--weights", scheme, problem))
     if scheme.head and not spec.has_head:
-        raise ModelError(
-            f"--weights {scheme}: this model has no head beside its embedding (leave {HEAD} out)"
-        )
+        problem = f"this model has no head beside its embedding (leave {HEAD} out)"
+        raise ModelError(flag_text("--weights", scheme, problem))
 
     def declare(path: tuple[Any, ...], param: ParamSpec) -> ParamSpec | Quantized:
         name = path[-1].key
@@ -191,16 +186,12 @@ def _check_sum(name: str, summed: int, scheme: QuantScheme) -> None:
     if scheme.group and summed % scheme.group:
         fitting = [str(size) for size in GROUPS if summed % size == 0]
         hint = f"groups of {' or '.join(fitting)} do" if fitting else "choose one without groups"
-        raise ModelError(
-            f"--weights {scheme}: {name} sums {summed} numbers, no multiple of {scheme.group} "
-            f"({hint})"
-        )
+        problem = f"{name} sums {summed} numbers, no multiple of {scheme.group} ({hint})"
+        raise ModelError(flag_text("--weights", scheme, problem))
     is_int8_product = scheme.activations and scheme.numbers == INT8.name
     if is_int8_product and summed * INT8.largest**2 >= 2**31:
-        raise ModelError(
-            f"--weights {scheme}: {name} sums {summed} products, more than int32 holds (choose "
-            f"int8)"
-        )
+        problem = f"{name} sums {summed} products, more than int32 holds (choose int8)"
+        raise ModelError(flag_text("--weights", scheme, problem))
 
 
 def scale_axes(name: str, axes: str, scheme: QuantScheme) -> str:

@@ -31,8 +31,8 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.errors import KernelError
 
-# The 8-bit dtypes that pages may have, each with its largest finite value.
-EIGHT_BITS = {
+# Largest finite values of the 8-bit dtypes that pages may have.
+LARGEST = {
     jnp.dtype(jnp.int8): 127.0,
     jnp.dtype(jnp.float8_e4m3fn): 448.0,
 }
@@ -71,7 +71,7 @@ class Layout:
     @property
     def scaled(self) -> bool:
         """Return whether the stored numbers carry scales, which 8-bit numbers do."""
-        return self.dtype in EIGHT_BITS
+        return self.dtype in LARGEST
 
     @property
     def bits(self) -> int:
@@ -233,7 +233,7 @@ def quantize(x: Float[Array, "*n H"], dtype: jnp.dtype) -> tuple[Array, Float[Ar
     value.
     """
     wide = x.astype(jnp.float32)
-    largest = EIGHT_BITS[jnp.dtype(dtype)]
+    largest = LARGEST[jnp.dtype(dtype)]
     # XLA rewrites a division by a constant to this product in some programs and not in others;
     # written as a product, all programs get the same bits.
     scale = jnp.max(jnp.abs(wide), axis=-1) * np.float32(1 / largest)

@@ -128,7 +128,7 @@ FLAGS: list[tuple[list[str], str]] = [
     ),
     (
         ["--prompt", STORY, "--weights", "int3"],
-        "--weights int3: choose auto, int8, fp8, int4, int4-g32",
+        "--weights is int3; choose auto, int8, fp8, int4, int4-g32",
     ),
     (
         ["--prompt", STORY, "--weights", "int4-g128"],

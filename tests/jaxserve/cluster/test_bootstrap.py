@@ -60,16 +60,16 @@ def test_on_a_tpu_slice_jax_knows_by_itself() -> None:
         ("--host-index 1 --coordinator a:1", "--hosts is missing"),
         (
             "--hosts 2 --host-index 2 --coordinator a:1",
-            "--host-index 2: with --hosts 2 it is 0 to 1",
+            "--host-index is 2; it must be 0 to 1 with --hosts 2",
         ),
         (
             "--hosts 2 --host-index -1 --coordinator a:1",
-            "--host-index -1: with --hosts 2 it is 0 to 1",
+            "--host-index is -1; it must be 0 to 1 with --hosts 2",
         ),
-        ("--hosts 0 --host-index 0 --coordinator a:1", "--hosts 0: it must be at least 1"),
+        ("--hosts 0 --host-index 0 --coordinator a:1", "--hosts is 0; it must be at least 1"),
         (
             "--hosts 2 --host-index 0 --coordinator a",
-            "--coordinator a: it must be HOST:PORT of host 0",
+            "--coordinator is a; it must be HOST:PORT of host 0",
         ),
         (
             "--pod --hosts 2 --host-index 0 --coordinator a:1",
@@ -77,17 +77,17 @@ def test_on_a_tpu_slice_jax_knows_by_itself() -> None:
         ),
         (
             "--hosts 2 --host-index 0 --coordinator a:99999",
-            "--coordinator a:99999: it must be HOST:PORT of host 0",
+            "--coordinator is a:99999; it must be HOST:PORT of host 0",
         ),
         (
             "--hosts 2 --host-index 0 --coordinator :1",
-            "--coordinator :1: it must be HOST:PORT of host 0",
+            "--coordinator is :1; it must be HOST:PORT of host 0",
         ),
-        ("--pod --control-port 65536", "--control-port 65536: it must be 0 to 65535"),
-        ("--pod --join-timeout 0", "--join-timeout 0: it must be above 0"),
+        ("--pod --control-port 65536", "--control-port is 65536; it must be 0 to 65535"),
+        ("--pod --join-timeout 0", "--join-timeout is 0; it must be above 0"),
         (
             "--pod --join-timeout nan",
-            "--join-timeout nan: it must be above 0 and at most 86400 seconds",
+            "--join-timeout is nan; it must be above 0 and at most 86400 seconds",
         ),
     ],
 )

@@ -244,5 +244,6 @@ def test_a_follower_that_fails_says_why(pod: Pod, capfd: pytest.CaptureFixture[s
 
 
 def test_a_taken_port_is_one_line(pod: Pod) -> None:
-    with pytest.raises(ConfigError, match=f"--control-port {pod.leader.port}: cannot listen"):
+    refused = f"--control-port is {pod.leader.port}; the leader cannot listen"
+    with pytest.raises(ConfigError, match=refused):
         Leader(2, pod.leader.port, SECRET)

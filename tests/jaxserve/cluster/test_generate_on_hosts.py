@@ -235,7 +235,7 @@ def test_a_port_that_is_taken_is_one_line() -> None:
         pod.start(0, "--prompt", "x")
         assert pod.wait() == [2], pod.everything
         assert pod.hosts[0].errors == (
-            f"error: --coordinator 127.0.0.1:{pod.port}: host 0 cannot listen there: Address "
+            f"error: --coordinator is 127.0.0.1:{pod.port}; host 0 cannot listen there: Address "
             f"already in use\n"
         )
 

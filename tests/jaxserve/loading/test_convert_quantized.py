@@ -342,7 +342,7 @@ def test_what_is_refused_is_one_line(
             [str(BUNDLED), target, "--to", "hf", "--weights", "int8"],
             "--to hf writes no quantized weights",
         ),
-        ([str(BUNDLED), target, "--weights", "int3"], "--weights int3: choose auto, int8"),
+        ([str(BUNDLED), target, "--weights", "int3"], "--weights is int3; choose auto, int8"),
         ([str(BUNDLED), target, "--weights", "int8+head"], "no head beside its embedding"),
         ([str(BUNDLED), target, "--weights", "int4-g128"], "sums 96 numbers, no multiple of 128"),
     ):

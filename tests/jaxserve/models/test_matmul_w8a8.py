@@ -189,7 +189,7 @@ def tokens(weights: str, axes: MeshSpec) -> list[tuple[int, ...]]:
         (
             "v4",
             "w8a8-int8",
-            "--weights w8a8-int8: TPU v4 does not multiply int8 numbers with each other .choose "
+            "--weights is w8a8-int8; TPU v4 does not multiply int8 numbers with each other .choose "
             "int8,",
         ),
         (

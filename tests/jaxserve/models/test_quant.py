@@ -284,7 +284,7 @@ def test_bytes(weights: str, bits: int) -> None:
         (
             "mixtral_gqa",
             "w8a8-int8",
-            "--weights w8a8-int8 is not built in for mixtures of experts .choose int8",
+            "--weights is w8a8-int8; it is not built in for mixtures of experts .choose int8",
         ),
         ("llama_tied", "int8+head", "no head beside its embedding"),
         (
@@ -295,7 +295,7 @@ def test_bytes(weights: str, bits: int) -> None:
         (
             "llama_gqa",
             "int3",
-            "--weights int3: choose auto, int8, fp8, int4, int4-g32, int4-g64, int4-g128",
+            "--weights is int3; choose auto, int8, fp8, int4, int4-g32, int4-g64, int4-g128",
         ),
         ("llama_gqa", "int8 ", "--weights int8 : choose"),
     ],

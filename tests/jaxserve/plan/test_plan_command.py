@@ -148,7 +148,7 @@ BAD = {
     ),
     "products that a chip does not have": (
         ("v6e:2x2", "--weights", "w8a8-fp8"),
-        "--weights w8a8-fp8: TPU v6 lite does not multiply fp8 numbers with each other (choose "
+        "--weights is w8a8-fp8; TPU v6 lite does not multiply fp8 numbers with each other (choose "
         "fp8, which",
     ),
     "pages of no such kind": (

@@ -15,7 +15,7 @@ import numpy as np
 from jaxserve.engine.device.kernels.agreement import require_agreement
 from pallas_kernels import dispatch
 from pallas_kernels.paged_attention.api import (
-    EIGHT_BITS,
+    LARGEST,
     Layout,
     Options,
     PagedAttention,
@@ -126,7 +126,7 @@ def _of_eight_bits(x: np.ndarray, dtype: jnp.dtype, rng: np.random.Generator) ->
     Scales of vectors differ by powers of 2, so that a kernel that mixes them up is found.
     """
     numbers = np.asarray(quantize(jnp.asarray(x), dtype)[0], np.float32)
-    largest = np.ceil(np.log2(EIGHT_BITS[dtype]))
+    largest = np.ceil(np.log2(LARGEST[dtype]))
     return numbers * 2.0 ** (rng.integers(0, 3, (*x.shape[:-1], 1)) - largest)
 
 

@@ -174,7 +174,7 @@ def test_a_draft_model_takes_its_share_of_the_memory(tensor: int) -> None:
     assert planned.pools[0].pages == 2**16 // (token * 16) < wish.pools[0].pages
     drafter = ModelDrafter(draft, planned, mesh)
     assert drafter.cache_bytes(planned) == bytes_per_device(drafter.abstract_state)
-    with pytest.raises(ConfigError, match="--speculate draft: there is no draft model"):
+    with pytest.raises(ConfigError, match="--speculate is draft; there is no draft model"):
         build.plan_config(SPEC, params, mesh, options)
 
 
