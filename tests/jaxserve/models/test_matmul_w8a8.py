@@ -195,7 +195,7 @@ def tokens(weights: str, axes: MeshSpec) -> list[tuple[int, ...]]:
         (
             "v6e",
             "w8a8-fp8+head",
-            "w8a8-fp8.head: TPU v6 lite does not multiply fp8 numbers .* .choose fp8.head,",
+            "w8a8-fp8.head; TPU v6 lite does not multiply fp8 numbers .* .choose fp8.head,",
         ),
         ("7x", "w8a8-int8", "TPU7x does not multiply int8"),
     ],
@@ -212,7 +212,7 @@ def test_chips_without_such_products(chip: str, weights: str, problem: str) -> N
 def test_sums_that_int32_does_not_hold() -> None:
     spec = ModelSpec("llama", 64, 64, 1, 4, 2, 16, 133_145, 1e-5, 64, Rope(1e4))
     with pytest.raises(
-        ModelError, match="w8a8-int8: down sums 133145 products, more than int32 holds"
+        ModelError, match="w8a8-int8; down sums 133145 products, more than int32 holds"
     ):
         param_specs(spec, jnp.dtype("float32"), SCHEMES["w8a8-int8"])
     param_specs(replace(spec, d_mlp=133_144), jnp.dtype("float32"), SCHEMES["w8a8-int8"])
