@@ -14,6 +14,7 @@ from checkpoints.errors import CheckpointError
 from checkpoints.hf import HFCheckpoint
 from jaxserve.errors import ModelError
 from jaxserve.loading.parameters import load_params
+from jaxserve.loading.spec import read_spec
 from tests.jaxserve.models.decoder_harness import one_device_mesh
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -198,3 +199,15 @@ def test_dtype(folder: Path, stored: type, asked: str, kept: str) -> None:
 def test_unknown_dtype(folder: Path) -> None:
     with pytest.raises(ModelError, match="--dtype is int3; choose"):
         load_params(HFCheckpoint.open(folder), one_device_mesh(), dtype="int3")
+
+
+@pytest.mark.parametrize("case", ["qwen2_window", "qwen3_window"])
+def test_layers_of_qwen_from_max_window_layers_on_have_a_window(case: str) -> None:
+    """Published configs do not tell the kind of every layer, as golden ones do."""
+    config = json.loads((GOLDEN / case / "config.json").read_text())
+    kinds = config.pop("layer_types")
+    assert set(kinds) == {"full_attention", "sliding_attention"}
+    _, spec = read_spec(config)
+    found = [layer.window for layer in spec.layers]
+    sizes = {"full_attention": None, "sliding_attention": config["sliding_window"]}
+    assert found == [sizes[kind] for kind in kinds]

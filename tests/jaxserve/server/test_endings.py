@@ -241,6 +241,9 @@ def test_waiting_tokens_are_limited(tmp_path: Path) -> None:
     async def main() -> None:
         async with running(tmp_path, limits=Limits(max_waiting_tokens=250), max_batch=1) as server:
             assert len(await refused_of(server, ["x" * 99] * 4, 2)) == 2
+            await server.at_rest()
+            alone = start(server, "unary", text="x" * 400)
+            assert await outcome(alone, "unary") == "OK", "nobody else waits"
 
     asyncio.run(main())
 
@@ -270,7 +273,10 @@ def test_a_deadline_that_cannot_be_met_is_refused_at_once(tmp_path: Path) -> Non
 
 
 def test_aborted_while_it_is_tokenized(tmp_path: Path) -> None:
-    """A conversation that is aborted while it is rendered ends with reason abort and never runs."""
+    """A conversation that is aborted while it is rendered ends with reason abort and never runs.
+
+    Its id may be used again.
+    """
     release = threading.Event()
 
     async def main() -> None:
@@ -294,6 +300,10 @@ def test_aborted_while_it_is_tokenized(tmp_path: Path) -> None:
                 choice.reason == common_pb2.FINISH_REASON_ABORTED
                 and not server.runner.launches["one"]
             )
+            await server.at_rest()
+            events = [event async for event in server.inference.ChatStream(request)]
+            (choice,) = events[-1].finish_info.choices
+            assert choice.reason != common_pb2.FINISH_REASON_ABORTED
             await server.at_rest()
 
     asyncio.run(main())

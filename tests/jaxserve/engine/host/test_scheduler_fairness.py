@@ -163,3 +163,14 @@ def test_deterministic_decodes_and_prompts_take_turns(scores: int | None) -> Non
     kinds = [plan.kind for plan in driver.plans]
     streaming = kinds[kinds.index("decode") : len(kinds) - kinds[::-1].index("decode")]
     assert all("decode" in pair for pair in pairwise(streaming))
+
+
+def test_deterministic_scores_and_prompts_take_turns() -> None:
+    """While prompts of both kinds wait, none comes twice in a row."""
+    driver = Driver(config_of(deterministic=True, max_batch=2, prefix_cache=False))
+    for name in range(4):
+        driver.submit(request(f"plain {name}", max_tokens=1))
+        driver.submit(request(f"scored {name}", max_tokens=1, prompt_logprobs=0))
+    driver.run()
+    kinds = [plan.kind for plan in driver.plans if plan.kind != "decode"]
+    assert kinds[:4] in (["prefill", "score"] * 2, ["score", "prefill"] * 2)

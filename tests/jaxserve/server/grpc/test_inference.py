@@ -9,6 +9,7 @@ from google.rpc import error_details_pb2
 from grpc import aio
 from grpc_status import rpc_status
 
+from jaxserve.server.grpc import render
 from jaxserve.server.observe.metrics import Metrics
 from jaxserve.v1 import common_pb2, inference_pb2
 from tests.byte_tokenizer import ByteTokenizer
@@ -187,5 +188,27 @@ def test_statuses(
             assert (info.domain, info.reason) == ("jaxserve", reason)
             assert bad.field_violations[0].field == field
             await server.at_rest()
+
+    asyncio.run(main())
+
+
+def test_scores_of_one_step_in_several_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each message says the position of its first token."""
+    monkeypatch.setattr(render, "MAX_ENTRIES", 6)
+
+    async def main() -> None:
+        async with running(tmp_path) as server:
+            asked = sampling(max_tokens=1, prompt_logprobs=1)
+            request = inference_pb2.GenerateStreamRequest(text="x" * 20, sampling=asked)
+            events = [event async for event in server.inference.GenerateStream(request)]
+            parts = [event.prompt_logprobs for event in events if event.HasField("prompt_logprobs")]
+            assert len(parts) > 3
+            position = 1  # the first token has no score
+            for part in parts:
+                assert part.start == position
+                position += len(part.entries)
+            assert position == events[0].prompt_info.prompt_tokens
 
     asyncio.run(main())
