@@ -297,7 +297,7 @@ def test_bytes(weights: str, bits: int) -> None:
             "int3",
             "--weights is int3; choose auto, int8, fp8, int4, int4-g32, int4-g64, int4-g128",
         ),
-        ("llama_gqa", "int8 ", "--weights int8 : choose"),
+        ("llama_gqa", "int8 ", "--weights is .int8 .; choose"),
     ],
 )
 def test_what_cannot_be_quantized(case: str, weights: str, problem: str) -> None:
