@@ -1,4 +1,4 @@
-"""Three arrangements of two cores: what is asked of them, what comes of it, and what is told."""
+"""Three arrangements of two cores: their loads, flags, figures and verdicts."""
 
 import asyncio
 import json
@@ -11,24 +11,18 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from rich.console import Console
 
-from benchmarks.disaggregation import (
+from benchmarks.disaggregation.flags import parse_arguments
+from benchmarks.disaggregation.handovers import Handovers, counts_in, handovers_between
+from benchmarks.disaggregation.loads import loads_of, warm_up
+from benchmarks.disaggregation.measuring import Bench, Result
+from benchmarks.disaggregation.report import charts, show, write
+from benchmarks.disaggregation.servers import (
     ARRANGEMENTS,
-    Bench,
-    Handovers,
-    Result,
     Servers,
-    calling,
-    charts,
-    flags_of,
-    handovers,
-    loads_of,
-    metrics_of,
-    parsed,
-    show,
-    verdicts,
-    warm_up,
-    write,
+    connected_caller,
+    server_flags,
 )
+from benchmarks.disaggregation.verdicts import verdicts
 from jaxserve.client import AsyncClient
 from jaxserve.server.disaggregation.flags import disaggregation
 from jaxserve.server.disaggregation.metrics import DecodeMetrics
@@ -39,9 +33,10 @@ from tests.jaxserve.server import harness
 CONTEXT = 512
 
 
-def asked(folder: Path, *flags: str) -> Namespace:
-    """Of three prompts, the first two of which begin alike, and the last of which is longer than
-    the context.
+def arguments_with_trace(folder: Path, *flags: str) -> Namespace:
+    """Return arguments with a trace of three prompts.
+
+    The first two begin alike, and the last is longer than the context.
     """
     rows = (
         (1024, 8, [1, 2]),
@@ -53,11 +48,11 @@ def asked(folder: Path, *flags: str) -> Namespace:
     )
     trace = folder / "trace.jsonl"
     trace.write_text("".join(json.dumps({"timestamp": 0, **line}) + "\n" for line in lines))
-    return parsed(["--trace", str(trace), "--seconds", "0.5", "--short", "8", *flags])
+    return parse_arguments(["--trace", str(trace), "--seconds", "0.5", "--short", "8", *flags])
 
 
 def test_loads(tmp_path: Path) -> None:
-    none, some = loads_of(asked(tmp_path, "--rate", "0", "--rate", "20"), CONTEXT)
+    none, some = loads_of(arguments_with_trace(tmp_path, "--rate", "0", "--rate", "20"), CONTEXT)
     assert (none.rate, none.long, some.rate) == (0.0, [], 20.0)
     assert none.short == some.short and [a.due for a in none.short] == [0.0, 0.125, 0.25, 0.375]
     assert all(32 <= a.prompt_tokens <= 96 and a.output_tokens == 64 for a in none.short)
@@ -71,12 +66,12 @@ def test_loads(tmp_path: Path) -> None:
 
 
 def test_flags_that_servers_understand(tmp_path: Path) -> None:
-    args = asked(tmp_path)
+    args = arguments_with_trace(tmp_path)
     plans = {}
     for name in ARRANGEMENTS:
         both = [
             serve_parser().parse_args(flags)
-            for flags in flags_of(name, args, CONTEXT, "127.0.0.1:9")
+            for flags in server_flags(name, args, CONTEXT, "127.0.0.1:9")
         ]
         assert {a.step_tokens for a in both} == {CONTEXT if name == "neither" else args.step_tokens}
         plans[name] = [disaggregation(a) for a in both]
@@ -87,8 +82,8 @@ def test_flags_that_servers_understand(tmp_path: Path) -> None:
 
 
 def test_requests_are_dealt_out(tmp_path: Path) -> None:
-    """To two servers on the fake device, in turn; every run has prompts of its own."""
-    args = asked(tmp_path, "--rate", "20")
+    """Two servers on the fake device are called in turn; every run has prompts of its own."""
+    args = arguments_with_trace(tmp_path, "--rate", "20")
     (load,) = loads_of(args, CONTEXT)
 
     async def run() -> tuple[list[Result], list[int]]:
@@ -96,7 +91,10 @@ def test_requests_are_dealt_out(tmp_path: Path) -> None:
         for folder in folders:
             folder.mkdir()
         async with harness.running(folders[0]) as a, harness.running(folders[1]) as b:
-            async with calling([a.address, b.address]) as caller, AsyncClient(a.address) as client:
+            async with (
+                connected_caller([a.address, b.address]) as caller,
+                AsyncClient(a.address) as client,
+            ):
                 bench = Bench(
                     "chunked",
                     Servers([a.address, b.address], None),
@@ -126,30 +124,35 @@ def test_what_a_decode_server_says_of_a_load() -> None:
     metrics = DecodeMetrics(registry)
 
     def now() -> Counter[tuple[str, ...]]:
-        return metrics_of(generate_latest(registry).decode())
+        return counts_in(generate_latest(registry).decode())
 
     metrics.decided(Decision.REMOTE)
     metrics.ended(5.0, None)
     before = now()
-    assert handovers(before, before) == Handovers({}, {}, 0.0, None)
+    assert handovers_between(before, before) == Handovers({}, {}, 0.0, None)
     for decision in (Decision.REMOTE, Decision.REMOTE, Decision.SHORT):
         metrics.decided(decision)
     metrics.received(3 * 2**20)
     metrics.ended(0.25, None)
     metrics.ended(0.5, "unavailable")
-    assert handovers(before, now()) == Handovers(
+    assert handovers_between(before, now()) == Handovers(
         {"remote": 2, "local_short": 1}, {"unavailable": 1}, 3.0, 0.25
     )
 
 
 def test_it_is_said_when_it_does_not_pay(tmp_path: Path) -> None:
     async def run() -> Result:
-        async with harness.running(tmp_path) as server, calling([server.address]) as caller:
+        async with (
+            harness.running(tmp_path) as server,
+            connected_caller([server.address]) as caller,
+        ):
             async with AsyncClient(server.address) as client:
                 bench = Bench(
                     "chunked", Servers([server.address], None), caller, await client.model_info()
                 )
-            return await bench.run(loads_of(asked(tmp_path, "--rate", "0"), CONTEXT)[0])
+            return await bench.run(
+                loads_of(arguments_with_trace(tmp_path, "--rate", "0"), CONTEXT)[0]
+            )
 
     chunked = asyncio.run(run())
     spread = chunked.short.itl
@@ -197,5 +200,5 @@ def test_what_is_not_there_is_named(
         ),
     ):
         with pytest.raises(SystemExit) as ended:
-            parsed(flags)
+            parse_arguments(flags)
         assert ended.value.code == 2 and words in capsys.readouterr().err
