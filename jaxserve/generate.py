@@ -166,7 +166,7 @@ def talk(
     printer = JsonPrinter(llm.model.tokenizer) if args.json else TextPrinter(alone=True)
     stream = partial(llm.stream, params=params)
     conversation = Conversation(stream, printer, complain, args.system, interactive=is_typed(args))
-    conversation.hold(turns)
+    conversation.run(turns)
     if conversation.done:
         seconds = sum(completion.timings.total for completion in conversation.done)
         console.print(

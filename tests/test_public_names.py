@@ -15,7 +15,7 @@ import pytest
 
 from tests.public_names import SURFACES, differences, public_names, written
 from tests.public_names.programs import PROGRAMS
-from tests.public_names.requests import NOBODY_KNOWS
+from tests.public_names.requests import NO_MODEL
 
 ROOT = Path(__file__).parent.parent
 LISTING = ROOT / "tests" / "golden" / "public_names.json"
@@ -43,7 +43,7 @@ def test_the_listing_is_complete() -> None:
     """Nothing is listed that would say: here the code was asked in vain."""
     listed = json.loads(LISTING.read_text("utf-8"))
     assert listed.keys() == SURFACES.keys() and all(listed.values())
-    assert NOBODY_KNOWS not in listed["http request fields"].values()
+    assert NO_MODEL not in listed["http request fields"].values()
     refused = [name for name in listed["http response fields"] if " error." in name]
     assert refused and all(name.startswith("any refusal ") for name in refused)
 

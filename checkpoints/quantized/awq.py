@@ -14,9 +14,9 @@ import numpy as np
 from checkpoints.quantized.blocks import (
     BlockScaled,
     Transposed,
-    check_groups,
     check_scales,
     check_zeros,
+    group_size_of,
 )
 from checkpoints.quantized.fields import Fields
 from checkpoints.quantized.modules import Parts, by_module, check_complete
@@ -56,7 +56,7 @@ def _joined(module: str, parts: Parts, group: int) -> Transposed:
     outputs = scales.shape[-1] if scales.ndim else 0
     values = packed(f"{module}.qweight", qweight, BITS, 1, outputs, order=PLACES)
     zeros = packed(f"{module}.qzeros", qzeros, BITS, 1, outputs, order=PLACES)
-    block = (check_groups(f"{module}.qweight", len(qweight), group), 1)
+    block = (group_size_of(f"{module}.qweight", len(qweight), group), 1)
     check_scales(f"{module}.qweight", values, scales, block)
     check_zeros(f"{module}.qzeros", zeros, scales)
     return Transposed(BlockScaled(values, scales, block, zeros))

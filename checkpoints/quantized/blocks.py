@@ -31,8 +31,8 @@ class BlockScaled:
 
     values: [R, C]. scales, zeros: [ceil(R / rows), ceil(C / columns)]; zeros may also be one number
     for all. block: rows and columns of a block; either may be an array with the index of the scale
-    for each row or column. Indexing with two slices gives float32, the product rounded once. dtype:
-    the dtype to keep the weight in, which holds its precision.
+    for each row or column. Indexing with two slices of step 1 gives float32, the product rounded
+    once. dtype: the dtype to keep the weight in, which holds its precision.
     """
 
     values: Matrix
@@ -49,8 +49,10 @@ class BlockScaled:
         rows = range(self.shape[0])[index[0]]
         columns = range(self.shape[1])[index[1]]
         found = np.empty((len(rows), len(columns)), np.float32)
-        step = max(1, STRIP // max(1, len(columns)))
-        for start in range(0, found.size and len(rows), step):
+        if not found.size:
+            return found
+        step = max(1, STRIP // len(columns))
+        for start in range(0, len(rows), step):
             self._dequantize(rows[start : start + step], columns, found[start : start + step])
         return found
 
@@ -104,15 +106,20 @@ def check_scales(name: str, values: Matrix, scales: np.ndarray, block: tuple[int
         raise CheckpointError(
             f"tensor {name} has {scales.dtype} scales; they must be floating point"
         )
-    wanted = tuple(-(-size // each) for size, each in zip(values.shape, block, strict=False))
-    if len(values.shape) != 2 or scales.shape != wanted:
+    if len(values.shape) != 2:
+        raise CheckpointError(
+            f"tensor {name} of shape {list(values.shape)} is quantized in blocks; it must be a "
+            "matrix"
+        )
+    wanted = tuple(-(-size // each) for size, each in zip(values.shape, block, strict=True))
+    if scales.shape != wanted:
         raise CheckpointError(
             f"tensor {name} of shape {list(values.shape)} has scales of shape "
             f"{list(scales.shape)}; blocks of {block[0]} x {block[1]} make them {list(wanted)}"
         )
 
 
-def check_groups(name: str, inputs: int, size: int) -> int:
+def group_size_of(name: str, inputs: int, size: int) -> int:
     """Return how many inputs share a scale; size -1 stands for all.
 
     CheckpointError when groups do not divide the inputs.
@@ -134,10 +141,12 @@ def check_zeros(name: str, zeros: Matrix, scales: np.ndarray) -> None:
         )
 
 
-def share_of_each(name: str, groups: np.ndarray, inputs: int, size: int) -> int | np.ndarray:
-    """Return the entry of BlockScaled.block for inputs whose groups are listed (act-order).
+def block_entry(name: str, groups: np.ndarray, inputs: int, size: int) -> int | np.ndarray:
+    """Return the entry of BlockScaled.block for inputs whose groups are listed.
 
-    It is the group size where the groups lie in order, else the listed groups.
+    GPTQ with act-order quantizes inputs by falling importance, so that the inputs of a group need
+    not lie together; it then stores the group of each input. The entry is the group size where the
+    groups lie in order all the same, else the listed groups.
     """
     if groups.shape != (inputs,) or groups.dtype.kind not in "iu":
         raise CheckpointError(
@@ -177,7 +186,7 @@ def read(fields: Fields) -> tuple[int, int]:
 
 
 def dequantized(tensors: Mapping[str, np.ndarray], block: tuple[int, int]) -> dict[str, Any]:
-    """Join X and X_scale_inv to X."""
+    """Replace each tensor X that has X_scale_inv by a BlockScaled; nothing is dequantized yet."""
     found: dict[str, Any] = dict(tensors)
     for name in tensors:
         if name.endswith("_scale_inv"):

@@ -20,11 +20,11 @@ from checkpoints.quantized.blocks import (
     FLOAT8,
     BlockScaled,
     Matrix,
+    block_entry,
     block_size,
-    check_groups,
     check_scales,
     check_zeros,
-    share_of_each,
+    group_size_of,
 )
 from checkpoints.quantized.fields import Fields
 from checkpoints.quantized.modules import Parts, by_module, check_complete
@@ -85,7 +85,7 @@ class Scheme:
     def block_of(self, name: str, rows: int, columns: int) -> tuple[int, int]:
         """Return the rows and columns that share a scale in a weight of this shape."""
         if self.strategy == "group":
-            return 1, check_groups(name, columns, self.group)
+            return 1, group_size_of(name, columns, self.group)
         if self.strategy == "tensor":
             return rows, columns
         if self.strategy == "channel":
@@ -245,7 +245,7 @@ def _joined(module: str, parts: Parts, scheme: Scheme) -> BlockScaled:
     order = parts.get(ORDER)
     if order is None or (order == -1).all():  # -1 is the value before groups are assigned
         return BlockScaled(values, scales, block, zeros)
-    groups = share_of_each(f"{module}.{ORDER}", order, columns, block[1])
+    groups = block_entry(f"{module}.{ORDER}", order, columns, block[1])
     return BlockScaled(values, scales, (block[0], groups), zeros)
 
 

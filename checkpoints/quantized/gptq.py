@@ -16,10 +16,10 @@ import numpy as np
 from checkpoints.quantized.blocks import (
     BlockScaled,
     Transposed,
-    check_groups,
+    block_entry,
     check_scales,
     check_zeros,
-    share_of_each,
+    group_size_of,
 )
 from checkpoints.quantized.fields import Fields
 from checkpoints.quantized.modules import Parts, by_module, check_complete
@@ -93,10 +93,10 @@ def _joined(module: str, parts: Parts, layout: Layout) -> Transposed:
     inputs = len(qweight) * WORD // layout.bits if qweight.ndim else 0
     values = packed(f"{module}.qweight", qweight, layout.bits, 0, inputs)
     zeros = packed(f"{module}.qzeros", qzeros, layout.bits, 1, outputs, offset=layout.offset)
-    group = check_groups(f"{module}.qweight", inputs, layout.group)
+    group = group_size_of(f"{module}.qweight", inputs, layout.group)
     check_scales(f"{module}.qweight", values, scales, (group, 1))
     check_zeros(f"{module}.qzeros", zeros, scales)
     groups: int | np.ndarray = group
     if ORDER in parts:
-        groups = share_of_each(f"{module}.{ORDER}", parts[ORDER], inputs, group)
+        groups = block_entry(f"{module}.{ORDER}", parts[ORDER], inputs, group)
     return Transposed(BlockScaled(values, scales, (groups, 1), zeros))

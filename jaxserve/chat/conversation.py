@@ -28,7 +28,7 @@ class Printer(Protocol):
 
 
 class Conversation:
-    """Conversation whose every turn is asked together with its history.
+    """A conversation: every turn is sent with the turns and answers before it.
 
     The turn /reset drops the history except for the system's message.
     """
@@ -44,7 +44,8 @@ class Conversation:
         """Begin a conversation.
 
         `stream` answers messages, `complain` is called with the reason why a turn has no answer,
-        and with `interactive` Ctrl-C ends the answer only.
+        and with `interactive` Ctrl-C ends the answer only. `done` collects the completions of
+        answers, `failed` is set when a turn has none.
         """
         self._stream = stream
         self._printer = printer
@@ -56,7 +57,7 @@ class Conversation:
         self.done: list[Completion] = []
         self.failed = False
 
-    def hold(self, turns: Iterable[str]) -> None:
+    def run(self, turns: Iterable[str]) -> None:
         """Answer the turns, each before the next is read; forget turns without an answer."""
         history = self._opening
         number = 0
@@ -79,7 +80,10 @@ class Conversation:
             return self._fail(error)
 
     def _listen(self, number: int, deltas: Iterator[Delta], interrupted: Event) -> str | None:
-        """Print the answer and return its text; None where it failed or is empty."""
+        """Print the answer and return its text.
+
+        None if it failed, or was interrupted before its first text.
+        """
         text = ""
         for delta in deltas:
             self._printer.show(number, delta)
@@ -100,7 +104,7 @@ class Conversation:
         self.failed = True
 
 
-def lines_of(standard_input: Iterable[bytes]) -> Iterator[str]:
+def turns_from_lines(standard_input: Iterable[bytes]) -> Iterator[str]:
     """Yield the lines that are not empty as turns; raise RequestError for invalid UTF-8."""
     for number, line in enumerate(standard_input, start=1):
         try:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO
 
-from jaxserve.chat.conversation import lines_of, typed_turns
+from jaxserve.chat.conversation import turns_from_lines, typed_turns
 from jaxserve.errors import RequestError
 
 
@@ -16,7 +16,7 @@ def read_turns(args: argparse.Namespace) -> Iterable[str]:
         return read_prompts(args)
     if is_typed(args):
         return typed_turns("" if args.json else "> ")
-    return lines_of(_standard_input().buffer)
+    return turns_from_lines(_standard_input().buffer)
 
 
 def is_typed(args: argparse.Namespace) -> bool:

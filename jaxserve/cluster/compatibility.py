@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.config import EngineConfig, EngineOptions
+from jaxserve.config.option import flag_of
 from jaxserve.engine.buckets import Bucket, BucketPlan
 from jaxserve.engine.plan import Admission, LanePlan, StepPlan
 from jaxserve.engine.row_fields import ROW_FIELDS
@@ -36,10 +37,7 @@ def facts_of_start(mesh: MeshSpec, dtype: str, weights: str, options: EngineOpti
     }
     flags = {f"--{name}": str(size) for name, size in asdict(mesh).items()}
     flags |= {"--dtype": dtype, "--weights": weights}
-    flags |= {
-        f"--{field.name.replace('_', '-')}": str(getattr(options, field.name))
-        for field in fields(options)
-    }
+    flags |= {flag_of(field.name): str(getattr(options, field.name)) for field in fields(options)}
     return packages | devices | flags
 
 

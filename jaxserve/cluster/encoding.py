@@ -1,7 +1,7 @@
 """Encode step plans as bytes, and buckets as protobuf messages, and decode both.
 
 A plan holds all that a follower needs to launch the leader's step. Its dataclasses are encoded by
-their own fields, as MessagePack, so that a new column travels without a line here.
+their own fields, as MessagePack, so that a new field needs no code here.
 """
 
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ def plan_from_bytes(data: bytes) -> StepPlan:
         raise EngineError(f"a plan of the leader cannot be read: {error}") from None
 
 
-def buckets_to_proto(buckets: Iterable[Bucket]) -> pb.Compile:
+def compile_message(buckets: Iterable[Bucket]) -> pb.Compile:
     return pb.Compile(
         buckets=[
             pb.Bucket(

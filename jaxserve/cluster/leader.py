@@ -17,7 +17,7 @@ import grpc
 import jax
 
 from jaxserve.cluster.compatibility import Facts, difference, facts_of_steps
-from jaxserve.cluster.encoding import buckets_to_proto, plan_to_bytes
+from jaxserve.cluster.encoding import compile_message, plan_to_bytes
 from jaxserve.cluster.heartbeat import (
     BEAT,
     FAILED,
@@ -268,7 +268,7 @@ class LeadingRunner(DeviceRunner):
         buckets = tuple(buckets)
         if self.executables.has(buckets):
             return
-        self._leader.order(compile=buckets_to_proto(buckets))
+        self._leader.order(compile=compile_message(buckets))
         super().warm_up(buckets, progress)
         self._leader.agree("compiled", partial(facts_of_steps, buckets))
         self._leader.expect_steps()

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import Field, fields
 from typing import Any
 
+from jaxserve.errors import ConfigError, flag_text
+
 Bounds = tuple[int, int]  # the least and the greatest value, both allowed
-UNBOUNDED = 2**50
+UNBOUNDED = 2**50  # greatest value of options that only the machine limits
 
 
 def flag(
@@ -32,9 +34,21 @@ def options_of(kind: type) -> list[Field[Any]]:
 
 
 def bounds_of(kind: type, name: str) -> Bounds:
-    """Return the least and the greatest value that an option of a dataclass may have."""
+    """Return the least and the greatest value of an option that was declared with bounds."""
     (field,) = (field for field in options_of(kind) if field.name == name)
     return field.metadata["bounds"]
+
+
+def check_bounds(name: str, value: int, bounds: Bounds) -> None:
+    """Raise ConfigError for a value of the option `name` that is out of bounds."""
+    low, high = bounds
+    if low <= value <= high:
+        return
+    if value < low and high == UNBOUNDED:
+        expected = f"it must be at least {low}"
+    else:
+        expected = f"it must be between {low} and {high}"
+    raise ConfigError(flag_text(flag_of(name), value, expected))
 
 
 def flag_of(name: str) -> str:

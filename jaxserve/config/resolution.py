@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from jaxserve.config.engine_config import EngineConfig, Pool, SlotPool
-from jaxserve.config.option import bounds_of, flag_of
+from jaxserve.config.option import bounds_of, check_bounds
 from jaxserve.config.options import (
     DRAFT_TOKENS,
     EIGHT_BITS,
@@ -114,9 +114,7 @@ def _given(options: EngineOptions, name: str, default: int, limit: int | None = 
     if value is None:
         return default
     low, high = bounds_of(EngineOptions, name)
-    high = high if limit is None else limit
-    if not low <= value <= high:
-        raise ConfigError(flag_text(flag_of(name), value, f"it must be between {low} and {high}"))
+    check_bounds(name, value, (low, high if limit is None else limit))
     return value
 
 

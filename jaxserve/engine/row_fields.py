@@ -2,7 +2,8 @@
 
 RowSampling is the declaration. Derived from it are the bytes that the host packs and that follower
 hosts receive, the packed layout of the row writer, and the arrays on the device with their zeros.
-A new sampling parameter is one field here, and one line in device/sampling.py that uses it.
+Inside the engine, a parameter that request.SamplingParams has needs one field here, and its use in
+device/sampling.py.
 """
 
 from collections.abc import Callable, Mapping
@@ -77,7 +78,7 @@ def _logprobs(choice: Choice) -> int:
 
 
 def _end_after(choice: Choice) -> int:
-    # min_tokens alone may be MAX_INT32; no position is.
+    # The sum may exceed int32. No sequence is as long as MAX_INT32, so the bound changes nothing.
     return min(choice.prompt_len + choice.request.params.min_tokens, MAX_INT32)
 
 
@@ -104,7 +105,8 @@ class RowSampling[T]:
     """Parameters that a row's next tokens are sampled with.
 
     T is a number or a tuple of numbers on the host, where the class stands for one row, and an
-    array on the device, where its leading axes are [A, R] for R rows in each of A lanes, or [B].
+    array on the device, where its leading axes are [A, R] for R rows in each of A lanes, or [B] for
+    the B rows that a step samples in all lanes.
     """
 
     key: T = field(metadata=row(np.uint32, (2,), of=_key))  # the seed's high and low half
@@ -117,7 +119,8 @@ class RowSampling[T]:
     presence_penalty: T = field(metadata=row(np.float32))
     frequency_penalty: T = field(metadata=row(np.float32))
     logprobs: T = field(metadata=row(np.int32, of=_logprobs, idle=-1))  # alternatives; -1: none
-    end_after: T = field(metadata=row(np.int32, of=_end_after, idle=0))  # an end's first position
+    # First position at which an end token may be sampled.
+    end_after: T = field(metadata=row(np.int32, of=_end_after, idle=0))
     end_ids: T = field(metadata=row(np.int32, (MAX_END_IDS,), of=_end_ids))  # padded with NO_TOKEN
     # 1 where the row uses the large fields for biases, masks or token counts, else 0.
     biased: T = field(metadata=row(np.int32, of=_biased, idle=0))
@@ -128,8 +131,14 @@ class RowSampling[T]:
 ROW_FIELDS: Final[Mapping[str, RowField]] = {
     declared.name: declared.metadata["row"] for declared in fields(RowSampling)
 }
-_BYTES = Struct("<" + "".join(f"{prod(f.shape)}{_LETTERS[f.dtype]}" for f in ROW_FIELDS.values()))
-ROW_BYTES = _BYTES.size
+
+
+def _struct_format(declared: RowField) -> str:
+    return f"{prod(declared.shape)}{_LETTERS[declared.dtype]}"
+
+
+_ROW_STRUCT = Struct("<" + "".join(map(_struct_format, ROW_FIELDS.values())))
+ROW_BYTES = _ROW_STRUCT.size
 
 
 def pack_row(choice: Choice) -> bytes:
@@ -144,15 +153,16 @@ def pack_row(choice: Choice) -> bytes:
             numbers += value
         else:
             numbers.append(value)
-    return _BYTES.pack(*numbers)
+    return _ROW_STRUCT.pack(*numbers)
 
 
 def unpack_row(packed: bytes) -> RowSampling[Any]:
     """Return the fields as numbers and tuples of numbers; floats have the precision of float32."""
-    numbers = iter(_BYTES.unpack(packed))
-    return RowSampling(
-        **{
-            name: tuple(islice(numbers, prod(declared.shape))) if declared.shape else next(numbers)
-            for name, declared in ROW_FIELDS.items()
-        }
-    )
+    numbers = iter(_ROW_STRUCT.unpack(packed))
+    values: dict[str, Any] = {}
+    for name, declared in ROW_FIELDS.items():
+        if declared.shape:
+            values[name] = tuple(islice(numbers, prod(declared.shape)))
+        else:
+            values[name] = next(numbers)
+    return RowSampling(**values)

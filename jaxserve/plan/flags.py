@@ -1,4 +1,4 @@
-"""The flags of plan."""
+"""Command-line flags of `python -m jaxserve.plan`, and the check of their combinations."""
 
 import argparse
 import math
@@ -12,6 +12,7 @@ from jaxserve.plan.model import shipped
 from jaxserve.plan.topology import MEMORY_FRACTION
 
 DEFAULT_CONTEXT = 2048
+MAX_INT32 = 2**31 - 1
 
 
 def parser() -> argparse.ArgumentParser:
@@ -35,8 +36,8 @@ def parser() -> argparse.ArgumentParser:
         help="devices to plan for, such as v5e:4x4, v6e:2x4, v5p:2x2x2, 7x:2x2x1, h200x8 or cpu",
     )
     _mesh_flags(p.add_argument_group("mesh"))
-    _number_flags(p.add_argument_group("numbers"))
-    _output_flags(p.add_argument_group("output"))
+    _number_flags(p.add_argument_group("weights, context and cost"))
+    _output_flags(p.add_argument_group("compilation and output"))
     size_flags(p.add_argument_group("engine"))
     return p
 
@@ -77,7 +78,7 @@ def _number_flags(group: argparse._ArgumentGroup) -> None:
         type=_count,
         metavar="N",
         help=f"length in tokens for which times are given: of prompts, and of sequences that "
-        f"decode (default: {DEFAULT_CONTEXT})",
+        f"decode (default: {DEFAULT_CONTEXT}, or the engine's context if that is less)",
     )
     group.add_argument(
         "--price",
@@ -89,9 +90,9 @@ def _number_flags(group: argparse._ArgumentGroup) -> None:
         "--link",
         type=_positive,
         metavar="GB/S",
-        help="rate of the network between a prefill and a decode server in 10^9 bytes/s; adds what "
-        "handing prompts over costs and from which length on it pays, and plans steps and memory "
-        "of servers that exchange pages",
+        help="rate of the network between a prefill and a decode server, in 10^9 bytes/s; adds the "
+        "cost of sending a prompt's pages and the prompt length from which it pays, and plans the "
+        "steps and memory of servers that exchange pages",
     )
     group.add_argument(
         "--memory-fraction",
@@ -114,9 +115,10 @@ def _output_flags(group: argparse._ArgumentGroup) -> None:
         nargs="?",
         const=3,
         metavar="N",
-        help="rank all meshes, and all --weights and --kv where they are left open: estimate all "
-        "of them, then compile the best N (default: 3); --prefer latency ranks by the time of "
-        "a lone stream, otherwise tokens per second decide",
+        help="rank all meshes and, where --weights or --kv is auto, common formats (weights as "
+        "stored, int8 and int4-g128; pages in the weights' dtype and in int8): estimate all of "
+        "them, then compile the best N (default: 3); --prefer latency ranks by the time of a lone "
+        "stream, otherwise tokens per second decide",
     )
     group.add_argument(
         "--plot",
@@ -151,7 +153,8 @@ def check(args: argparse.Namespace) -> None:
         "--no-compile": ("buckets", "out"),
     }
     for flag, others in unused.items():
-        if getattr(args, flag[2:].replace("-", "_")) in (None, False):
+        given = getattr(args, flag[2:].replace("-", "_"))
+        if given is None or given is False:  # 0 is a number that was given
             continue
         for name in others:
             if getattr(args, name) is not None:
@@ -175,8 +178,10 @@ def _count(text: str) -> int:
 
 
 def _number(text: str, least: int = 0) -> int:
-    if not (text.isascii() and text.isdigit() and least <= int(text) < 2**31):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least {least}")
+    if not (text.isascii() and text.isdigit() and least <= int(text) <= MAX_INT32):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a whole number from {least} to {MAX_INT32}"
+        )
     return int(text)
 
 
@@ -195,6 +200,6 @@ def _between(text: str, low: float, high: float) -> float:
         value = math.nan
     if not (low < value <= high and math.isfinite(value)):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a number above {low:g}" + (" up to 1" if high == 1 else "")
+            f"{text!r} is not a finite number above {low:g}" + (" up to 1" if high == 1 else "")
         )
     return value

@@ -27,9 +27,9 @@ from pallas_kernels.grouped_matmul.gpu_plan import DEPTH, STAGED_COLUMNS, Plan, 
 from pallas_kernels.hopper import HOPPER, tiled
 
 BLOCKS = (8, 16, 32, 64, 128)  # rows of a block
-LEAST_ROWS = 16  # of a block, however few rows are expected
+LEAST_ROWS = 16  # that `block_rows` returns, however few rows are expected
 NUMBERS = (jnp.int8, jnp.float8_e4m3fn)  # dtypes of weights with scales
-STEP = 8  # bfloat16 numbers: the rows of a bulk copy begin at multiples of 16 bytes
+COPY_BYTES = 16  # the rows of a bulk copy begin at multiples of so many bytes
 
 
 def check(options: Options, demand: Demand) -> None:
@@ -49,24 +49,26 @@ def check(options: Options, demand: Demand) -> None:
     if demand.numbers not in (None, *NUMBERS) or demand.scales > 1:
         raise KernelError(
             f"weights of {demand.numbers} with {demand.scales} scales of a column: the GPU "
-            f"kernel has int8 and float8_e4m3fn with one (--weights int8 or fp8, or {instead})"
+            f"kernel supports int8 and float8_e4m3fn with one (--weights int8 or fp8, or {instead})"
         )
     if options.block not in BLOCKS:
         raise KernelError(
-            f"blocks of {options.block} rows: the GPU kernel has {BLOCKS} ({instead})"
+            f"blocks of {options.block} rows: the GPU kernel supports {BLOCKS} ({instead})"
         )
-    step = STEP * 2 // demand.stored_dtype.itemsize
-    if demand.contracted % STEP or demand.columns % step:
+    row_multiple = COPY_BYTES // demand.dtype.itemsize
+    column_multiple = COPY_BYTES // demand.stored_dtype.itemsize
+    if demand.contracted % row_multiple or demand.columns % column_multiple:
         raise KernelError(
             f"weights of {demand.contracted} x {demand.columns} in {demand.stored_dtype}: the GPU "
-            f"kernel has multiples of {STEP} x {step} ({instead})"
+            f"kernel supports multiples of {row_multiple} x {column_multiple} ({instead})"
         )
 
 
 def block_rows(dtype: jnp.dtype, rows_per_expert: int) -> int:
     """Return twice the expected rows, as a power of two within limits.
 
-    An expert's second block fetches the weight again, though from the L2 cache.
+    Most experts then need one block: a second one would fetch the weight again, though from the L2
+    cache.
     """
     return min(max(LEAST_ROWS, next_power_of_two(2 * rows_per_expert)), BLOCKS[-1])
 

@@ -52,17 +52,17 @@ def check(options: Options, demand: Demand) -> None:
     check_rows(options, demand)
     if demand.dtype not in DTYPES or options.out_dtype not in DTYPES:
         raise KernelError(
-            f"{demand.dtype} multiplied into {options.out_dtype}: the TPU kernel has float32 and "
-            f"bfloat16 (--dtype bfloat16)"
+            f"{demand.dtype} multiplied into {options.out_dtype}: the TPU kernel supports "
+            f"float32 and bfloat16 (--dtype bfloat16)"
         )
     if demand.numbers not in (None, *NUMBERS):
         raise KernelError(
-            f"weights of {demand.numbers}: the TPU kernel has int8, float8_e4m3fn and int4 "
+            f"weights of {demand.numbers}: the TPU kernel supports int8, float8_e4m3fn and int4 "
             f"(--weights)"
         )
     if demand.scales > 1 and DEPTH % (group := demand.contracted // demand.scales):
         raise KernelError(
-            f"scales of {group} numbers each: the TPU kernel has groups that divide {DEPTH} "
+            f"scales of {group} numbers each: the TPU kernel supports groups that divide {DEPTH} "
             f"(--weights)"
         )
     step = _sublanes(demand.dtype, options.out_dtype)

@@ -55,17 +55,19 @@ def check(options: Options, demand: Demand) -> None:
         raise KernelError(f"{heads} query heads do not divide by {layout.kv_heads} kv heads")
     if demand.dtype != jnp.bfloat16 or not (layout.scaled or layout.dtype == jnp.bfloat16):
         raise KernelError(
-            f"queries of {demand.dtype} and pages of {layout.dtype}: the GPU kernel has bfloat16 "
-            f"for both, or pages of 8 bits (--dtype bfloat16 or --kv, or {instead})"
+            f"queries of {demand.dtype} and pages of {layout.dtype}: the GPU kernel supports "
+            f"bfloat16 for both, or pages of 8 bits (--dtype bfloat16 or --kv, or {instead})"
         )
     if layout.value_dim is None and layout.head_dim not in HEAD_DIMS:
-        raise KernelError(f"heads of {layout.head_dim}: the GPU kernel has {HEAD_DIMS} ({instead})")
+        raise KernelError(
+            f"heads of {layout.head_dim}: the GPU kernel supports {HEAD_DIMS} ({instead})"
+        )
     if layout.value_dim is not None and (
         layout.scaled or layout.head_dim % 64 or layout.value_dim % 128
     ):
         raise KernelError(
             f"latent pages of {layout.head_dim} numbers in {layout.dtype}, {layout.value_dim} of "
-            f"them the value: the GPU kernel has multiples of 64 and of 128, in bfloat16 "
+            f"them the value: the GPU kernel supports multiples of 64 and of 128, in bfloat16 "
             f"(--kv bfloat16, or {instead})"
         )
     # A copy of scales, 4 bytes a token, begins at a multiple of 128 bytes of shared memory.

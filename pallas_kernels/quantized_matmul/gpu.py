@@ -44,12 +44,12 @@ def check(options: Options, demand: Demand) -> None:
         )
     if demand.group not in GROUPS:
         raise KernelError(
-            f"groups of {demand.group} numbers: the GPU kernel has {GROUPS} ({instead})"
+            f"groups of {demand.group} numbers: the GPU kernel supports {GROUPS} ({instead})"
         )
     columns = math.prod(demand.columns)
     if demand.contracted % DEPTHS[-1] or columns % STEP:
         raise KernelError(
-            f"a weight of {demand.contracted} x {columns}: the GPU kernel has multiples of "
+            f"a weight of {demand.contracted} x {columns}: the GPU kernel supports multiples of "
             f"{DEPTHS[-1]} x {STEP} ({instead})"
         )
 

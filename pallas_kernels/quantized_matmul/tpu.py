@@ -25,7 +25,7 @@ from jaxtyping import Array, Float, Int4
 from pallas_kernels.errors import KernelError
 from pallas_kernels.grouped_matmul.tpu_plan import TILE_LANES
 from pallas_kernels.quantized_matmul.api import GROUPS, Demand, Options
-from pallas_kernels.quantized_matmul.tpu_plan import FEW, Plan, plan_of
+from pallas_kernels.quantized_matmul.tpu_plan import FEW, HEIGHTS, Plan, plan_of
 
 NARROW = (32, 64)  # columns of parts so narrow that several fill a register
 # Size of the groups whose products are scaled and not their numbers: as many numbers as older
@@ -43,7 +43,7 @@ def check(options: Options, demand: Demand) -> None:
         )
     if demand.group not in GROUPS:
         raise KernelError(
-            f"groups of {demand.group} numbers: the TPU kernel has {GROUPS} ({instead})"
+            f"groups of {demand.group} numbers: the TPU kernel supports {GROUPS} ({instead})"
         )
     if demand.transposed:
         raise KernelError(
@@ -57,8 +57,9 @@ def check(options: Options, demand: Demand) -> None:
             f"multiples of {TILE_LANES}, or of {NARROW} columns so many that they fill as much "
             f"({instead})"
         )
-    # Raises KernelError when no tile fits; few rows and many rows have plans of their own.
-    for rows in (FEW, FEW + 1):
+    # Raises KernelError when no tile fits. Few rows, one block of many rows, and several blocks
+    # have plans of their own: a tile that meets several needs room for its converted copy.
+    for rows in (FEW, FEW + 1, max(HEIGHTS) + 1):
         plan_of(
             rows, demand.contracted, math.prod(parts), columns, demand.group, options.device_kind
         )

@@ -6,19 +6,20 @@ from typing import Final, NamedTuple
 from pallas_kernels.errors import KernelError
 from pallas_kernels.grouped_matmul.tpu_plan import LEAST_MEMORY, MIB, TILE_LANES, VECTOR_MEMORY
 
-# Rows that meet a tile's numbers while they are converted; more rows find the tile converted.
+# Up to so many rows of activations are one block of their own height. More are cut into blocks; a
+# tile that meets more than one block is kept converted for the next.
 FEW: Final = 128
-HEIGHTS: Final = (256, 128)  # rows of a tile, where there are more than FEW
-LOWEST: Final = 64  # rows of a tile, where nothing else fits
+HEIGHTS: Final = (256, 128)  # rows of a block, where there are more than FEW
+LOWEST: Final = 64  # rows of a block, where nothing else fits
 WIDTHS: Final = (512, 256, 128)  # columns of a tile
 CHUNK: Final = 1024  # numbers of K that are converted and multiplied together
-SPARED: Final = 8  # one eighth of vector memory is left to the compiler
+SPARED: Final = 8  # a plan leaves one eighth of vector memory; the compiler may take half of that
 
 
 class Plan(NamedTuple):
     """A tile: `parts` parts of the weight, all of K and `columns` columns of each."""
 
-    rows: int
+    rows: int  # of activations in a block
     parts: int
     columns: int
     chunk: int  # numbers of K that are converted together
@@ -40,9 +41,9 @@ def plan_of(
         some_parts, some_columns = _tile(parts, columns, width)
         lanes = -(-some_columns // TILE_LANES) * TILE_LANES
         tile = some_parts * lanes
-        chunk = _chunk(contracted, group)
+        chunk = _chunk(contracted)
         kept = rows > height
-        numbers = tile * contracted // 2
+        numbers = tile * contracted // 2  # bytes: two 4-bit numbers in each
         scales = 4 * tile * contracted // group
         # Two buffers of everything that the pipeline brings; then the converted tile, and a chunk
         # in float32, scaled, and in bfloat16: 10 bytes for each number.
@@ -78,10 +79,10 @@ def _tile(parts: int, columns: int, width: int) -> tuple[int, int]:
     return (some, wide) if wide == columns else (1, wide)
 
 
-def _chunk(contracted: int, group: int) -> int:
-    """Return the largest part of K that divides it and begins at a whole register, or all of K.
+def _chunk(contracted: int) -> int:
+    """Return the largest multiple of 128 up to CHUNK that divides K; all of K where none does.
 
-    A part of whole registers has whole groups.
+    Sizes of groups divide 128, so that a chunk has whole groups.
     """
     fitting = (
         n

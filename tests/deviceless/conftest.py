@@ -10,7 +10,7 @@ from sharding.aot_devices import ENVIRONMENT
 
 
 @pytest.fixture(autouse=True)
-def compilers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def compiler_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Set the compilers' variables, and switch off the cache of compiled steps.
 
     Executables for absent devices cannot be read back from it.

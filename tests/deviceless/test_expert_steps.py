@@ -70,7 +70,7 @@ def cases() -> Iterator[ParameterSet]:
             )
 
 
-def shortened(model: str) -> ModelSpec:
+def shortened_spec(model: str) -> ModelSpec:
     """Cut a published model to its first layers, at most one of them without experts."""
     config = json.loads((Path(plan.__file__).parent / "configs" / f"{model}.json").read_text())
     spec = read_spec(config)[1]
@@ -86,7 +86,7 @@ def test_in_place_and_without_copies(model: str, chip: str, axes: MeshSpec, buck
     if importlib.util.find_spec(compiler) is None:
         pytest.skip(f"needs {compiler} (make deviceless)")
     mesh = axes.build(absent.devices(chip, axes.size))
-    spec = shortened(model).on(axes.tensor)
+    spec = shortened_spec(model).on(axes.tensor)
     params = map_specs(
         lambda param: param.abstract(mesh), param_specs(spec, jnp.dtype(jnp.bfloat16))
     )

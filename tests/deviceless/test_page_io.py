@@ -25,7 +25,7 @@ LATENT = replace(
 CHIPS = [("v5e", 2), ("v6e", 1), ("h200", 1)]
 
 
-def exchanging(chip: str, tensor: int, spec: ModelSpec, kv: str) -> Lowering:
+def exchange_lowering(chip: str, tensor: int, spec: ModelSpec, kv: str) -> Lowering:
     options = replace(
         OPTIONS, page_exchange=True, kv=kv, page_size=128 if kv in ("int8", "fp8") else 64
     )
@@ -38,7 +38,7 @@ def exchanging(chip: str, tensor: int, spec: ModelSpec, kv: str) -> Lowering:
 @pytest.mark.parametrize(("chip", "tensor"), CHIPS, ids=str)
 def test_no_copy_of_a_pool(chip: str, tensor: int, spec: ModelSpec, kv: str) -> None:
     """Beside the pages there are at most four arrays of the size of what travels."""
-    steps = exchanging(chip, tensor, spec, kv)
+    steps = exchange_lowering(chip, tensor, spec, kv)
     for name, program in steps.page_programs().items():
         found = inspect(program.compile(), steps)
         writes = name.startswith("write")

@@ -70,7 +70,7 @@ def plans(step: Step) -> list[Plan]:
     return [few_plan(options, step.heads, step.rows, 1, context), many_plan(options, step.heads)]
 
 
-def most_spilled(step: Step) -> int:
+def spill_bound(step: Step) -> int:
     """Return the bytes that a thread may spill.
 
     Half of all registers hold a result of 256 columns, and a latent result is written out from
@@ -116,4 +116,4 @@ def test_in_place_and_without_copies(
     assert spilled or step != QUICK[0], (
         "the assembler's report; a kernel that was compiled before has none"
     )
-    assert max(spilled, default=0) <= most_spilled(step)
+    assert max(spilled, default=0) <= spill_bound(step)

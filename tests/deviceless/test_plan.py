@@ -23,7 +23,7 @@ from tests.deviceless.attention_step import COMPILERS
 TPUS = [name for name, chip in CHIPS.items() if chip.platform == "tpu"]
 
 
-def needs_compiler(chip: str) -> None:
+def skip_without_compiler(chip: str) -> None:
     if importlib.util.find_spec(COMPILERS[CHIPS[chip].platform]) is None:
         pytest.skip(f"needs the compiler of {chip} (make deviceless)")
 
@@ -32,7 +32,7 @@ def needs_compiler(chip: str) -> None:
 @pytest.mark.parametrize("chip", TPUS)
 def test_memory_that_programs_may_use(chip: str) -> None:
     """Known figures equal what libtpu reports when asked for too much, to 0.01 GiB."""
-    needs_compiler(chip)
+    skip_without_compiler(chip)
     known = CHIPS[chip]
     one = jax.sharding.SingleDeviceSharding(absent.devices(chip, 1)[0])
     large = jax.ShapeDtypeStruct((known.memory // 4,), jnp.float32, sharding=one)
@@ -43,7 +43,7 @@ def test_memory_that_programs_may_use(chip: str) -> None:
 
 
 @pytest.fixture
-def two_layers(tmp_path: Path) -> str:
+def two_layer_config(tmp_path: Path) -> str:
     path = tmp_path / "two-layers.json"
     path.write_text(json.dumps(read_config("llama3.1-8b")[1] | {"num_hidden_layers": 2}))
     return str(path)
@@ -61,9 +61,9 @@ def two_layers(tmp_path: Path) -> str:
         pytest.param("h200x2", marks=pytest.mark.slow),
     ],
 )
-def test_a_plan(topology: str, two_layers: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan(topology: str, two_layer_config: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Arguments are the counted weights and state, and all-reduces have the counted bytes."""
-    needs_compiler(parse(topology).family)
+    skip_without_compiler(parse(topology).family)
     flags = (
         "--topology",
         topology,
@@ -75,7 +75,7 @@ def test_a_plan(topology: str, two_layers: str, capsys: pytest.CaptureFixture[st
         "4096",
         "--json",
     )
-    code = main(("--model", two_layers, *flags))
+    code = main(("--model", two_layer_config, *flags))
     report = json.loads(capsys.readouterr().out)
     assert code == 0 and report["fits"] and report["memory"]["compiled"]
     memory = report["memory"]
@@ -92,18 +92,20 @@ def test_a_plan(topology: str, two_layers: str, capsys: pytest.CaptureFixture[st
 
 @pytest.mark.deviceless
 def test_a_cache_that_only_the_compiler_finds_too_large(
-    two_layers: str, capsys: pytest.CaptureFixture[str]
+    two_layer_config: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The cache leaves 16 MiB to steps that need more."""
-    needs_compiler("v5e")
+    skip_without_compiler("v5e")
     flags = ("--topology", "v5e:2x2", "--prefer", "latency", "--max-context", "4096", "--json")
-    main(("--model", two_layers, "--no-compile", *flags))
+    main(("--model", two_layer_config, "--no-compile", *flags))
     memory = json.loads(capsys.readouterr().out)["memory"]
     # Bytes: tokens, layers, K and V, heads of a device, and their numbers in bfloat16.
     page = 64 * 2 * 2 * 2 * 128 * 2
     left = memory["limit"] - memory["weights"] - memory["rows"] - 2**24
     tokens = str(left // page * 64)
-    code = main(("--model", two_layers, "--buckets", "largest", "--cache-tokens", tokens, *flags))
+    code = main(
+        ("--model", two_layer_config, "--buckets", "largest", "--cache-tokens", tokens, *flags)
+    )
     report = json.loads(capsys.readouterr().out)
     assert code == 1 and report["fits"] is False
     assert report.get("missing", 0) > 0 or report["memory"]["spare"] < 0

@@ -29,10 +29,10 @@ from tests.deviceless.test_expert_steps import (
     DECODE,
     OPTIONS,
     PREFILL,
-    shortened,
+    shortened_spec,
     temporaries_bound,
 )
-from tests.deviceless.test_quantized_steps import shard_sizes, widened
+from tests.deviceless.test_quantized_steps import shard_sizes, widened_weights
 
 # model, chip, data x expert x tensor
 MESHES = [
@@ -64,7 +64,7 @@ def test_experts_are_read_as_they_are_kept(
     if importlib.util.find_spec(compiler) is None:
         pytest.skip(f"needs {compiler} (make deviceless)")
     mesh = axes.build(absent.devices(chip, axes.size))
-    spec = shortened(model).on(axes.tensor)
+    spec = shortened_spec(model).on(axes.tensor)
     params = abstract_params(spec, jnp.dtype(jnp.bfloat16), mesh, SCHEMES[weights])
     windows = [group.window for group in spec.page_groups()]
     config = resolve(
@@ -82,7 +82,7 @@ def test_experts_are_read_as_they_are_kept(
     experts = shard_sizes([layer.get("experts", {}) for layer in params["layers"]])
     assert found.aliased >= bytes_per_device(steps.state)
     assert not find_copies(module, experts, set())
-    assert not list(widened(module, experts))
+    assert not list(widened_weights(module, experts))
     assert found.temporaries < temporaries_bound(spec, axes, bucket)
     logical = bytes_per_device(params) + bytes_per_device(steps.state)
     assert found.arguments == pytest.approx(logical, rel=0.03)

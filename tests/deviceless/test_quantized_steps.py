@@ -68,9 +68,9 @@ def test_a_decode_step_reads_weights_as_they_are_kept(chip: str, tensor: int, we
     assert found.aliased >= bytes_per_device(steps.state)
     # Scales of small groups may be copied: on an H200, the 3 MiB of a qkv are.
     assert not find_copies(module, held, set())
-    assert not list(widened(module, held))
+    assert not list(widened_weights(module, held))
     if weights in NAMES:
-        multiplied = list(products(module, held))
+        multiplied = list(product_dtypes(module, held))
         assert len(multiplied) >= 4 * SPEC.num_layers and set(multiplied) == {(NAMES[weights],) * 2}
     # Bytes of the largest weight in bfloat16. With w8a8, a v6e fetches the next weights into its
     # VMEM, three at a time.
@@ -88,7 +88,7 @@ def test_every_product_of_groups_is_a_kernel_s(
     compiled, _, held = compile_step(chip, tensor, weights, kind)
     module = parse(compiled.as_text() or "")
     assert pallas_calls(module)["quantized_matmul"] == 4 * SPEC.num_layers
-    assert not find_copies(module, held, set()) and not list(widened(module, held))
+    assert not find_copies(module, held, set()) and not list(widened_weights(module, held))
 
 
 def compile_step(
@@ -119,7 +119,7 @@ def shard_sizes(params: Any) -> set[int]:
     return {math.prod(values.sharding.shard_shape(values.shape)) for values in held}
 
 
-def widened(module: Module, sizes: set[int]) -> Iterator[str]:
+def widened_weights(module: Module, sizes: set[int]) -> Iterator[str]:
     """Yield instructions outside of fusions that write a quantized weight in more than 8 bits.
 
     sizes: numbers of elements, by which weights are known.
@@ -129,18 +129,18 @@ def widened(module: Module, sizes: set[int]) -> Iterator[str]:
         for body in module.values()
         for i in body.values()
         if i.op == "fusion"
-        for name in called(i.rest)
+        for name in called_computations(i.rest)
     }
     for name, body in module.items():
         if name not in fused:
             yield from (
                 i.name
                 for i in body.values()
-                if i.makes_arrays and sizes & set(i.sizes) and wide(i.result)
+                if i.makes_arrays and sizes & set(i.sizes) and is_wide(i.result)
             )
 
 
-def products(module: Module, sizes: set[int]) -> Iterator[tuple[str, ...]]:
+def product_dtypes(module: Module, sizes: set[int]) -> Iterator[tuple[str, ...]]:
     """Yield the dtypes of both operands of each product with a quantized weight."""
     for body in module.values():
         for one in (i for i in body.values() if i.op in ("dot", "convolution")):
@@ -149,9 +149,9 @@ def products(module: Module, sizes: set[int]) -> Iterator[tuple[str, ...]]:
                 yield tuple(side.result.partition("[")[0] for side in sides)
 
 
-def called(rest: str) -> list[str]:
+def called_computations(rest: str) -> list[str]:
     return [part.split(",")[0].lstrip("%") for part in rest.split("calls=")[1:]]
 
 
-def wide(result: str) -> bool:
+def is_wide(result: str) -> bool:
     return any(dtype in result for dtype in ("bf16[", "f32[", "f16["))

@@ -87,7 +87,7 @@ class Shape:
         scaled = products * self.scale
         return scaled if self.softcap is None else self.softcap * np.tanh(scaled / self.softcap)
 
-    def seen(self, queries: np.ndarray) -> np.ndarray:
+    def visible_positions(self, queries: np.ndarray) -> np.ndarray:
         """Return which positions the queries see, [M, S]."""
         distance = queries[:, None] - np.arange(self.context)
         return (distance >= 0) & (distance < (self.window or self.context))
@@ -209,7 +209,7 @@ def compiled(attention: PagedAttention, options: Options) -> Callable[..., Atten
 class Case:
     """Rows with `cached` tokens in pages before the step and `new` ones in it, with random numbers.
 
-    Numbers depend on the row's seed alone. new: in the order of the contract, see `ordered`.
+    Numbers depend on the row's seed alone. new: in the order of the contract, see `contract_order`.
     poisoned: rows whose numbers are all NaN. done: rows that ended before the step: their tokens
     must not be stored, and their results are not checked.
     """
@@ -245,22 +245,22 @@ class Case:
         self.sinks = (
             np.random.default_rng(77).normal(0, 2, s.heads).astype(np.float32) if s.sinks else None
         )
-        self.tables, self.pages = self._paged()
+        self.tables, self.pages = self._make_pages()
 
-    def _paged(self) -> tuple[np.ndarray, Pages]:
-        """Return canonical pages [P, K, Z, H] with the cached tokens that queries see, and the
-        tables.
+    def _make_pages(self) -> tuple[np.ndarray, Pages]:
+        """Return tables and canonical pages [P, K, Z, H].
 
-        The tables have entries for all tokens.
+        The pages hold the cached tokens that queries see; the tables have entries for all tokens.
         """
         s = self.shape
         rng = np.random.default_rng(self.order)
         free = rng.permutation(ROWS * s.width + 2)
         tables = rng.choice(free, (ROWS, s.width)).astype(np.int32)
-        pages = _poisoned(s, len(free))
+        pages = _poisoned_pages(s, len(free))
         for row, length in enumerate(self.lengths):
             used = -(-length // s.page_size)
-            tables[row, :used], free = free[:used], free[used:]
+            tables[row, :used] = free[:used]
+            free = free[used:]
             behind = 0 if s.window is None else max(0, self.cached[row] - s.window + 1)
             if length:
                 self._store(pages, tables[row], row, np.arange(behind, self.cached[row]))
@@ -313,7 +313,7 @@ class Case:
         split = np.array([np.cumprod(sizes == 1).sum(), (sizes > 0).sum()], np.int32)
         ragged = Ragged(self.tables, self.lengths, self.starts, split, page, offset)
         q, k, v = parts
-        pages = self._in_memory()
+        pages = self._implementation_pages()
         options = options or replace(
             s.options(decode=decode), max_row_tokens=1 if decode else max_row_tokens
         )
@@ -326,7 +326,7 @@ class Case:
         self._check_pages(found.pages)
         return found
 
-    def _in_memory(self) -> Pages:
+    def _implementation_pages(self) -> Pages:
         """Return the pages as the implementation lays them out."""
         num_pages = len(self.pages.k)
         canonical = jax.tree.map(lambda x: jnp.asarray(x.swapaxes(1, 2)), self.pages)
@@ -357,16 +357,14 @@ class Case:
         found = jax.tree.map(lambda x: np.asarray(x).swapaxes(1, 2), canonical)
         for name, ours, theirs in zip(Pages._fields, found, self.written, strict=True):
             if theirs is not None:
-                wrong = ~_same(ours, theirs)
+                wrong = ~_equal_in_pages(ours, theirs)
                 for row in self.poisoned if self.shape.layout.scaled else ():
                     wrong[self.tables[row][: -(-self.lengths[row] // self.shape.page_size)]] = False
                 assert not wrong.any(), f"{name}: {np.argwhere(wrong)[:3]}"
         self.written = found
 
     def _read(self, row: int, name: str) -> np.ndarray:
-        """Return a row's keys ("k") or values ("v") from the pages after the step, [S, K, H]
-        float64.
-        """
+        """Return a row's keys ("k") or values ("v") after the step, [S, K, H] in float64."""
         positions = np.arange(self.shape.context)
         at = (
             self.tables[row][positions // self.shape.page_size],
@@ -378,12 +376,12 @@ class Case:
         with np.errstate(invalid="ignore"):  # NaN, in the rows of poisoned neighbours
             return stored if scale is None else stored * scale[at][..., None]
 
-    def decoded(self) -> tuple[np.ndarray, np.ndarray]:
+    def run_decode(self) -> tuple[np.ndarray, np.ndarray]:
         """Return out [R, N, V] and lse [R, N] of a decode step."""
         found = self.run(ROWS, decode=True)
         return np.asarray(found.out), np.asarray(found.lse)
 
-    def prefilled(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    def run_prefill(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return out [new, N, V] and lse [new, N] of each row.
 
         Tokens that belong to no row must have zeros.
@@ -400,7 +398,7 @@ class Case:
         s = self.shape
         positions = np.arange(self.lengths[row] - self.new[row], self.lengths[row])
         groups = s.heads // s.kv_heads
-        visible = s.seen(positions)
+        visible = s.visible_positions(positions)
         q = self.q[row][positions].astype(np.float64)
         k = self._read(row, "k")
         v = self._read(row, "v") if s.value_dim is None else k[..., : s.value_dim]
@@ -418,7 +416,7 @@ class Case:
         return out, lse
 
 
-def _same(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+def _equal_in_pages(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     """Return where numbers in pages are what they have to be."""
     a = ours.astype(np.float32)
     b = theirs.astype(np.float32)
@@ -429,7 +427,7 @@ def _same(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     return np.isclose(a, b, rtol=1e-6 if theirs.ndim == 3 else 0, atol=0, equal_nan=True)
 
 
-def _poisoned(s: Shape, num_pages: int) -> Pages:
+def _poisoned_pages(s: Shape, num_pages: int) -> Pages:
     """Return pages that may not be read: NaN, or numbers with NaN for a scale."""
 
     def pool() -> tuple[np.ndarray, np.ndarray | None]:
@@ -444,7 +442,7 @@ def _poisoned(s: Shape, num_pages: int) -> Pages:
 
 
 def check_decode(case: Case, tolerance: float) -> None:
-    out, lse = case.decoded()
+    out, lse = case.run_decode()
     for row, size in enumerate(case.new):
         if row in case.done or row in case.poisoned:
             continue
@@ -460,7 +458,7 @@ def check_decode(case: Case, tolerance: float) -> None:
 
 
 def check_prefill(case: Case, tolerance: float) -> None:
-    for row, (out, lse) in enumerate(zip(*case.prefilled(), strict=True)):
+    for row, (out, lse) in enumerate(zip(*case.run_prefill(), strict=True)):
         if len(out) and row not in (*case.done, *case.poisoned):
             expected = case.expected(row)
             where = f"row {row} of {case.new} new after {case.cached}"

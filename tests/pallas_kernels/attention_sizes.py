@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.pallas_kernels.attention_case import ROWS, TOKENS, Shape
 
 
-def ordered(new: Sequence[int]) -> list[int]:
+def contract_order(new: Sequence[int]) -> list[int]:
     """Return chunk sizes in the contract's order: single tokens, longer chunks, none."""
     return sorted(new, key=lambda size: (size == 0, size != 1))
 
@@ -44,6 +44,6 @@ def chunks(draw: st.DrawFn, shape: Shape) -> tuple[list[int], list[int]]:
         )
         new.append(size)
         left -= size
-    new = ordered(new)
+    new = contract_order(new)
     lengths = draw(border_lengths(shape))
     return [max(length - size, 0) for length, size in zip(lengths, new, strict=True)], new

@@ -144,7 +144,7 @@ def operands(shape: Shape, seed: int = 0) -> Operands:
     return Operands(x, weight, Groups(experts, np.int32(len(shape.owners))), scales)
 
 
-def stands_for(shape: Shape, given: Operands) -> np.ndarray:
+def dequantized_weight(shape: Shape, given: Operands) -> np.ndarray:
     """Return the weight in float64, [E, C, K, N]; with scales in groups, rounded as x is."""
     weight = given.weight.astype(np.float64)
     if given.scales is None:
@@ -168,7 +168,7 @@ def check(kernel: GroupedMatmul, shape: Shape, seed: int = 0) -> None:
     kernel.check(shape.options, shape.demand)
     given = operands(shape, seed)
     x = given.x
-    weight = stands_for(shape, given)
+    weight = dequantized_weight(shape, given)
     found = compiled(kernel, shape.options)(*given)
     # Interpreters run kernels in threads that XLA:CPU may starve for what is dispatched meanwhile.
     jax.block_until_ready(found)

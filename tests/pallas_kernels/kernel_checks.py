@@ -68,7 +68,7 @@ def check_that_neighbours_change_no_bit(attention: PagedAttention, shape: Shape)
         at = before.index(99)
         seeds = [1234 if row == at else 10 * order + row for row in range(ROWS)]
         case = Case(attention, shape, [*before, 0, 0], [1, 1, 1, 0, 0], seeds, order, poisoned)
-        found.add(case.decoded()[0][at].tobytes())
+        found.add(case.run_decode()[0][at].tobytes())
     assert len(found) == 1
 
 
@@ -92,11 +92,12 @@ def check_tiles_of_few_tokens(
 def check_that_nan_is_seen(attention: PagedAttention, shape: Shape) -> None:
     """Check that NaN shows in the result of the row that has it, and in no other."""
     case = Case(attention, shape, cached=[40, 3, 0, 0, 0], new=[1, 1, 0, 0, 0], poisoned=[0])
-    out, lse = case.decoded()
+    out, lse = case.run_decode()
     assert np.isnan(out[0]).all() and np.isnan(lse[0]).all() and np.isfinite(out[1]).all()
 
 
 def check_that_lse_is_for_those_who_ask(attention: PagedAttention, shape: Shape) -> None:
+    """Check that a step without lse returns none, and the same result."""
     case = Case(attention, shape, cached=[40, 3, 0, 0, 0], new=[1, 1, 0, 0, 0])
     options = replace(shape.options(decode=True), lse=False)
     asked = case.run(ROWS, decode=True)

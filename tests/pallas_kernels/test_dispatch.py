@@ -28,7 +28,7 @@ WEIGHT = (
 )
 
 
-def implementation(most_rows: int) -> SimpleNamespace:
+def fake_implementation(most_rows: int) -> SimpleNamespace:
     def check(options: Options, demand: Demand) -> None:
         if demand.rows > most_rows:
             raise KernelError(f"{demand.rows} rows are more than {most_rows}")
@@ -113,13 +113,13 @@ def test_quantized_products_that_no_kernel_takes_are_the_references(platform: st
 
 
 @pytest.fixture
-def table(monkeypatch: pytest.MonkeyPatch) -> None:
+def fake_implementations(monkeypatch: pytest.MonkeyPatch) -> None:
     built_in = {
-        "small": implementation(4),
-        "large": implementation(8),
-        "reference": implementation(100),
+        "small": fake_implementation(4),
+        "large": fake_implementation(8),
+        "reference": fake_implementation(100),
     }
-    built_in["odd"] = implementation(100)
+    built_in["odd"] = fake_implementation(100)
     monkeypatch.setattr(dispatch, "IMPLEMENTATIONS", built_in)
     monkeypatch.setattr(
         dispatch, "CANDIDATES", {"gpu": ("small", "reference"), "tpu": ("small", "large")}
@@ -127,42 +127,44 @@ def table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "PLATFORMS", {"odd": "gpu"})
 
 
-def rows(count: int) -> list[tuple[Options, Demand]]:
+def steps_with_rows(count: int) -> list[tuple[Options, Demand]]:
     return [STEP, (STEP[0], STEP[1]._replace(rows=count))]
 
 
-@pytest.mark.usefixtures("table")
+@pytest.mark.usefixtures("fake_implementations")
 def test_auto_is_the_first_of_the_platform_that_takes_every_step() -> None:
-    assert dispatch.choose("auto", "tpu", rows(8)) == "large"
-    assert dispatch.choose("auto", "gpu", rows(8)) == "reference"
+    assert dispatch.choose("auto", "tpu", steps_with_rows(8)) == "large"
+    assert dispatch.choose("auto", "gpu", steps_with_rows(8)) == "reference"
     assert dispatch.choose("auto", "gpu", [(STEP[0], STEP[1]._replace(rows=4))]) == "small"
 
 
-@pytest.mark.usefixtures("table")
+@pytest.mark.usefixtures("fake_implementations")
 def test_auto_says_what_it_passes_over() -> None:
     said: list[str] = []
-    dispatch.choose("auto", "gpu", rows(8), lambda name, error: said.append(f"{name}: {error}"))
+    dispatch.choose(
+        "auto", "gpu", steps_with_rows(8), lambda name, error: said.append(f"{name}: {error}")
+    )
     assert said == ["small: 8 rows are more than 4"]
 
 
-@pytest.mark.usefixtures("table")
+@pytest.mark.usefixtures("fake_implementations")
 def test_auto_says_why_nothing_will_do() -> None:
     with pytest.raises(KernelError, match="9 rows are more than 8"):
-        dispatch.choose("auto", "tpu", rows(9))
+        dispatch.choose("auto", "tpu", steps_with_rows(9))
     with pytest.raises(
         KernelError, match="no attention is known to run on 'abacus'; name one of small, large"
     ):
-        dispatch.choose("auto", "abacus", rows(1))
+        dispatch.choose("auto", "abacus", steps_with_rows(1))
 
 
-@pytest.mark.usefixtures("table")
+@pytest.mark.usefixtures("fake_implementations")
 def test_a_name_is_that_one_or_an_error() -> None:
-    assert dispatch.choose("large", "gpu", rows(8)) == "large"
+    assert dispatch.choose("large", "gpu", steps_with_rows(8)) == "large"
     with pytest.raises(KernelError, match="8 rows are more than 4"):
-        dispatch.choose("small", "tpu", rows(8))
+        dispatch.choose("small", "tpu", steps_with_rows(8))
     with pytest.raises(KernelError, match="'odd' runs on 'gpu', and this is 'tpu'"):
-        dispatch.choose("odd", "tpu", rows(8))
+        dispatch.choose("odd", "tpu", steps_with_rows(8))
     with pytest.raises(
         KernelError, match=r"'flash' is not built in; choose auto or one of .* \(--attention\)"
     ):
-        dispatch.choose("flash", "gpu", rows(1))
+        dispatch.choose("flash", "gpu", steps_with_rows(1))

@@ -49,7 +49,7 @@ WIDE_SHAPES = [
 
 
 @pytest.fixture(autouse=True)
-def interpreted() -> Iterator[None]:
+def interpreted_kernels() -> Iterator[None]:
     with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)):
         yield
     compiled.cache_clear()

@@ -39,7 +39,7 @@ def test_other_gpus_are_refused(kind: str) -> None:
         (
             replace(H200, block=24),
             QWEN._replace(rows=2400),
-            r"blocks of 24 rows: the GPU kernel has \(8, 16, 32, 64",
+            r"blocks of 24 rows: the GPU kernel supports \(8, 16, 32, 64",
         ),
         (H200, QWEN._replace(rows=2440), "2440 rows cannot be cut into blocks of 16"),
         (
@@ -102,7 +102,7 @@ def test_stages_fit_into_shared_memory(
 
 @pytest.mark.parametrize("live", [0, 1, 7, 8, 9, 20, 131])
 def test_every_tile_of_every_live_block_has_one_owner(live: int) -> None:
-    """Each tile once; the blocks of a group take a tile of columns one after the other."""
+    """The blocks of a group take a tile of columns one after the other."""
     plan = plan_of(H200, QWEN)._replace(tiles=3, parts=2, columns=256)
     experts = np.arange(152) % 128
     body = Body(plan, Inputs(experts, [live], None, None), None, SimpleNamespace())

@@ -41,7 +41,7 @@ TILED = [
 
 
 @pytest.fixture(autouse=True)
-def interpreted() -> Iterator[None]:
+def interpreted_kernels() -> Iterator[None]:
     compiled.cache_clear()
     with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(detect_races=True)):
         yield
@@ -63,7 +63,7 @@ def test_weights_in_tiles(shape: Shape, plan: Plan, monkeypatch: pytest.MonkeyPa
 
 # ---- many more, by `make test-kernels`
 
-often = settings(deadline=None, derandomize=True, database=None, max_examples=60)
+many_examples = settings(deadline=None, derandomize=True, database=None, max_examples=60)
 
 
 @pytest.mark.kernels
@@ -71,7 +71,7 @@ often = settings(deadline=None, derandomize=True, database=None, max_examples=60
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
 def test_random_rows_times_their_experts_weight(dtype: type) -> None:
-    @often
+    @many_examples
     @given(shapes(dtype, blocks=(16, 32)))
     def run(shape: Shape) -> None:
         check(tpu, shape)
@@ -88,7 +88,7 @@ def test_random_rows_times_weights_in_tiles(
 ) -> None:
     monkeypatch.setattr(tpu, "plan_of", lambda *_: Plan(contracted, 128, 0, 2**24))
 
-    @often
+    @many_examples
     @given(shapes(np.float32, blocks=(8, 16)))
     def run(shape: Shape) -> None:
         compiled.cache_clear()

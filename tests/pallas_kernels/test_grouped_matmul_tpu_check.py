@@ -28,12 +28,12 @@ QWEN = Demand(2432, 128, 2, 2048, 768, BF16, "TPU v5 lite")
         (
             V5E,
             QWEN._replace(dtype=jnp.dtype("float16")),
-            r"float16 .*has float32 and bfloat16 \(--dtype bfloat16\)",
+            r"float16 .*supports float32 and bfloat16 \(--dtype bfloat16\)",
         ),
         (
             V5E,
             QWEN._replace(numbers=jnp.dtype("uint8"), scales=1),
-            "weights of uint8: the TPU kernel has int8, float8",
+            "weights of uint8: the TPU kernel supports int8, float8",
         ),
         (
             V5E,

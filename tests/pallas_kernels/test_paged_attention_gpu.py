@@ -50,7 +50,7 @@ every_shape = pytest.mark.parametrize("shape", slow_but(BF16_SHAPES, QUICK_SHAPE
 
 
 @pytest.fixture(autouse=True)
-def interpreted() -> Iterator[None]:
+def interpreted_kernels() -> Iterator[None]:
     with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)):
         yield
     compiled.cache_clear()
@@ -106,7 +106,7 @@ def test_lse_is_for_those_who_ask() -> None:
 
 # ---- many more, by `make test-kernels`
 
-often = settings(deadline=None, derandomize=True, database=None, max_examples=60)
+many_examples = settings(deadline=None, derandomize=True, database=None, max_examples=60)
 
 
 @pytest.mark.kernels
@@ -114,7 +114,7 @@ often = settings(deadline=None, derandomize=True, database=None, max_examples=60
 @pytest.mark.timeout(3600)
 @every_shape
 def test_random_decodes(shape: Shape) -> None:
-    @often
+    @many_examples
     @given(decodes(shape), st.integers(0, 2**32 - 1))
     def check(sizes: tuple[list[int], list[int]], order: int) -> None:
         check_decode(Case(gpu, shape, *sizes, order=order), BF16_TOLERANCE)
@@ -130,7 +130,7 @@ def test_random_decodes(shape: Shape) -> None:
 def test_random_chunks(shape: Shape, small_step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "SMALL_STEP", small_step)
 
-    @often
+    @many_examples
     @given(chunks(shape), st.integers(0, 2**32 - 1))
     def check(sizes: tuple[list[int], list[int]], order: int) -> None:
         check_prefill(Case(gpu, shape, *sizes, order=order), BF16_TOLERANCE)

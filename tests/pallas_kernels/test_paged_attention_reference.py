@@ -132,9 +132,9 @@ def test_a_row_has_the_same_bits_whatever_its_neighbours(shape: Shape) -> None:
                 poisoned = [row for row in range(ROWS) if row != at] if poison else []
                 case = Case(reference, shape, before, sizes, seeds, order, poisoned)
                 if many:
-                    prefilled.add(case.prefilled()[0][at].tobytes())
+                    prefilled.add(case.run_prefill()[0][at].tobytes())
                 else:
-                    decoded.add(case.decoded()[0][at].tobytes())
+                    decoded.add(case.run_decode()[0][at].tobytes())
     assert len(decoded) == len(prefilled) == 1
 
 
@@ -234,7 +234,7 @@ def test_a_ragged_step_of_one_token() -> None:
 
 def test_nan_in_a_row_is_seen_by_that_row() -> None:
     case = Case(reference, SHAPES[2], cached=[40, 3, 0, 0, 0], new=[1, 1, 0, 0, 0], poisoned=[0])
-    out, lse = case.decoded()
+    out, lse = case.run_decode()
     assert np.isnan(out[0]).all() and np.isnan(lse[0]).all() and np.isfinite(out[1]).all()
 
 

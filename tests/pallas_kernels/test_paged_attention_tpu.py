@@ -87,7 +87,7 @@ every_shape = pytest.mark.parametrize("shape", slow_but(SHAPES, QUICK_SHAPES), i
 
 
 @pytest.fixture(autouse=True)
-def interpreted() -> Iterator[None]:
+def interpreted_kernels() -> Iterator[None]:
     with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(detect_races=True)):
         yield
     compiled.cache_clear()
@@ -161,7 +161,7 @@ def test_pages_travel_in_canonical_order(shape: Shape) -> None:
 
 # ---- many more, by `make test-kernels`
 
-often = settings(deadline=None, derandomize=True, database=None, max_examples=60)
+many_examples = settings(deadline=None, derandomize=True, database=None, max_examples=60)
 
 
 @pytest.mark.kernels
@@ -169,7 +169,7 @@ often = settings(deadline=None, derandomize=True, database=None, max_examples=60
 @pytest.mark.timeout(3600)
 @every_shape
 def test_random_decodes(shape: Shape) -> None:
-    @often
+    @many_examples
     @given(decodes(shape), st.integers(0, 2**32 - 1))
     def check(sizes: tuple[list[int], list[int]], order: int) -> None:
         check_decode(Case(tpu, shape, *sizes, order=order), tolerance(shape))
@@ -182,7 +182,7 @@ def test_random_decodes(shape: Shape) -> None:
 @pytest.mark.timeout(3600)
 @every_shape
 def test_random_chunks(shape: Shape) -> None:
-    @often
+    @many_examples
     @given(chunks(shape), st.integers(0, 2**32 - 1))
     def check(sizes: tuple[list[int], list[int]], order: int) -> None:
         check_prefill(Case(tpu, shape, *sizes, order=order), tolerance(shape))

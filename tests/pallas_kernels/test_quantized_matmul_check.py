@@ -34,10 +34,13 @@ def test_other_gpus_are_refused(kind: str) -> None:
             GATE_UP._replace(dtype=jnp.dtype("float32")),
             r"activations of float32: .*\(--dtype bfloat16, or --quantized",
         ),
-        (GATE_UP._replace(group=16), r"groups of 16 numbers: the GPU kernel has \(32, 64, 128\)"),
+        (
+            GATE_UP._replace(group=16),
+            r"groups of 16 numbers: the GPU kernel supports \(32, 64, 128\)",
+        ),
         (
             GATE_UP._replace(contracted=96, group=32),
-            "a weight of 96 x 28672: the GPU kernel has multiples of 64 x 8",
+            "a weight of 96 x 28672: the GPU kernel supports multiples of 64 x 8",
         ),
         (GATE_UP._replace(columns=(90,)), "a weight of 4096 x 90: "),
     ],
@@ -54,7 +57,10 @@ def test_what_the_gpu_kernel_refuses(demand: Demand, reason: str) -> None:
             GATE_UP._replace(dtype=jnp.dtype("float32")),
             r"activations of float32: .*\(--dtype bfloat16, or --quantized",
         ),
-        (GATE_UP._replace(group=16), r"groups of 16 numbers: the TPU kernel has \(32, 64, 128\)"),
+        (
+            GATE_UP._replace(group=16),
+            r"groups of 16 numbers: the TPU kernel supports \(32, 64, 128\)",
+        ),
         (
             GATE_UP._replace(columns=(2, 90)),
             "a weight in 2 parts of 90 columns: on a TPU they are multiples of 128",
@@ -70,6 +76,17 @@ def test_what_the_gpu_kernel_refuses(demand: Demand, reason: str) -> None:
 def test_what_the_tpu_kernel_refuses(demand: Demand, reason: str) -> None:
     with pytest.raises(KernelError, match=reason):
         tpu.check(V5E, demand)
+
+
+def test_a_tpu_weight_without_room_for_its_converted_tile_is_refused() -> None:
+    """One block of rows would fit: only several blocks need the tile's converted copy."""
+    v4 = Options("TPU v4")
+    demand = GATE_UP._replace(contracted=7168, columns=(4, 32), group=32)
+    tpu_plan.plan_of(256, 7168, 4, 32, 32, "TPU v4")
+    with pytest.raises(KernelError, match="leaves no room"):
+        tpu_plan.plan_of(257, 7168, 4, 32, 32, "TPU v4")
+    with pytest.raises(KernelError, match="leaves no room"):
+        tpu.check(v4, demand)
 
 
 @pytest.mark.parametrize("columns", [(90,), (8, 6, 128), (8, 10, 64), (4, 32), (8192,)], ids=str)

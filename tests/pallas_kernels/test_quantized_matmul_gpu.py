@@ -29,7 +29,7 @@ SHAPES = [
 
 
 @pytest.fixture(autouse=True)
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def interpreted_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     multiply_from_registers(monkeypatch)
     with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)):
         yield

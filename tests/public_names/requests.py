@@ -27,8 +27,9 @@ BODIES: Mapping[str, type[types.Body]] = {
     "/v1/completions": types.CompletionBody,
     "/v1/embeddings": types.EmbeddingBody,
 }
-NOBODY_KNOWS = "has no model in BODIES"
+NO_MODEL = "has no model in BODIES"
 OF_ANY_SERVER = {"content-length", "content-type"}
+AUTHORIZATION = "authorization"  # read by `server.http.app` and `server.grpc.server`
 
 
 def routes() -> dict[str, str]:
@@ -46,16 +47,17 @@ def _routes() -> list[Route]:
 
 
 def headers() -> dict[str, str]:
-    """Headers of requests that mean something here, and those of refusals."""
-    sent = dict.fromkeys((ID_HEADER, TIMEOUT, *TRACE_HEADERS), "of a request")
+    """Headers of requests that the server reads, and those that refusals add."""
+    read = (AUTHORIZATION, ID_HEADER, TIMEOUT, *TRACE_HEADERS)
+    sent = dict.fromkeys(read, "of a request")
     refusals = error_response(CredentialError("")), error_response(QueueFullError("", 1.0))
-    told = {name for answer in refusals for name in answer.headers} - OF_ANY_SERVER
-    return sent | dict.fromkeys(told, "of a refusal")
+    added = {name for answer in refusals for name in answer.headers} - OF_ANY_SERVER
+    return sent | dict.fromkeys(added, "of a refusal")
 
 
 def fields() -> dict[str, str]:
     posted = [route.path for route in _routes() if "POST" in (route.methods or ())]
-    found = {path: NOBODY_KNOWS for path in posted if path not in BODIES}
+    found = {path: NO_MODEL for path in posted if path not in BODIES}
     for path, body in BODIES.items():
         if path not in posted:
             continue
@@ -76,7 +78,8 @@ def _fields(body: type[types.Body], outer: str = "") -> Iterator[tuple[str, str]
     for name in body.ignored:
         yield outer + name, "is ignored"
     for name in body.only.keys() - body.model_fields.keys():
-        yield outer + name, f"only {' or '.join(map(json.dumps, (*body.only[name], None)))}"
+        allowed = map(json.dumps, (*body.only[name], None))
+        yield outer + name, f"only {' or '.join(allowed)}"
 
 
 def _field(hint: Any, field: FieldInfo) -> str:
@@ -87,7 +90,7 @@ def _field(hint: Any, field: FieldInfo) -> str:
 
 
 def _parts_of_tools(body: type[types.Body]) -> Iterator[str]:
-    """What an object may have that is a plain dictionary to pydantic."""
+    """Parts of `tools` and `tool_choice`, which pydantic sees as plain dictionaries."""
     if "tools" not in body.model_fields:
         return
     yield from (f"tools[].function.{name}" for name in chat_fields.FIELDS)
@@ -95,7 +98,7 @@ def _parts_of_tools(body: type[types.Body]) -> Iterator[str]:
 
 
 def _parts_of_formats(body: type[types.Body]) -> Iterator[str]:
-    """What response_format may have, another plain dictionary."""
+    """Parts of `response_format`, which pydantic sees as a plain dictionary."""
     if response_format.FIELD not in body.model_fields:
         return
     for kind, member in response_format.TYPES.items():

@@ -52,7 +52,7 @@ def test_sizes_below_one(axis: str, size: int) -> None:
 
 
 @dataclass(frozen=True)
-class Device:
+class FakeDevice:
     """The attributes of an absent device that a mesh reads."""
 
     id: int
@@ -61,7 +61,7 @@ class Device:
     platform: str = "gpu"
 
 
-class Grid:
+class FakeMesh:
     """The attributes of a mesh that are read; jax makes no mesh of such devices."""
 
     def __init__(self, spec: MeshSpec, devices: list[Any]):
@@ -76,7 +76,7 @@ def test_hosts_follow_each_other_whatever_the_order_of_ids(monkeypatch: pytest.M
     The four hosts of a v5e-16 have two by two chips each, whose ids run along the rows of the
     whole slice.
     """
-    devices = [Device(id, process_index=id % 4 // 2 + 2 * (id // 8)) for id in range(16)]
+    devices = [FakeDevice(id, process_index=id % 4 // 2 + 2 * (id // 8)) for id in range(16)]
     monkeypatch.setattr("sharding.mesh.Mesh", lambda grid, axes, axis_types: grid)
     grid: Any = MeshSpec(data=4, tensor=4).build(devices)
     assert [[d.process_index for d in lane] for lane in grid[:, 0]] == [[i] * 4 for i in range(4)]
@@ -84,7 +84,7 @@ def test_hosts_follow_each_other_whatever_the_order_of_ids(monkeypatch: pytest.M
 
 
 def test_no_host_is_left_without_a_part() -> None:
-    devices = [Device(id, process_index=id // 2) for id in range(4)]
+    devices = [FakeDevice(id, process_index=id // 2) for id in range(4)]
     with pytest.raises(ShardingError) as caught:
         MeshSpec(tensor=2).build(devices)
     assert str(caught.value) == (
@@ -96,9 +96,9 @@ def test_no_host_is_left_without_a_part() -> None:
 @pytest.mark.parametrize("platform, slow", [("gpu", True), ("tpu", False)])
 def test_what_leaves_a_host_leaves_no_slice(platform: str, slow: bool) -> None:
     """The chips of a slice are linked to each other across hosts."""
-    devices = [Device(id, process_index=id // 2, platform=platform) for id in range(4)]
-    wide: Any = Grid(MeshSpec(tensor=4), devices)
-    narrow: Any = Grid(MeshSpec(data=2, tensor=2), devices)
+    devices = [FakeDevice(id, process_index=id // 2, platform=platform) for id in range(4)]
+    wide: Any = FakeMesh(MeshSpec(tensor=4), devices)
+    narrow: Any = FakeMesh(MeshSpec(data=2, tensor=2), devices)
     assert spans_hosts(wide) and spans_hosts(narrow)
     assert crosses_slow_links(wide, "tensor") is slow
     assert crosses_slow_links(narrow, "data") is slow and not crosses_slow_links(narrow, "tensor")
@@ -106,7 +106,8 @@ def test_what_leaves_a_host_leaves_no_slice(platform: str, slow: bool) -> None:
 
 def test_slices_are_linked_slowly() -> None:
     devices = [
-        Device(id, process_index=id // 2, slice_index=id // 2, platform="tpu") for id in range(4)
+        FakeDevice(id, process_index=id // 2, slice_index=id // 2, platform="tpu")
+        for id in range(4)
     ]
-    mesh: Any = Grid(MeshSpec(tensor=4), devices)
+    mesh: Any = FakeMesh(MeshSpec(tensor=4), devices)
     assert crosses_slow_links(mesh, "tensor")

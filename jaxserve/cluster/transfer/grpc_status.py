@@ -29,7 +29,7 @@ async def errors_to_status(context: aio.ServicerContext) -> AsyncIterator[None]:
         clear_frames(error.__traceback__)
         await context.abort(grpc.StatusCode[error.code], str(error))
     except Exception as error:
-        log.exception("a call of another server failed")
+        log.exception("could not serve a call from another server")
         clear_frames(error.__traceback__)
         await context.abort(
             grpc.StatusCode.INTERNAL, f"{type(error).__name__} (see this server's log)"
@@ -38,7 +38,7 @@ async def errors_to_status(context: aio.ServicerContext) -> AsyncIterator[None]:
 
 @contextmanager
 def status_to_errors(call: aio.UnaryStreamCall) -> Iterator[None]:
-    """Raise a failure of the call as TransferError, and end the call with the block."""
+    """Raise a failure of the call as TransferError; cancel the call when the block ends."""
     try:
         yield
     except aio.AioRpcError as error:

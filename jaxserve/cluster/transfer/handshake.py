@@ -10,8 +10,8 @@ from jaxserve.cluster.v1 import prefill_pb2 as pb
 
 PROTOCOL = 1  # raised with every change that the other side has to know of
 STAGE = "prefill"
-# Segments are fetched by TransferService.Fetch. An older release could be started with another
-# transport, and announces only that one: it is refused in words instead of failing at every fetch.
+# Segments are fetched by TransferService.Fetch. Older releases had `--transport jax`: started with
+# it, they announce only "jax", and are refused here instead of failing at every fetch.
 TRANSPORT = "grpc"
 
 
@@ -19,14 +19,14 @@ TRANSPORT = "grpc"
 class Handshake:
     """Statement of one server about itself.
 
-    `model` has the facts that must be equal, see `facts_of_model`. `stored` is the dtype of this
-    side's pages, as segments have it. `taken` has the dtypes of segments from which this side can
-    make pages.
+    `model` has the facts that must be equal, see `facts_of_model`. `page_dtype` is the dtype of
+    this side's pages, as segments have it. `accepted_dtypes` are those of segments from which this
+    side can make pages.
     """
 
     model: Facts
-    stored: str
-    taken: tuple[str, ...]
+    page_dtype: str
+    accepted_dtypes: tuple[str, ...]
 
     @property
     def facts(self) -> Facts:
@@ -37,27 +37,33 @@ class Handshake:
         facts = cluster_pb2.Facts(
             stage=STAGE, names=list(self.facts), values=list(self.facts.values())
         )
-        return {"facts": facts, "dtypes": self.taken, "transports": (TRANSPORT,)}
+        return {"facts": facts, "dtypes": self.accepted_dtypes, "transports": (TRANSPORT,)}
 
     def check(self, request: pb.PrefillRequest | pb.WatchRequest) -> None:
         """Raise TransferError FAILED_PRECONDITION with the first difference and both values.
 
         The text is read by the caller: "here" is the caller's side, "there" this one.
         """
-        callers = dict(zip(request.facts.names, request.facts.values, strict=False))
-        if problem := difference(callers, self.facts):
+        names = request.facts.names
+        values = request.facts.values
+        if len(names) != len(values):
+            raise TransferError(
+                "INVALID_ARGUMENT",
+                f"facts have {len(names)} names and {len(values)} values; each name needs one",
+            )
+        if problem := difference(dict(zip(names, values, strict=True)), self.facts):
             raise TransferError("FAILED_PRECONDITION", f"the two servers differ in {problem}")
-        if self.stored not in request.dtypes:
-            taken = ", ".join(request.dtypes) or "nothing"
+        if self.page_dtype not in request.dtypes:
+            accepted = " or ".join(request.dtypes) or "nothing"
             raise TransferError(
                 "FAILED_PRECONDITION",
-                f"--kv: pages hold {self.stored} there, and those here are made of {taken}: "
-                f"never of fewer digits",
+                f"pages there hold {self.page_dtype}, and pages here can be made from {accepted} "
+                f"(choose the same --kv on both servers)",
             )
         if TRANSPORT not in request.transports:
             transports = ", ".join(request.transports) or "nothing"
             raise TransferError(
                 "FAILED_PRECONDITION",
-                f"the two servers differ in the transport of pieces: {TRANSPORT} there, "
+                f"the two servers differ in the transport of KV segments: {TRANSPORT} there, "
                 f"{transports} here (run the same release of jaxserve on both)",
             )

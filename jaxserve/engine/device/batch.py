@@ -16,9 +16,10 @@ from jaxserve.request import MAX_LOGPROBS
 def upload_layout(bucket: Bucket, page_groups: int, page_size: int) -> Packed:
     """Return the layout of one lane's upload.
 
-    rows: state row of each chunk, out of range for padding. fresh_*: new entries of page tables,
-    per page group. starts: position of each chunk in a draft step, where the draft model lacks
-    tokens that the row has.
+    Names are those of LanePlan. rows: out of range for padding. fresh_*: new entries of page
+    tables, per page group. tokens: not in decode steps, which continue from tokens on the device.
+    targets: in score steps only. starts: in draft steps only, since the draft model may be behind
+    the row.
     """
     fresh = (page_groups, bucket.fresh_pages(page_size))
     fields: list[tuple[str, tuple[int, ...], type]] = [
@@ -84,9 +85,11 @@ def pack_lane(
 def download_layout(bucket: Bucket, width: int = 0) -> Packed:
     """Return the layout of one lane's download.
 
-    Each chunk has `finite`, in draft steps nothing else. Embed steps add an embedding of `width`
-    numbers, all others tokens (of which n_new count) with log-probabilities. Score steps also have
-    log-probabilities of every target.
+    Every kind of step has `finite`, per chunk: 1 where all its results are finite.
+    Draft steps have nothing else.
+    Embed steps have an embedding of `width` numbers per chunk.
+    All others have sampled tokens, of which the first n_new count, with log-probabilities.
+    Score steps have log-probabilities of every target, too.
     """
     rows = bucket.rows
     results = bucket.max_row_results
@@ -150,7 +153,7 @@ def _sampled_logprobs(
     top_logprobs = out["top_logprobs"].tolist()
     found = []
     for i, count in enumerate(n_new):
-        # Columns are as long as the bucket; behind the tokens that count there is padding.
+        # A chunk's entries are padded to bucket.max_row_results.
         entries = zip(tokens[i][:count], logprob[i], top_ids[i], top_logprobs[i], strict=False)
         found.append([_logprob(*entry) for entry in entries])
     return found

@@ -6,7 +6,6 @@ that the devices hold, see page_io.py.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax
 import numpy as np
@@ -59,7 +58,7 @@ def _join_heads(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 class PageStore:
-    """Reader and writer of an engine's pages; implements kv_transfer.PageDevice.
+    """Reader and writer of an engine's pages; implements engine.host.page_device.PageDevice.
 
     programs: compiled programs of `io` by name, which may be filled in until the first call.
     """
@@ -84,7 +83,7 @@ class PageStore:
     def read_pages(self, lane: int, group: int, ids: Sequence[int]) -> PagesRead:
         """Start to copy pages of a page group to buffers on the devices; returns at once.
 
-        Their number is one of page_counts. Later steps do not change what was read.
+        Their number is one of `buckets.page_counts`. Later steps do not change what was read.
         """
         state = self._state.current
         io = self._io.groups[group]
@@ -100,10 +99,10 @@ class PageStore:
         )
 
     def check_segment(self, segment: KVSegment) -> None:
-        """Raise an error if a KV segment cannot become pages here.
+        """Raise an error if a KV segment cannot become pages here. For any thread.
 
-        ConfigError where its dtype would have to be widened, EngineError where it is not of this
-        model.
+        ConfigError where pages are not made from its dtype (see `page_io.accepted_dtypes`),
+        EngineError where it is not of this model.
         """
         groups = len(self._io.groups)
         if not 0 <= segment.group < groups:
@@ -112,9 +111,8 @@ class PageStore:
         dtype = str(segment.k.dtype)
         if dtype not in io.accepted:
             raise ConfigError(
-                f"pages of {dtype} cannot be made pages of {self._config.page_dtype}: keys and "
-                "values are narrowed, never widened (choose another --kv, here or where they come "
-                "from)"
+                f"pages of {dtype} cannot be made pages of {self._config.page_dtype}, which are "
+                f"made from {' or '.join(io.accepted)} (choose the same --kv on both servers)"
             )
         heads = io.held_heads // io.copies
         expected = (len(io.layers), segment.k.shape[1], heads, io.layout.head_dim)
@@ -130,7 +128,7 @@ class PageStore:
     def upload_pages(self, group: int, arrays: Mapping[str, np.ndarray]) -> Pages:
         """Bring the arrays of a checked KV segment to the devices. For any thread.
 
-        They hold whole pages, whose number is one of page_counts.
+        They hold whole pages, whose number is one of `buckets.page_counts`.
         """
         io = self._io.groups[group]
         uploaded = {
@@ -149,10 +147,10 @@ class PageStore:
         moved = {name: _move_shards(io, shards) for name, shards in read.shards.items()}
         return jax.block_until_ready(Pages(**moved))
 
-    def write_pages(self, lane: int, group: int, ids: Sequence[int], uploaded: Any) -> None:
+    def write_pages(self, lane: int, group: int, ids: Sequence[int], uploaded: Pages) -> None:
         """Write what was uploaded into these pages, before any step that is launched later.
 
-        NO_PAGE among the ids drops that page.
+        A page whose id is NO_PAGE is not written.
         """
         state = self._state.current
         io = self._io.groups[group]

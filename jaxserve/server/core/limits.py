@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, fields
 
+from jaxserve.config.option import flag_of
 from jaxserve.structure.grammars import Bounds
 
 MEBI = 2**20
@@ -65,6 +66,4 @@ class Limits:
     @classmethod
     def table(cls) -> list[tuple[str, float, str]]:
         """Return (flag, default, what it bounds) of each limit, for --help and docs/api.md."""
-        return [
-            (f"--{f.name.replace('_', '-')}", f.default, f.metadata["what"]) for f in fields(cls)
-        ]  # type: ignore[misc]
+        return [(flag_of(f.name), f.default, f.metadata["what"]) for f in fields(cls)]  # type: ignore[misc]

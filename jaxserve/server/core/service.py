@@ -52,7 +52,11 @@ class Service:
         page_fetcher: PageFetcher | None = None,
         prefill_only: bool = False,
     ):
-        """page_fetcher: of a decode server. prefill_only: this is a prefill server."""
+        """Begin without requests.
+
+        page_fetcher: has long prompts computed elsewhere; None if this engine computes all of them.
+        prefill_only: this is a prefill server, which refuses clients.
+        """
         self.prompts = prompts
         self.limits = limits
         self.loads = Loads()
@@ -71,13 +75,13 @@ class Service:
         self._failure: JaxserveError | None = None
         self._numbers = itertools.count(1)
         self._timers: dict[Answer, asyncio.TimerHandle] = {}
-        # Events that were not routed yet, each with what held when its step ended.
+        # Events that were not routed yet, each with the totals and the time of its step's report.
         self._events: deque[tuple[TokenEvent, ComputeTotals, float]] = deque()
 
     # ---- requests
 
     async def answer(self, incoming: IncomingRequest, retries_itself: bool = False) -> Answer:
-        """Admit a request; JaxserveError when it cannot run, or not now.
+        """Admit a request; raise JaxserveError if it can never run, or cannot be admitted now.
 
         retries_itself: the caller tries again when the queue is full, so that this does not count
         as a refusal.
@@ -182,7 +186,7 @@ class Service:
             rendered,
             params,
             incoming.prompt_field,
-            # The number keeps a client that uses an id again apart from events of its old request.
+            # A client may use an id again: the number tells events of its requests apart.
             id=f"{request_id}#{next(self._numbers)}",
             priority=incoming.priority,
             salt=incoming.cache_salt,
@@ -216,11 +220,11 @@ class Service:
         return answer
 
     def _start_timer(self, answer: Answer, deadline: float | None) -> None:
-        age = time.monotonic() - answer.submitted
-        seconds = self.limits.max_request_seconds - age
+        now = time.monotonic()
+        seconds = answer.submitted + self.limits.max_request_seconds - now
         what = "--max-request-seconds has passed"
-        if deadline is not None and deadline - time.monotonic() < seconds:
-            seconds = deadline - time.monotonic()
+        if deadline is not None and deadline - now < seconds:
+            seconds = deadline - now
             what = "the deadline has passed"
         self._timers[answer] = asyncio.get_running_loop().call_later(
             seconds, answer.fail, DeadlineError(what)

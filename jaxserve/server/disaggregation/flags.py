@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jaxserve.cli.field_flags import add_flags
-from jaxserve.config.option import UNBOUNDED, flag, flag_of, options_of
+from jaxserve.config.option import UNBOUNDED, check_bounds, flag, flag_of, options_of
 from jaxserve.errors import ConfigError, flag_text
 from jaxserve.server.disaggregation.addresses import check_address, read_addresses
 from jaxserve.server.disaggregation.policy import Policy
@@ -238,11 +238,9 @@ def _check_role(args: argparse.Namespace) -> None:
 def _check_bounds(args: argparse.Namespace) -> None:
     for option in options_of(RoleOptions):
         value = getattr(args, option.name)
-        if option.metadata["bounds"] is None or value is None:
-            continue
-        low, _ = option.metadata["bounds"]
-        if value < low:
-            raise ConfigError(flag_text(flag_of(option.name), value, f"it must be at least {low}"))
+        bounds = option.metadata["bounds"]
+        if bounds is not None and value is not None:
+            check_bounds(option.name, value, bounds)
     if not 0 < args.transfer_timeout < math.inf:
         raise ConfigError(
             flag_text("--transfer-timeout", args.transfer_timeout, "it must be above 0, and finite")

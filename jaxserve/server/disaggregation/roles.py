@@ -43,10 +43,11 @@ OPTIONS = (
 
 
 class Role:
-    """A server that computes its own prompts only; other roles override. Lives on the event loop.
+    """A server that computes its own prompts only; the base of the other roles.
 
-    `introduction` describes the role for the terminal. `faces` are gRPC services in addition to
-    InferenceService. `for_servers` says that only other servers are served, not clients.
+    Lives on the event loop. `introduction` describes the role for the terminal. `endpoints` are
+    gRPC services in addition to InferenceService. `for_servers` says that only other servers are
+    served, not clients.
     """
 
     introduction = ""
@@ -66,7 +67,10 @@ class Role:
         return None
 
     def open(self, handshake: Handshake | None) -> None:
-        """Begin, once the engine's steps are compiled; no `handshake` if it shares no pages."""
+        """Start the role's work; called once, when the engine's steps are compiled.
+
+        handshake: None if the engine exchanges no pages.
+        """
 
     async def close(self) -> None: ...
 

@@ -115,11 +115,12 @@ class Wire:
 
 
 @asynccontextmanager
-async def wired(address: str) -> AsyncIterator[Wire]:
+async def relay(address: str, port: int = 0) -> AsyncIterator[Wire]:
+    """Relay connections to a port, by default a free one, to the server at `address`."""
     wire = Wire()
-    port = int(address.rpartition(":")[2])
+    server_port = int(address.rpartition(":")[2])
     server = await asyncio.start_server(
-        lambda reader, writer: wire.connect(reader, writer, port), "127.0.0.1", 0
+        lambda reader, writer: wire.connect(reader, writer, server_port), "127.0.0.1", port
     )
     wire.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
@@ -143,20 +144,19 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_pings_go_on_while_nothing_comes(tmp_path: Path, impatient: None) -> None:
     async def main() -> None:
-        async with running(tmp_path, seconds=4.2) as server, wired(server.address) as wire:
+        async with running(tmp_path, seconds=4.2) as server, relay(server.address) as wire:
             async with Looping(wire.address) as client:
                 events = await client.events("stream", "x", **GREEDY | {"max_tokens": 1})
                 assert isinstance(events[-1], Finish)
-            assert (
-                wire.pings() >= 4
-            )  # one a second, which is gRPC's bound; without max_pings_without_data: 3 for ever
+            # One a second, which is gRPC's bound. Without max_pings_without_data they end after 3.
+            assert wire.pings() >= 4
 
     asyncio.run(main())
 
 
 def test_a_silent_connection_is_noticed(tmp_path: Path, impatient: None) -> None:
     async def main() -> None:
-        async with running(tmp_path, seconds=0.02) as server, wired(server.address) as wire:
+        async with running(tmp_path, seconds=0.02) as server, relay(server.address) as wire:
             async with Looping(wire.address, retries=0) as client:
                 call = asyncio.create_task(
                     client.events("stream", "x", **GREEDY | {"max_tokens": 400})
@@ -202,27 +202,12 @@ def test_wait_ready_for_a_server_that_is_not_there_yet(tmp_path: Path, kind: typ
         async with opened(kind, f"127.0.0.1:{port}") as client:
             with pytest.raises(CallError, match="refused"):
                 await client.wait_ready(0.3)
-            async with running(tmp_path) as server, relayed(port, server.address):
+            async with running(tmp_path) as server, relay(server.address, port):
                 began = time.monotonic()
                 await client.wait_ready(5)
                 assert time.monotonic() - began < 2
 
     asyncio.run(main())
-
-
-@asynccontextmanager
-async def relayed(port: int, address: str) -> AsyncIterator[None]:
-    """The server at `address`, on another port too."""
-    wire = Wire()
-    there = int(address.rpartition(":")[2])
-    server = await asyncio.start_server(
-        lambda reader, writer: wire.connect(reader, writer, there), "127.0.0.1", port
-    )
-    try:
-        yield
-    finally:
-        await wire.close()
-        server.close()
 
 
 @both
@@ -253,7 +238,8 @@ def signed(folder: Path, name: str) -> tuple[Path, Path]:
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl program")
 @both
 def test_tls(tmp_path: Path, kind: type) -> None:
-    (server, server_key), (own, own_key) = signed(tmp_path, "server"), signed(tmp_path, "client")
+    server, server_key = signed(tmp_path, "server")
+    own, own_key = signed(tmp_path, "client")
     pair = [(server_key.read_bytes(), server.read_bytes())]
 
     async def answers(port: int, tls: TLS | None) -> bool:
@@ -285,13 +271,13 @@ def test_tls(tmp_path: Path, kind: type) -> None:
         ({"token": "two\nlines"}, "token"),
     ],
 )
-def test_what_an_operator_has_to_mend(given: dict[str, Any], problem: str) -> None:
+def test_invalid_client_options(given: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         Client("127.0.0.1:1", **given)
 
 
-def test_a_loop_of_its_own() -> None:
-    """An event loop per run: nothing of the first is left in the second."""
+def test_a_client_works_in_a_second_event_loop() -> None:
+    """Nothing of the first loop's connections is left in the second."""
 
     async def main() -> None:
         async with Looping("127.0.0.1:1", retries=0) as client:

@@ -55,7 +55,8 @@ class Host:
             *flags,
         ]
         environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"} | variables
-        out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 (closed with the pod)
+        out = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the pod)
+        err = tempfile.TemporaryFile()  # noqa: SIM115
         return Host(
             subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=err, env=environment), out, err
         )
@@ -109,7 +110,7 @@ class Pod:
         ]
 
     @property
-    def everything(self) -> str:
+    def all_output(self) -> str:
         """Return the output of all hosts, to show when a test fails."""
         return "".join(
             f"--- host {i}\n{host.output}{host.errors}" for i, host in sorted(self.hosts.items())

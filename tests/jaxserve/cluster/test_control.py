@@ -1,5 +1,6 @@
-"""The stream between a leader and its followers, in one process: joining, agreeing, orders, losses
-and farewells.
+"""The stream between a leader and its followers, in one process.
+
+Hosts join, agree, send orders, get lost and say farewell.
 """
 
 import threading
@@ -24,7 +25,7 @@ FACTS = {"--max-batch": "4", "the model": "abc"}
 
 
 @dataclass
-class Exit:
+class FakeExit:
     """Stands in for the end of a process that is only a thread."""
 
     codes: list[int] = field(default_factory=list)
@@ -43,7 +44,7 @@ class Exit:
 class Pod:
     leader: Leader
     followers: list[Follower]
-    exits: list[Exit]  # the leader's first
+    exits: list[FakeExit]  # the leader's first
     pool: ThreadPoolExecutor
 
     def agree(self, stage: str, *facts: Facts) -> "list[Future[None]]":
@@ -55,14 +56,14 @@ class Pod:
 
 
 @pytest.fixture(autouse=True)
-def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+def fast_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "BEAT", 0.05)
 
 
 @pytest.fixture
 def pod(capfd: pytest.CaptureFixture[str]) -> Iterator[Pod]:
-    """A leader and two followers."""
-    exits = [Exit() for _ in range(3)]
+    """Yield a pod of a leader and two followers that have joined."""
+    exits = [FakeExit() for _ in range(3)]
     leader = Leader(3, 0, SECRET, exits[0])
     followers = [Follower(f"127.0.0.1:{leader.port}", host, SECRET, exits[host]) for host in (1, 2)]
     with ThreadPoolExecutor() as pool:
@@ -139,7 +140,7 @@ def test_an_order_that_was_changed_ends_the_follower_and_the_pod(
     "host, secret", [(3, SECRET), (0, SECRET), (1, SECRET), (1, b"y" * SECRET_BYTES)]
 )
 def test_strangers_and_doubles_are_turned_away(pod: Pod, host: int, secret: bytes) -> None:
-    ended = Exit()
+    ended = FakeExit()
     stranger = Follower(f"127.0.0.1:{pod.leader.port}", host, secret, ended)
     stranger.call()
     assert ended.wait() == FAILED
@@ -188,7 +189,7 @@ def test_who_was_stopped_itself_accuses_nobody(monkeypatch: pytest.MonkeyPatch) 
     """A process that slept for 30 s hears of the others again before it judges them."""
     now = [100.0]
     beats = 0
-    ended = Exit()
+    ended = FakeExit()
     monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now[0])
 
     def send() -> None:

@@ -13,7 +13,7 @@ from jaxserve.cluster import compatibility
 from jaxserve.cluster.compatibility import difference, facts_of_start, plan_format
 from jaxserve.cluster.encoding import (
     buckets_from_proto,
-    buckets_to_proto,
+    compile_message,
     plan_from_bytes,
     plan_to_bytes,
 )
@@ -136,7 +136,7 @@ def test_bytes_that_are_no_text_are_refused() -> None:
 
 
 def test_builds_with_other_fields_refuse_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One has a row field more; both say that they are the same version."""
+    """A build with one row field more is refused, though both state the same version."""
     start = MeshSpec(), "float32", "float32", EngineOptions()
     before = facts_of_start(*start)
     assert difference(before, facts_of_start(*start)) is None
@@ -159,10 +159,10 @@ def test_buckets_come_back() -> None:
     buckets = BucketPlan.of(
         resolve(options, max_positions=4096, lanes=2, affordable_tokens=10**6)
     ).buckets
-    assert len(buckets) > 10 and buckets_from_proto(buckets_to_proto(buckets)) == buckets
+    assert len(buckets) > 10 and buckets_from_proto(compile_message(buckets)) == buckets
 
 
-class Replaying:
+class SerializingRunner:
     """A device that gets every plan by way of its bytes."""
 
     def __init__(self, runner: FakeRunner):
@@ -188,8 +188,8 @@ def test_a_device_that_knows_the_bytes_alone_gives_the_same_tokens() -> None:
         {"allowed_token_ids": (4, 9, 17, 80), "prompt_logprobs": 1},
         {"seed": 2**64 - 1, "min_tokens": 3, "stop_token_ids": (7, 8)},
     )
-    told = []
-    for wrap in (lambda runner: runner, Replaying):
+    events_of_runs = []
+    for wrap in (lambda runner: runner, SerializingRunner):
         engine = Engine(
             Scheduler(config, fingerprint="x"), wrap(FakeRunner(config)), clock=lambda: 1.0
         )
@@ -201,8 +201,8 @@ def test_a_device_that_knows_the_bytes_alone_gives_the_same_tokens() -> None:
         assert {event.request_id for event in events if event.finish} == {
             f"r{i}" for i in range(len(params))
         }
-        told.append(events)
-    assert told[0] == told[1]
+        events_of_runs.append(events)
+    assert events_of_runs[0] == events_of_runs[1]
 
 
 SECRET = b"s" * 32
@@ -255,8 +255,9 @@ def test_a_proof_is_of_one_host_and_secret() -> None:
 
 
 def test_the_size_of_a_decode_step() -> None:
-    """256 rows decode at positions of a few thousand, and 4 of them begin a page: the number of
-    bytes that docs/pods.md states.
+    """A step has the number of bytes that docs/pods.md states.
+
+    256 rows decode at positions of a few thousand, and 4 of them begin a page.
     """
     rows = list(range(256))
     lane = LanePlan(rows, rows, [4000 + row for row in rows], [1] * 256, [1] * 256, [-1] * 256)

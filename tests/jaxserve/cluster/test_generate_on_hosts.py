@@ -35,7 +35,7 @@ GREEDY += [part for prompt in PROMPTS for part in ("--prompt", prompt)]
 
 
 @cache
-def on_one_device() -> list[Completion]:
+def completions_on_one_device() -> list[Completion]:
     options = EngineOptions(max_batch=2, step_tokens=32, page_size=16, max_context=512)
     with LLM(DRAFT, dtype="float32", options=options) as llm:
         return llm.generate(
@@ -75,20 +75,21 @@ def check(found: dict[str, Any], expected: Completion) -> int:
     ids=lambda value: "-".join(value) if isinstance(value, tuple) else str(value),
 )
 def test_the_tokens_of_one_process(hosts: int, mesh: tuple[str, ...]) -> None:
-    """Tier (b). Some prompts wait for a row; only host 0 prints."""
+    """Tokens agree up to a near-tie. Some prompts wait for a row; only host 0 prints."""
     with Pod(hosts).start_all(*mesh, *GREEDY) as pod:
-        assert pod.wait() == [0] * hosts, pod.everything
+        assert pod.wait() == [0] * hosts, pod.all_output
         found = [json.loads(line) for line in pod.hosts[0].output.splitlines()]
         assert [len(pod.hosts[i].output) for i in range(1, hosts)] == [0] * (hosts - 1)
         assert ("--tensor 4 spans hosts" in pod.hosts[0].errors) == (mesh == ("--tensor", "4"))
     compared = [
-        check(completion, truth) for completion, truth in zip(found, on_one_device(), strict=True)
+        check(completion, truth)
+        for completion, truth in zip(found, completions_on_one_device(), strict=True)
     ]
     assert sum(compared) > TOKENS * len(PROMPTS) / 2
 
 
 @pytest.fixture
-def mixture(tmp_path: Path) -> Path:
+def mixture_folder(tmp_path: Path) -> Path:
     """Write a tiny random Qwen3-MoE whose vocabulary is the words w0 w1 w2 ..."""
     shutil.copytree(GOLDEN, tmp_path / "mixture")
     words = {f"w{token}": token for token in range(96)}
@@ -103,7 +104,7 @@ def mixture(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "mesh", [("--expert", "4"), ("--expert", "2", "--tensor", "2")], ids="-".join
 )
-def test_experts_across_hosts(mixture: Path, mesh: tuple[str, ...]) -> None:
+def test_experts_across_hosts(mixture_folder: Path, mesh: tuple[str, ...]) -> None:
     """The tokens are those of transformers, except at gaps below 5e-3."""
     golden = np.load(GOLDEN / "golden.npz")
     prompts = [" ".join(f"w{token}" for token in prompt) for prompt in golden["prompts"].tolist()]
@@ -116,16 +117,19 @@ def test_experts_across_hosts(mixture: Path, mesh: tuple[str, ...]) -> None:
         "--json",
     ]
     flags += [part for prompt in prompts * 2 for part in ("--prompt", prompt)]
-    with Pod(2).start_all("--model", str(mixture), "--max-context", "60", *mesh, *flags) as pod:
-        assert pod.wait() == [0, 0], pod.everything
+    with Pod(2).start_all(
+        "--model", str(mixture_folder), "--max-context", "60", *mesh, *flags
+    ) as pod:
+        assert pod.wait() == [0, 0], pod.all_output
         found = [json.loads(line)["token_ids"] for line in pod.hosts[0].output.splitlines()]
     assert found == golden["tokens"].tolist() * 2
 
 
 @pytest.mark.slow
 def test_what_admissions_carry_reaches_every_host() -> None:
-    """Seeds, penalties, biases, masks and prompt log-probabilities: two runs over two processes and
-    one over one.
+    """A run over two processes gives the tokens of a run in one.
+
+    Requests have seeds, penalties, biases, masks and prompt log-probabilities.
     """
     flags = [
         "--seed",
@@ -157,15 +161,21 @@ def test_what_admissions_carry_reaches_every_host() -> None:
         "--prompt",
         "Once upon a dog",
     ]
-    told = []
+    token_ids = []
     with Pod(2).start_all("--data", "2", "--tensor", "2", *flags) as pod:
-        assert pod.wait() == [0, 0], pod.everything
-        told.append([json.loads(line)["token_ids"] for line in pod.hosts[0].output.splitlines()])
+        assert pod.wait() == [0, 0], pod.all_output
+        token_ids.append(
+            [json.loads(line)["token_ids"] for line in pod.hosts[0].output.splitlines()]
+        )
     with Pod(1).start_all(*flags) as alone:
-        assert alone.wait() == [0], alone.everything
-        told.append([json.loads(line)["token_ids"] for line in alone.hosts[0].output.splitlines()])
-    assert len(told[0]) == 4 and all(token % 2 == 0 for tokens in told[0] for token in tokens)
-    assert told[0] == told[1]
+        assert alone.wait() == [0], alone.all_output
+        token_ids.append(
+            [json.loads(line)["token_ids"] for line in alone.hosts[0].output.splitlines()]
+        )
+    assert len(token_ids[0]) == 4 and all(
+        token % 2 == 0 for tokens in token_ids[0] for token in tokens
+    )
+    assert token_ids[0] == token_ids[1]
 
 
 @pytest.mark.parametrize(
@@ -186,7 +196,7 @@ def test_a_host_with_other_flags_is_refused(theirs: tuple[str, ...], problem: st
     with Pod(2) as pod:
         pod.start(0, *common)
         pod.start(1, *common, *theirs)
-        assert pod.wait() == [2, 2], pod.everything
+        assert pod.wait() == [2, 2], pod.all_output
         assert [host.error_lines for host in pod.hosts.values()] == [[f"error: {problem}"]] * 2
 
 
@@ -202,7 +212,7 @@ def test_a_host_with_other_weights_is_refused(tmp_path: Path) -> None:
     with Pod(2) as pod:
         pod.start(0, *common)
         pod.start(1, *common, "--model", str(copy))
-        assert pod.wait() == [2, 2], pod.everything
+        assert pod.wait() == [2, 2], pod.all_output
         assert (
             pod.hosts[0]
             .error_lines[0]
@@ -225,7 +235,7 @@ def test_hosts_that_do_not_come_are_waited_for_only_so_long() -> None:
 def test_an_environment_that_knows_no_hosts_is_one_line() -> None:
     with Pod(1) as pod:
         pod.hosts[0] = Host.start("generate", "--prompt", "x", "--pod")
-        assert pod.wait() == [2], pod.everything
+        assert pod.wait() == [2], pod.all_output
         (line,) = pod.hosts[0].error_lines
         assert line.startswith("error: --pod: the environment does not say who the hosts are")
 
@@ -233,7 +243,7 @@ def test_an_environment_that_knows_no_hosts_is_one_line() -> None:
 def test_a_port_that_is_taken_is_one_line() -> None:
     with socket.create_server(("", 0)) as taken, Pod(2, port=taken.getsockname()[1]) as pod:
         pod.start(0, "--prompt", "x")
-        assert pod.wait() == [2], pod.everything
+        assert pod.wait() == [2], pod.all_output
         assert pod.hosts[0].errors == (
             f"error: --coordinator is 127.0.0.1:{pod.port}; host 0 cannot listen there: Address "
             f"already in use\n"
@@ -255,9 +265,9 @@ def test_an_environment_that_knows_the_hosts() -> None:
         for index in range(2):
             own = {"SLURM_PROCID": str(index), "SLURM_LOCALID": str(index)}
             pod.hosts[index] = Host.start("generate", *flags, **slurm, **own)
-        assert pod.wait() == [0, 0], pod.everything
+        assert pod.wait() == [0, 0], pod.all_output
         found = [json.loads(line) for line in pod.hosts[0].output.splitlines()]
-    assert sum(map(check, found, on_one_device())) > TOKENS * len(PROMPTS) / 2
+    assert sum(map(check, found, completions_on_one_device())) > TOKENS * len(PROMPTS) / 2
 
 
 @pytest.mark.slow
@@ -279,7 +289,7 @@ def test_a_late_host_is_waited_for() -> None:
         time.sleep(12)
         assert pod.hosts[0].popen.poll() is None
         pod.start(1, *flags)
-        assert pod.wait() == [0, 0], pod.everything
+        assert pod.wait() == [0, 0], pod.all_output
         assert pod.hosts[0].output.strip()
 
 
@@ -291,7 +301,7 @@ def test_a_host_without_the_model_ends_the_pod(missing: int) -> None:
             model = ("--model", "/nowhere") if index == missing else ()
             pod.start(index, "--data", "2", "--tensor", "2", "--prompt", "x", *model)
         codes = pod.wait()
-        assert codes[missing] == 2 and codes[1 - missing] == 70, pod.everything
+        assert codes[missing] == 2 and codes[1 - missing] == 70, pod.all_output
         assert "/nowhere: there is no such folder" in pod.hosts[missing].errors
         if missing:
             assert pod.hosts[0].error_lines[0].startswith("error: host 1 has ended: /nowhere")

@@ -18,14 +18,16 @@ FLAGS = ("--data", "2", "--tensor", "2", "--deterministic", "--no-http")
 
 
 @dataclass
-class Served:
+class RunningPod:
+    """A pod of two hosts, a client of host 0, and the gRPC ports of both."""
+
     pod: Pod
     client: Client
     ports: list[int]
 
 
 @contextlib.contextmanager
-def served(*flags: str) -> Iterator[Served]:
+def running_pod(*flags: str) -> Iterator[RunningPod]:
     """Start a pod of two hosts and wait until it is ready."""
     with Pod(2, "serve") as pod:
         ports = [free_port(), free_port()]
@@ -33,11 +35,11 @@ def served(*flags: str) -> Iterator[Served]:
             pod.start(index, "--port", str(port), *FLAGS, *flags)
         with Client(f"127.0.0.1:{ports[0]}") as client:
             while True:
-                assert all(host.popen.poll() is None for host in pod.hosts.values()), pod.everything
+                assert all(host.popen.poll() is None for host in pod.hosts.values()), pod.all_output
                 with contextlib.suppress(JaxserveError):
                     client.wait_ready(timeout=2)
                     break
-            yield Served(pod, client, ports)
+            yield RunningPod(pod, client, ports)
 
 
 def health(port: int) -> str:
@@ -48,21 +50,21 @@ def health(port: int) -> str:
         return health_pb2.HealthCheckResponse.ServingStatus.Name(found.status)
 
 
-def stream_and(served: Served, number: int, host: int, tokens: int = 300) -> int:
+def stream_and_signal(running_pod: RunningPod, number: int, host: int, tokens: int = 300) -> int:
     """Read a stream and signal a host after its first tokens; return how many tokens came."""
-    came = 0
-    with served.client.stream(
+    received = 0
+    with running_pod.client.stream(
         "Once upon a time", max_tokens=tokens, ignore_eos=True, temperature=0
     ) as stream:
         for event in stream:
-            came += len(getattr(event, "token_ids", ()))
-            if came == 3:
-                served.pod.hosts[host].popen.send_signal(number)
-    return came
+            received += len(getattr(event, "token_ids", ()))
+            if received == 3:
+                running_pod.pod.hosts[host].popen.send_signal(number)
+    return received
 
 
 def test_a_follower_that_is_killed_ends_the_pod_within_ten_seconds() -> None:
-    with served() as s:
+    with running_pod() as s:
         text = s.client.generate("Once upon a time", max_tokens=12, temperature=0).choices[0].text
         assert (
             s.client.generate("Once upon a time", max_tokens=12, temperature=0).choices[0].text
@@ -75,28 +77,28 @@ def test_a_follower_that_is_killed_ends_the_pod_within_ten_seconds() -> None:
         ] * 2  # what probes of both kinds of pods ask
         began = time.monotonic()
         with pytest.raises(RestartingError):
-            stream_and(s, signal.SIGKILL, host=1)
+            stream_and_signal(s, signal.SIGKILL, host=1)
         assert time.monotonic() - began < 10
-        assert s.pod.wait(20) == [70, -signal.SIGKILL], s.pod.everything
+        assert s.pod.wait(20) == [70, -signal.SIGKILL], s.pod.all_output
         assert time.monotonic() - began < 15
 
 
 @pytest.mark.slow
 def test_a_follower_that_hangs_ends_the_pod_within_ten_seconds() -> None:
-    """Its connections stay open while the leader waits in a collective."""
-    with served() as s:
+    """The follower's connections stay open while the leader waits in a collective."""
+    with running_pod() as s:
         began = time.monotonic()
         with pytest.raises(RestartingError):
-            stream_and(s, signal.SIGSTOP, host=1)
+            stream_and_signal(s, signal.SIGSTOP, host=1)
         assert 4 < time.monotonic() - began < 10
-        assert s.pod.hosts[0].popen.wait(20) == 70, s.pod.everything
+        assert s.pod.hosts[0].popen.wait(20) == 70, s.pod.all_output
         assert "host 1 has sent no heartbeat for 5 s" in s.pod.hosts[0].errors
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_followers_do_not_outlive_their_leader(number: int) -> None:
-    with served() as s:
+    with running_pod() as s:
         began = time.monotonic()
         s.pod.hosts[0].popen.send_signal(number)
         code = s.pod.hosts[1].popen.wait(20)
@@ -109,16 +111,16 @@ def test_followers_do_not_outlive_their_leader(number: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("hosts", [(0,), (1,)])
 def test_sigterm_drains_whichever_host_gets_it(hosts: tuple[int, ...]) -> None:
-    with served() as s:
+    with running_pod() as s:
         for host in hosts:
-            assert stream_and(s, signal.SIGTERM, host) == 300
-        assert s.pod.wait(60) == [0, 0], s.pod.everything
+            assert stream_and_signal(s, signal.SIGTERM, host) == 300
+        assert s.pod.wait(60) == [0, 0], s.pod.all_output
         assert "draining" in s.pod.hosts[0].errors
 
 
 @pytest.mark.slow
 def test_what_does_not_finish_in_time_is_told_so_and_the_pod_ends() -> None:
-    with served("--drain-timeout", "1") as s:
+    with running_pod("--drain-timeout", "1") as s:
         with pytest.raises(JaxserveError, match="drain-timeout"):
-            stream_and(s, signal.SIGTERM, host=1, tokens=490)
-        assert s.pod.wait(60) == [0, 0], s.pod.everything
+            stream_and_signal(s, signal.SIGTERM, host=1, tokens=490)
+        assert s.pod.wait(60) == [0, 0], s.pod.all_output

@@ -19,11 +19,11 @@ def forward(
     weights: dict,
     spec: ModelSpec,
     tokens: list[int],
-    kept: Callable[[np.ndarray], np.ndarray] = lambda x: x,
+    as_stored: Callable[[np.ndarray], np.ndarray] = lambda x: x,
 ) -> np.ndarray:
     """Return logits of every position, [T, V], in the weights' precision.
 
-    kept: maps keys and values [T, K, H] to what attention sees of them; called layer by layer.
+    as_stored: maps keys and values [T, K, H] to what attention sees of them; called layer by layer.
     """
     x = weights["embed"][tokens]
     angles = np.outer(np.arange(len(tokens)), spec.rope.inverse_frequencies(spec.head_dim))
@@ -33,8 +33,8 @@ def forward(
         h = _norm(x, w["attn_norm"], spec.norm_eps)
         heads = np.einsum("td,dkqh->tkqh", h, w["qkv"])
         q = _rotate(heads[:, :, :-2].reshape(len(x), -1, spec.head_dim), cos, sin)
-        k = kept(_rotate(heads[:, :, -2], cos, sin))
-        v = kept(heads[:, :, -1])
+        k = as_stored(_rotate(heads[:, :, -2], cos, sin))
+        v = as_stored(heads[:, :, -1])
         x = x + np.einsum(
             "tnh,nhd->td", _attention(q, k, v, kind.window, spec.attn_softcap), w["o"]
         )

@@ -14,15 +14,15 @@ from jaxserve.request import Request, SamplingParams
 from tests.jaxserve.engine.host.driver import Driver, config_of
 
 
-def kinds(plan: BucketPlan, kind: str) -> list[tuple[int, int]]:
+def bucket_sizes(plan: BucketPlan, kind: str) -> list[tuple[int, int]]:
     return [(b.rows, b.tokens) for b in plan.buckets if b.kind == kind]
 
 
 def test_sizes_double_and_end_at_the_limit() -> None:
     plan = BucketPlan.of(config_of(max_batch=6, step_tokens=100))
-    assert kinds(plan, "decode") == [(1, 1), (2, 2), (4, 4), (6, 6)]
-    assert kinds(plan, "prefill") == [(6, 16), (6, 32), (6, 64), (6, 96), (6, 100)]
-    assert kinds(plan, "score") == [(6, 100)]
+    assert bucket_sizes(plan, "decode") == [(1, 1), (2, 2), (4, 4), (6, 6)]
+    assert bucket_sizes(plan, "prefill") == [(6, 16), (6, 32), (6, 64), (6, 96), (6, 100)]
+    assert bucket_sizes(plan, "score") == [(6, 100)]
 
 
 def test_the_smallest_engine_has_one_of_each() -> None:
@@ -38,7 +38,7 @@ def test_no_step_has_fewer_rows_than_asked() -> None:
         "prefill[2x16]",
         "score[2x16]",
     ]
-    assert kinds(BucketPlan.of(config_of(max_batch=6, min_rows=2)), "decode") == [
+    assert bucket_sizes(BucketPlan.of(config_of(max_batch=6, min_rows=2)), "decode") == [
         (2, 2),
         (4, 4),
         (6, 6),
@@ -102,22 +102,26 @@ def test_every_size_up_to_the_limits_has_a_bucket(
 
 
 def test_how_many_decodes_are_launched_as_one() -> None:
-    def steps(**options: object) -> int:
+    def decode_steps(**options: object) -> int:
         resolved = resolve(
             EngineOptions(**options), max_positions=64, lanes=1, affordable_tokens=10**5
         )  # type: ignore[arg-type]
         return resolved.decode_steps
 
-    assert [steps(prefer=prefer) for prefer in ("latency", "balanced", "throughput")] == [1, 1, 8]
-    assert steps(prefer="throughput", deterministic=True) == 1
-    assert steps(prefer="throughput", max_batch=2, step_tokens=4) == 4
-    assert steps(decode_steps=3) == 3
+    assert [decode_steps(prefer=prefer) for prefer in ("latency", "balanced", "throughput")] == [
+        1,
+        1,
+        8,
+    ]
+    assert decode_steps(prefer="throughput", deterministic=True) == 1
+    assert decode_steps(prefer="throughput", max_batch=2, step_tokens=4) == 4
+    assert decode_steps(decode_steps=3) == 3
 
 
 @settings(max_examples=100, derandomize=True)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(1, 9), st.integers(0, 8))
 def test_fresh_pages_hold_the_worst_chunks(sizes: list[int], page_size: int, offset: int) -> None:
-    """Chunks that each begin at the last position of a page but one, or anywhere else."""
+    """Fresh pages suffice for chunks that begin at any position of a page."""
     begun = sum(
         -(-(offset % page_size + size) // page_size) - (offset % page_size > 0) for size in sizes
     )
@@ -163,7 +167,8 @@ PROMPTS = st.lists(
 
 @st.composite
 def configs(draw: st.DrawFn) -> EngineConfig:
-    deterministic, embeds = draw(st.booleans()), draw(st.booleans())
+    deterministic = draw(st.booleans())
+    embeds = draw(st.booleans())
     return config_of(
         max_batch=draw(st.integers(1, 5)),
         step_tokens=draw(st.integers(5, 40)),
@@ -181,8 +186,9 @@ def configs(draw: st.DrawFn) -> EngineConfig:
 def test_prompts_never_leave_what_is_reachable_for_them(
     config: EngineConfig, prompts: list[tuple[int, int, int | None]]
 ) -> None:
-    """Preempted, chunked, mixed and scored: every step finds a bucket among those compiled for
-    these prompts.
+    """Every step finds a bucket among those compiled for the prompts, however they run.
+
+    Prompts are preempted, chunked, mixed and scored.
     """
     driver = Driver(config)
     if config.embeds:

@@ -52,8 +52,8 @@ DRAFTING = replace(BASE, step_tokens=16, speculate="draft", draft_tokens=MOST)
 OTHER = replace(SPEC, num_layers=1, d_model=16, d_mlp=24, vocab_size=16, layers=windowed([5]))
 
 
-class Varying(Speculation):
-    """Drafts of another number in every step, for another part of the sequences or none."""
+class VaryingSpeculation(Speculation):
+    """Speculation with another number of drafts, for other sequences, in every step."""
 
     def __init__(self, has_pages: bool = True, always: bool = False):
         super().__init__(DeviceDrafts(MOST, has_pages), MOST)
@@ -69,7 +69,7 @@ class Varying(Speculation):
         return {seq.id: [DRAFTED] * count for seq in seqs if count and self._draw.random() < 0.7}
 
 
-def drafter_of(spec: ModelSpec, seed: int) -> NewDrafter:
+def drafter_factory(spec: ModelSpec, seed: int) -> NewDrafter:
     def new(config: EngineConfig, mesh: jax.sharding.Mesh) -> ModelDrafter:
         held = spec.on(mesh.shape["tensor"])
         return ModelDrafter(DraftModel(held, make_params(mesh, spec=held, seed=seed)), config, mesh)
@@ -77,13 +77,13 @@ def drafter_of(spec: ModelSpec, seed: int) -> NewDrafter:
     return new
 
 
-def warm(runner: DeviceRunner) -> None:
+def warm_up(runner: DeviceRunner) -> None:
     """Compile the widest step of each kind; narrower ones would take time for nothing."""
     widest = {(b.kind, b.steps): b for b in sorted(runner.buckets.buckets) if b.kind != "score"}
     runner.warm_up(widest.values())
 
 
-def engine_of(
+def warm_engine(
     options: EngineOptions,
     mesh: MeshSpec | None = None,
     spec: ModelSpec = SPEC,
@@ -93,14 +93,14 @@ def engine_of(
     engine, runner = make_engine(
         options, mesh, spec=spec, speculation=speculation, new_drafter=drafter
     )
-    warm(runner)
+    warm_up(runner)
     return engine, runner
 
 
-def answers(options: EngineOptions, apart: int = 2, **of: Any) -> Answers:
-    """Answer COUNT requests. apart: steps between two arrivals."""
-    engine, runner = engine_of(options, **of)
-    found = run(engine, [(apart * i, request) for i, request in enumerate(requests(COUNT))])
+def answers(options: EngineOptions, spacing: int = 2, **engine_arguments: Any) -> Answers:
+    """Answer COUNT requests. spacing: steps between two arrivals."""
+    engine, runner = warm_engine(options, **engine_arguments)
+    found = run(engine, [(spacing * i, request) for i, request in enumerate(requests(COUNT))])
     assert runner.compiles_after_ready == 0
     engine.close()
     return found
@@ -111,24 +111,27 @@ def plain_answers(spec: ModelSpec = SPEC) -> Answers:
 
 
 @pytest.fixture(scope="module")
-def plain() -> Answers:
+def expected_answers() -> Answers:
     return plain_answers()
 
 
-def test_drafts_of_the_model_itself_are_always_accepted(plain: Answers) -> None:
+def test_drafts_of_the_model_itself_are_always_accepted(expected_answers: Answers) -> None:
     """The draft model samples with the same noise, penalties, bias, allowed tokens and minimum."""
-    speculation = Varying(always=True)
-    found = answers(DRAFTING, apart=0, drafter=drafter_of(SPEC, 1), speculation=speculation)
-    check(found, plain)
+    speculation = VaryingSpeculation(always=True)
+    found = answers(DRAFTING, spacing=0, drafter=drafter_factory(SPEC, 1), speculation=speculation)
+    check(found, expected_answers)
     assert speculation.drafted > 150
     ends = sum(o.last.finish.reason == "stop" for o in found.values() if o.last and o.last.finish)
     assert speculation.drafted - speculation.accepted <= MOST * ends, "but for drafts behind an end"
 
 
 @pytest.mark.parametrize(("spec", "seed"), [(SPEC, 1), (OTHER, 7)], ids=["itself", "another"])
-def test_any_number_in_any_step(spec: ModelSpec, seed: int, plain: Answers) -> None:
-    speculation = Varying()
-    check(answers(DRAFTING, drafter=drafter_of(spec, seed), speculation=speculation), plain)
+def test_any_number_in_any_step(spec: ModelSpec, seed: int, expected_answers: Answers) -> None:
+    speculation = VaryingSpeculation()
+    check(
+        answers(DRAFTING, drafter=drafter_factory(spec, seed), speculation=speculation),
+        expected_answers,
+    )
     assert speculation.drafted > 50
     assert seed == 1 or 0 < speculation.accepted < speculation.drafted / 2
 
@@ -148,12 +151,12 @@ def test_any_number_in_any_step(spec: ModelSpec, seed: int, plain: Answers) -> N
     ids=["chunks", "preempted", "several", "int8", "1x1x2", "2x1x2"],
 )
 def test_cut_preempted_and_sharded(
-    options: EngineOptions, mesh: MeshSpec, spec: ModelSpec, plain: Answers
+    options: EngineOptions, mesh: MeshSpec, spec: ModelSpec, expected_answers: Answers
 ) -> None:
-    speculation = Varying()
-    found = answers(options, mesh=mesh, drafter=drafter_of(spec, 1), speculation=speculation)
+    speculation = VaryingSpeculation()
+    found = answers(options, mesh=mesh, drafter=drafter_factory(spec, 1), speculation=speculation)
     if options.kv == "auto":
-        check(found, plain)
+        check(found, expected_answers)
     else:
         check(found, answers(replace(BASE, max_batch=1, prefix_cache=False, kv=options.kv)))
     assert speculation.drafted > 10
@@ -168,9 +171,9 @@ def test_cut_preempted_and_sharded(
     ids=["windows-windows", "windows-full", "experts-latent", "latent-experts"],
 )
 def test_other_models(spec: ModelSpec, other: ModelSpec) -> None:
-    speculation = Varying()
+    speculation = VaryingSpeculation()
     check(
-        answers(DRAFTING, spec=spec, drafter=drafter_of(other, 1), speculation=speculation),
+        answers(DRAFTING, spec=spec, drafter=drafter_factory(other, 1), speculation=speculation),
         plain_answers(spec),
     )
     assert speculation.drafted > 50 and (
@@ -178,15 +181,15 @@ def test_other_models(spec: ModelSpec, other: ModelSpec) -> None:
     )
 
 
-def test_cached_prompts_are_caught_up_anew(plain: Answers) -> None:
+def test_cached_prompts_are_caught_up_anew(expected_answers: Answers) -> None:
     """The second run finds every prompt in the cache, and as many drafts are accepted."""
-    speculation = Varying(always=True)
-    engine, _ = engine_of(DRAFTING, drafter=drafter_of(SPEC, 1), speculation=speculation)
+    speculation = VaryingSpeculation(always=True)
+    engine, _ = warm_engine(DRAFTING, drafter=drafter_factory(SPEC, 1), speculation=speculation)
     for again in range(2):
         asked = [replace(r, id=f"{again}-{r.id}") for r in requests(COUNT)]
         found = run(engine, [(0, r) for r in asked])
         assert {key: o.tokens for key, o in found.items()} == {
-            (f"{again}-{id}", n): o.tokens for (id, n), o in plain.items()
+            (f"{again}-{id}", n): o.tokens for (id, n), o in expected_answers.items()
         }
     assert sum(o.last.times.cached for o in found.values() if o.last and o.last.times) > 100
     assert speculation.accepted > 0.9 * speculation.drafted
@@ -197,7 +200,7 @@ def test_cached_prompts_are_caught_up_anew(plain: Answers) -> None:
 
 
 @dataclass(frozen=True)
-class Echo:
+class EchoDrafter:
     """Drafter that keeps the hidden state behind which each row's newest token was sampled.
 
     It drafts what the model's head says of that state: at temperature 0, the newest token again.
@@ -246,7 +249,7 @@ class Echo:
 def test_a_head_reads_the_hidden_state_of_the_newest_token(mesh: MeshSpec) -> None:
     """After prefills, decodes and verifications, the kept state predicts the newest token."""
     engine, runner = make_engine(
-        DRAFTING, mesh, speculation=Varying(has_pages=False), new_drafter=Echo
+        DRAFTING, mesh, speculation=VaryingSpeculation(has_pages=False), new_drafter=EchoDrafter
     )
     runner.warm_up(
         [
@@ -282,16 +285,18 @@ def test_a_head_reads_the_hidden_state_of_the_newest_token(mesh: MeshSpec) -> No
 def test_a_quantized_draft_model() -> None:
     """The model itself is not quantized: each has its own kernels and form."""
 
-    def new(config: EngineConfig, mesh: jax.sharding.Mesh) -> ModelDrafter:
+    def quantized_drafter(config: EngineConfig, mesh: jax.sharding.Mesh) -> ModelDrafter:
         params = random_weights(
             param_specs(SPEC, jnp.dtype(jnp.float32), parse_scheme("int8")), mesh
         )
         return ModelDrafter(DraftModel(SPEC, params), config, mesh)
 
-    engine, runner = engine_of(DRAFTING, drafter=new, speculation=Varying())
+    engine, runner = warm_engine(
+        DRAFTING, drafter=quantized_drafter, speculation=VaryingSpeculation()
+    )
     assert runner.lowering.form is None
     found = run(engine, [(0, requests(1)[0])])
-    expected, _ = engine_of(replace(BASE, max_batch=1))
+    expected, _ = warm_engine(replace(BASE, max_batch=1))
     check(found, run(expected, [(0, requests(1)[0])]))
     engine.close()
     expected.close()
@@ -301,7 +306,9 @@ def test_a_quantized_draft_model() -> None:
 def test_state_is_aliased_and_never_copied(kind: str) -> None:
     """Pages of the draft model are aliased too, through the scan that drafts."""
     options = replace(DRAFTING, page_size=16, cache_tokens=2**18)
-    engine, runner = make_engine(options, speculation=Varying(), new_drafter=drafter_of(SPEC, 1))
+    engine, runner = make_engine(
+        options, speculation=VaryingSpeculation(), new_drafter=drafter_factory(SPEC, 1)
+    )
     memory = (
         runner.lowering.step(max(b for b in runner.buckets.buckets if b.kind == kind))
         .compile()

@@ -34,7 +34,7 @@ WINDOWED = replace(FULL, layers=windowed([7, None]), attn_softcap=3.0)
 
 
 @pytest.fixture(autouse=True)
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def interpreted_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Interpret the kernel on a CPU, where no platform list offers it."""
     monkeypatch.setattr(dispatch, "PLATFORMS", {})
     with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams()):

@@ -50,13 +50,13 @@ def requests(count: int = 16) -> list[Request]:
     ]
 
 
-def answers(options: EngineOptions, mesh: MeshSpec | None = None, spaced: int = 3) -> Answers:
+def answers(options: EngineOptions, mesh: MeshSpec | None = None, spacing: int = 3) -> Answers:
     engine, runner = make_engine(options, mesh, spec=WINDOWED)
     assert {str(pages.k.dtype) for pages in runner.lowering.state.pages} == {
         runner.config.page_dtype
     }
     warm_up(runner)
-    found = run(engine, [(spaced * i, request) for i, request in enumerate(requests())])
+    found = run(engine, [(spacing * i, request) for i, request in enumerate(requests())])
     engine.close()
     return {name: outcome for (name, _), outcome in found.items()}
 
@@ -72,8 +72,8 @@ def warm_up(runner: DeviceRunner, *more: str) -> None:
 
 
 @pytest.fixture(scope="module", params=["int8", "fp8"])
-def plain(request: pytest.FixtureRequest) -> tuple[str, Answers]:
-    """One row at a time, prompts whole, nothing shared."""
+def expected_answers(request: pytest.FixtureRequest) -> tuple[str, Answers]:
+    """Return the page dtype, and answers one row at a time, prompts whole, nothing shared."""
     return request.param, answers(replace(PLAIN, kv=request.param))
 
 
@@ -88,12 +88,12 @@ def plain(request: pytest.FixtureRequest) -> tuple[str, Answers]:
     ids=["chunks and prefix hits", "preempted", "1x1x2", "2x1x2"],
 )
 def test_the_same_tokens(
-    plain: tuple[str, Answers], options: EngineOptions, mesh: MeshSpec
+    expected_answers: tuple[str, Answers], options: EngineOptions, mesh: MeshSpec
 ) -> None:
-    kv, expected = plain
-    found = answers(replace(options, kv=kv), mesh, spaced=1)
+    kv, expected = expected_answers
+    found = answers(replace(options, kv=kv), mesh, spacing=1)
     differences = np.concatenate(
-        [differing(found[name], expected[name], ONE_STEP[kv]) for name in expected]
+        [logprob_differences(found[name], expected[name], ONE_STEP[kv]) for name in expected]
     )
     assert np.median(differences) < SAME
     assert len(differences) > 0.9 * 16 * len(expected), "and few of them end early"
@@ -102,7 +102,7 @@ def test_the_same_tokens(
     assert (sum(t.preemptions for t in times) > 0) == (options.cache_tokens == 128)
 
 
-def differing(one: Outcome, other: Outcome, bound: float) -> np.ndarray:
+def logprob_differences(one: Outcome, other: Outcome, bound: float) -> np.ndarray:
     """Return how far the log-probabilities of each step differ.
 
     Ends at a token that both engines chose by less than the bound.
@@ -123,8 +123,8 @@ def differing(one: Outcome, other: Outcome, bound: float) -> np.ndarray:
 def test_deterministic_whatever_the_load(kv: str) -> None:
     """A request has the same bits alone and among others that come and go."""
     options = replace(BASE, kv=kv, deterministic=True)
-    one_by_one = answers(options, spaced=40)
-    together = answers(options, spaced=1)
+    one_by_one = answers(options, spacing=40)
+    together = answers(options, spacing=1)
     for name, alone in one_by_one.items():
         assert (alone.tokens, alone.logprobs) == (together[name].tokens, together[name].logprobs)
 
@@ -152,7 +152,7 @@ def test_prompts_are_scored_by_what_pages_hold(kv: str, dtype: str) -> None:
 
 
 def test_auto_is_the_dtype_of_the_weights() -> None:
-    def kv_of(asked: str, weights: str) -> str:
+    def page_dtype(asked: str, weights: str) -> str:
         return resolve(
             EngineOptions(kv=asked),
             max_positions=64,
@@ -161,21 +161,21 @@ def test_auto_is_the_dtype_of_the_weights() -> None:
             weights=weights,
         ).page_dtype
 
-    assert [kv_of("auto", weights) for weights in ("float32", "bfloat16")] == [
+    assert [page_dtype("auto", weights) for weights in ("float32", "bfloat16")] == [
         "float32",
         "bfloat16",
     ]
-    assert kv_of("bfloat16", "float32") == "bfloat16"
-    assert kv_of("fp8", "bfloat16") == "float8_e4m3fn"
+    assert page_dtype("bfloat16", "float32") == "bfloat16"
+    assert page_dtype("fp8", "bfloat16") == "float8_e4m3fn"
     with pytest.raises(
         ConfigError, match=r"--kv is int4; choose one of auto, float32, bfloat16, int8, fp8$"
     ):
-        kv_of("int4", "float32")
+        page_dtype("int4", "float32")
     with pytest.raises(
         ConfigError,
         match="--kv is float32; keys and values of bfloat16 weights have no more digits",
     ):
-        kv_of("float32", "bfloat16")
+        page_dtype("float32", "bfloat16")
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def random_params(rng: np.random.Generator) -> SamplingParams:
 
 
 def random_requests(seed: int, count: int) -> list[tuple[int, Request]]:
-    """Arrivals over some steps; half of the prompts begin with one of two common prefixes."""
+    """Return requests with arrival steps; half of the prompts begin with a common prefix."""
     rng = np.random.default_rng(seed)
     prefixes = [rng.integers(0, SPEC.vocab_size, 21).tolist() for _ in range(2)]
     requests = []
@@ -82,10 +82,10 @@ def random_requests(seed: int, count: int) -> list[tuple[int, Request]]:
 
 
 def requests_for_interpreters() -> list[tuple[int, Request]]:
-    """Arrivals that visit every kind of chunk in about ten launches: interpreted kernels are slow.
+    """Return requests with arrival steps that have every kind of chunk in about ten launches.
 
-    A prompt of three chunks that begins a second page of 64, with its log-probabilities; a short
-    one that arrives meanwhile; four tokens of each.
+    Interpreted kernels are slow. A prompt of three chunks that begins a second page of 64, with its
+    log-probabilities; a short one that arrives meanwhile; four tokens of each.
     """
     rng = np.random.default_rng(5)
     long = tuple(rng.integers(0, SPEC.vocab_size, 70).tolist())
@@ -102,7 +102,7 @@ def requests_for_interpreters() -> list[tuple[int, Request]]:
 Answers = dict[tuple[str, int], naive.Answer]
 
 
-def ask_the_oracle(spec: ModelSpec) -> Answers:
+def oracle_answers(spec: ModelSpec) -> Answers:
     """Compute the expected answers to the 64 requests that every engine below gets."""
     weights = naive.to_numpy(make_params(MeshSpec().build(jax.devices()), spec=spec))
     found = {}
@@ -117,12 +117,12 @@ def ask_the_oracle(spec: ModelSpec) -> Answers:
 
 @pytest.fixture(scope="module")
 def answers() -> Answers:
-    return ask_the_oracle(SPEC)
+    return oracle_answers(SPEC)
 
 
 @pytest.fixture(scope="module")
 def windowed_answers() -> Answers:
-    return ask_the_oracle(WINDOWED)
+    return oracle_answers(WINDOWED)
 
 
 def check(
@@ -152,7 +152,7 @@ def check(
 
 
 @dataclass
-class Run:
+class RunCounts:
     """Counts of a run over the 64 requests."""
 
     preemptions: int
@@ -165,7 +165,7 @@ def run_and_check(
     mesh: MeshSpec | None = None,
     spec: ModelSpec = SPEC,
     all_buckets: bool = False,
-) -> Run:
+) -> RunCounts:
     engine, runner = make_engine(options, mesh, spec)
     runner.warm_up(runner.buckets.buckets if all_buckets else largest_of_each_kind(runner))
     arrivals = random_requests(0, 64)
@@ -183,25 +183,23 @@ def run_and_check(
     )
     engine.close()
     times = [outcome.last.times for outcome in outcomes.values() if outcome.last]
-    return Run(sum(t.preemptions for t in times), sum(t.cached for t in times))
+    return RunCounts(sum(t.preemptions for t in times), sum(t.cached for t in times))
 
 
 def test_chunked_cached_overlapped(answers: Answers) -> None:
-    """Prompts of up to 65 tokens under a budget of 32, shared prefixes, arrivals while others
-    decode.
-    """
+    """Prompts have up to 65 tokens and a budget of 32, share prefixes, and arrive meanwhile."""
     done = run_and_check(BASE, answers, all_buckets=True)
     assert done.cached_tokens > 100
     assert done.preemptions == 0
 
 
 def test_several_decodes_as_one(answers: Answers) -> None:
-    """Rows that end by a token, by their length, or not at all among the decodes of a launch."""
+    """Rows end by a token, by their length, or not at all among the decodes of a launch."""
     run_and_check(replace(BASE, decode_steps=3), answers, all_buckets=True)
 
 
 def test_preempted(answers: Answers) -> None:
-    """A pool that one and a half sequences fill."""
+    """The pool has room for one and a half sequences."""
     done = run_and_check(replace(BASE, cache_tokens=128), answers)
     assert done.preemptions > 5
 
@@ -238,7 +236,7 @@ def test_data_parallel_lanes(answers: Answers) -> None:
 
 
 def test_two_page_groups_with_prefix_hits(windowed_answers: Answers) -> None:
-    """A layer that sees 7 tokens, in pages of 4, and one that sees all."""
+    """One layer sees 7 tokens, in pages of 4, and the other one sees all."""
     done = run_and_check(BASE, windowed_answers, spec=WINDOWED)
     assert done.cached_tokens > 100 and done.preemptions == 0
 

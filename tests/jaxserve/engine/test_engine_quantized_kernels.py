@@ -47,7 +47,7 @@ FORM = SCHEMES["int4-g32"]
 
 
 @pytest.fixture
-def tpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def interpreted_tpu_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Interpret the TPU kernel on a CPU, with weights in a TPU's memory order."""
     monkeypatch.setattr(dispatch, "PLATFORMS", {})
     monkeypatch.setattr(declared, "REORDERED", {"cpu"})
@@ -56,7 +56,7 @@ def tpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def interpreted_gpu_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Interpret the GPU kernel on a CPU, with weights side by side as on a GPU."""
     monkeypatch.setattr(dispatch, "PLATFORMS", {})
     monkeypatch.setattr(declared, "SUMMED_LAST", {"cpu"})
@@ -72,7 +72,7 @@ def quantized_params(mesh: Mesh) -> dict:
     found = random_weights(quantized_specs(WIDE, louder, FORM), mesh, seed=1)
     rng = np.random.default_rng(2)
 
-    def vary(leaf: jax.Array | Quantized) -> jax.Array | Quantized:
+    def vary_scales(leaf: jax.Array | Quantized) -> jax.Array | Quantized:
         if not isinstance(leaf, Quantized):
             return leaf
         scales = np.asarray(leaf.scales) * rng.uniform(0.5, 1.5, leaf.scales.shape).astype(
@@ -80,14 +80,14 @@ def quantized_params(mesh: Mesh) -> dict:
         )
         return replace(leaf, scales=jax.device_put(scales, leaf.scales.format))
 
-    return jax.tree.map(vary, found, is_leaf=is_quantized)
+    return jax.tree.map(vary_scales, found, is_leaf=is_quantized)
 
 
 def dequantized(params: dict) -> dict:
     """Dequantize the weights into float32, in numpy."""
     specs = param_specs(WIDE, jnp.dtype(jnp.bfloat16), FORM)
 
-    def widen(path: tuple, leaf: jax.Array | Quantized, spec: object) -> np.ndarray:
+    def dequantize(path: tuple, leaf: jax.Array | Quantized, spec: object) -> np.ndarray:
         if not isinstance(leaf, Quantized):
             return np.asarray(leaf, np.float32)
         assert isinstance(spec, Quantized)
@@ -100,7 +100,7 @@ def dequantized(params: dict) -> dict:
         return (apart * np.expand_dims(scales, at.start + 1)).reshape(numbers.shape)
 
     return jax.tree_util.tree_map_with_path(
-        widen,
+        dequantize,
         params,
         specs,
         is_leaf=lambda leaf: is_quantized(leaf) or isinstance(leaf, declared.ParamSpec),
@@ -111,14 +111,14 @@ def dequantized(params: dict) -> dict:
 @pytest.mark.parametrize(
     "mesh_spec", [pytest.param(MeshSpec(), marks=pytest.mark.slow), MeshSpec(tensor=2)], ids=str
 )
-@pytest.mark.usefixtures("tpu")
+@pytest.mark.usefixtures("interpreted_tpu_kernel")
 def test_tokens_and_logits_of_the_tpu_kernel(mesh_spec: MeshSpec) -> None:
     check_tokens_and_logits("tpu", mesh_spec)
 
 
 @pytest.mark.kernels
 @pytest.mark.slow
-@pytest.mark.usefixtures("gpu")
+@pytest.mark.usefixtures("interpreted_gpu_kernel")
 def test_tokens_and_logits_of_the_gpu_kernel() -> None:
     check_tokens_and_logits("gpu", MeshSpec())
 

@@ -29,7 +29,7 @@ OPTIONS = replace(BASE, page_size=8, attention="tpu")
 
 
 @pytest.fixture(autouse=True)
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def interpreted_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Interpret the kernel on a CPU, where no platform list offers it.
 
     The interpreter compiles while it runs, so compiles are not checked here.

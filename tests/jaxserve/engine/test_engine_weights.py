@@ -40,7 +40,7 @@ PER_CHANNEL = [
 ]
 
 
-def answer(case: str, weights: str, options: EngineOptions, mesh_spec: MeshSpec) -> list[Outcome]:
+def answers(case: str, weights: str, options: EngineOptions, mesh_spec: MeshSpec) -> list[Outcome]:
     """Answer each of the case's two prompts twice for every lane, in turns."""
     mesh = mesh_spec.build(jax.devices())
     checkpoint = HFCheckpoint.open(GOLDEN / case)
@@ -53,9 +53,9 @@ def answer(case: str, weights: str, options: EngineOptions, mesh_spec: MeshSpec)
         [max(b for b in runner.buckets.buckets if b.kind == kind) for kind in ("decode", "prefill")]
     )
     prompts = np.load(GOLDEN / case / "golden.npz")["prompts"].tolist()
-    params_of = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=20)
+    sampling = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=20)
     asked = [
-        Request(id=str(i), prompt=tuple(prompts[i % 2]), params=params_of)
+        Request(id=str(i), prompt=tuple(prompts[i % 2]), params=sampling)
         for i in range(4 * mesh_spec.lanes)
     ]
     found = run(engine, [(0, request) for request in asked])
@@ -64,8 +64,8 @@ def answer(case: str, weights: str, options: EngineOptions, mesh_spec: MeshSpec)
 
 
 @cache
-def alone(case: str, weights: str) -> list[Outcome]:
-    return answer(case, weights, WHOLE, MeshSpec())
+def answers_on_one_device(case: str, weights: str) -> list[Outcome]:
+    return answers(case, weights, WHOLE, MeshSpec())
 
 
 def cases() -> Iterator[ParameterSet]:
@@ -78,15 +78,15 @@ def cases() -> Iterator[ParameterSet]:
 
 @pytest.mark.parametrize(("weights", "mesh"), list(cases()))
 def test_the_same_on_every_mesh(weights: str, mesh: tuple[int, int, int]) -> None:
-    found = answer("llama_gqa", weights, CUT, MeshSpec(*mesh))
-    expected = alone("llama_gqa", weights)
+    found = answers("llama_gqa", weights, CUT, MeshSpec(*mesh))
+    expected = answers_on_one_device("llama_gqa", weights)
     for i, outcome in enumerate(found):
-        same(outcome, expected[i % 2])
+        check_equal_outcomes(outcome, expected[i % 2])
     times = [outcome.last.times for outcome in found if outcome.last]
     assert sum(t.cached for t in times) > 0 and sum(t.preemptions for t in times) > 0
 
 
-def same(one: Outcome, other: Outcome) -> None:
+def check_equal_outcomes(one: Outcome, other: Outcome) -> None:
     """Check for equal tokens and log-probabilities, up to a choice by less than the bound."""
     compared = 0
     for mine, theirs in zip(one.logprobs, other.logprobs, strict=True):

@@ -68,7 +68,7 @@ def cases() -> Iterator[ParameterSet]:
 def test_tokens_and_log_probabilities(family: str, mesh: tuple[int, int, int]) -> None:
     case = FAMILIES[family]
     golden = np.load(GOLDEN / case / "golden.npz")
-    outcomes, runner, spec = answer(case, MeshSpec(*mesh))
+    outcomes, runner, spec = answer_prompts(case, MeshSpec(*mesh))
     for (name, _), outcome in outcomes.items():
         check(outcome, golden, int(name) % 2)
     times = [outcome.last.times for outcome in outcomes.values() if outcome.last]
@@ -80,7 +80,7 @@ def test_tokens_and_log_probabilities(family: str, mesh: tuple[int, int, int]) -
         check_load(runner, spec, golden, outcomes)
 
 
-def answer(
+def answer_prompts(
     case: str, mesh_spec: MeshSpec, weights: str = "auto"
 ) -> tuple[dict[tuple[str, int], Outcome], DeviceRunner, ModelSpec]:
     """Answer both prompts of the case, twice in every lane."""
@@ -96,10 +96,10 @@ def answer(
     )
     golden = np.load(GOLDEN / case / "golden.npz")
     steps = golden["tokens"].shape[1]
-    params_of = SamplingParams(temperature=0, max_tokens=steps, ignore_eos=True, logprobs=20)
+    sampling = SamplingParams(temperature=0, max_tokens=steps, ignore_eos=True, logprobs=20)
     prompts = [tuple(golden["prompts"][i % 2].tolist()) for i in range(4 * mesh_spec.lanes)]
     requests = [
-        Request(id=str(i), prompt=prompt, params=params_of, eos_ids=())
+        Request(id=str(i), prompt=prompt, params=sampling, eos_ids=())
         for i, prompt in enumerate(prompts)
     ]
     outcomes = run(engine, [(0, request) for request in requests])

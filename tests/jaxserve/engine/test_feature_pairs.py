@@ -65,17 +65,18 @@ class Setup:
     def with_options(self, **changes: Any) -> "Setup":
         return replace(self, options=replace(self.options, **changes))
 
-    def drafting(self, drafter: str, speculate: str) -> "Setup":
+    def with_drafter(self, drafter: str, speculate: str) -> "Setup":
         return replace(self.with_options(speculate=speculate, draft_tokens=DRAFTS), drafter=drafter)
 
     @property
-    def meaning(self) -> "Setup":
+    def plain_setup(self) -> "Setup":
+        """Return the setup of the plain engine that must give the same answers."""
         return replace(self, options=replace(ALONE, kv=self.options.kv), mesh=(1, 1, 1), drafter="")
 
 
 FEATURES: dict[str, Callable[[Setup], Setup]] = {
-    "drafts of the host": lambda setup: setup.drafting("host", "ngram"),
-    "draft model": lambda setup: setup.drafting("model", "draft"),
+    "drafts of the host": lambda setup: setup.with_drafter("host", "ngram"),
+    "draft model": lambda setup: setup.with_drafter("model", "draft"),
     "grammar": lambda setup: replace(setup, grammar=True),
     "int8 weights": lambda setup: replace(setup, weights="int8"),
     "int8 pages": lambda setup: setup.with_options(kv="int8"),
@@ -108,10 +109,12 @@ def pairs() -> Iterator[ParameterSet]:
 @pytest.mark.parametrize(("one", "other"), list(pairs()))
 def test_a_pair(one: str, other: str) -> None:
     setup = FEATURES[other](FEATURES[one](Setup(options=replace(ALONE, max_batch=4))))
-    expected = plain(setup.meaning)
+    expected = plain_answers(setup.plain_setup)
     found, engine = answers(setup, expected)
     for name, outcome in found.items():
-        same(outcome, expected[name], BOUNDS[setup.options.kv], exact=setup.options.kv == "auto")
+        check_equal_outcomes(
+            outcome, expected[name], BOUNDS[setup.options.kv], exact=setup.options.kv == "auto"
+        )
     check_features_were_used(setup, found, engine)
 
 
@@ -123,11 +126,11 @@ def test_one_drafter_at_a_time() -> None:
 
 
 @cache
-def plain(meaning: Setup) -> Answers:
-    return answers(meaning, {})[0]
+def plain_answers(plain_setup: Setup) -> Answers:
+    return answers(plain_setup, {})[0]
 
 
-def answers(setup: Setup, said: Answers) -> tuple[Answers, Engine]:
+def answers(setup: Setup, expected: Answers) -> tuple[Answers, Engine]:
     """Answer both golden prompts four times; each request comes while others are running."""
     mesh = MeshSpec(*setup.mesh).build(jax.devices())
     checkpoint = HFCheckpoint.open(GOLDEN)
@@ -135,7 +138,10 @@ def answers(setup: Setup, said: Answers) -> tuple[Answers, Engine]:
     params = load_params(checkpoint, mesh, "float32", weights=setup.weights)
     draft = DraftModel(spec, params) if setup.drafter == "model" else None  # it is the model itself
     config = plan_config(spec, params, mesh, setup.options, draft=draft)
-    proposers: dict[str, Proposer] = {"model": DeviceDrafts(DRAFTS, True), "host": Knowing(said)}
+    proposers: dict[str, Proposer] = {
+        "model": DeviceDrafts(DRAFTS, True),
+        "host": OracleProposer(expected),
+    }
     speculation = Speculation(proposers[setup.drafter], DRAFTS) if setup.drafter else None
     drafter = ModelDrafter(draft, config, mesh) if draft else None
     runner = DeviceRunner(spec, params, config, mesh, drafter)
@@ -154,7 +160,7 @@ def requests(setup: Setup) -> list[Request]:
     structure = Structure.of("json_object", True) if setup.grammar else None
     asked: dict[str, Any] = {"temperature": 0.0, "max_tokens": TOKENS, "structure": structure}
     sampling = SamplingParams(**asked | dict(setup.asked))
-    grammar = Steps() if setup.grammar else None
+    grammar = ModuloGrammar() if setup.grammar else None
     return [
         Request(
             id=str(i), prompt=tuple(prompts[i % 2]), params=sampling, eos_ids=(), grammar=grammar
@@ -163,29 +169,29 @@ def requests(setup: Setup) -> list[Request]:
     ]
 
 
-class Knowing:
-    """Proposer that knows the plain engine's output, and spoils a token now and then."""
+class OracleProposer:
+    """Proposer that drafts the plain engine's output, with a wrong token now and then."""
 
     waits = True
     has_pages = False
 
-    def __init__(self, said: Answers):
-        self._said = said
+    def __init__(self, expected: Answers):
+        self._expected = expected
         self._draw = random.Random(2)
 
     def takes(self, request: Request) -> bool:
         return True
 
     def propose(self, seq: Seq) -> list[int]:
-        known = self._said[seq.request.id, seq.index].tokens[len(seq.tokens) - seq.prompt_len :]
+        known = self._expected[seq.request.id, seq.index].tokens[len(seq.tokens) - seq.prompt_len :]
         return [(token + (self._draw.random() < 0.2)) % VOCAB for token in known[:DRAFTS]]
 
     def forget(self, seq: Seq) -> None:
         pass
 
 
-class Steps:
-    """Grammar, and Matcher of a text: token t may be the nth where (t + n) % 3 > 0.
+class ModuloGrammar:
+    """Grammar and its matcher: token t may be the nth of the text where (t + n) % 3 > 0.
 
     Every fifth token is prescribed, and the 20th is the last.
     """
@@ -195,8 +201,8 @@ class Steps:
     def __init__(self, length: int = 0):
         self._length = length
 
-    def matcher(self) -> "Steps":
-        return Steps()
+    def matcher(self) -> "ModuloGrammar":
+        return ModuloGrammar()
 
     def masks(self, drafted: Sequence[int] = ()) -> list[bytes]:
         found = [self._mask(self._length)]
@@ -236,7 +242,7 @@ class Steps:
         return sum(1 << token for token in self._allowed(n)).to_bytes(VOCAB // 8, "little")
 
 
-def same(one: Outcome, other: Outcome, bound: float, exact: bool) -> None:
+def check_equal_outcomes(one: Outcome, other: Outcome, bound: float, exact: bool) -> None:
     """Check for equal tokens, ends and log-probabilities within the bound.
 
     Unless `exact`, tokens may differ from a choice by less than the bound on.

@@ -84,7 +84,7 @@ def admission(row: int, number: int, groups: int, **changes: Any) -> Admission:
     return admission_of(seq)
 
 
-def arrange(
+def run_arrangement(
     runner: DeviceRunner, order: list[int], rows: list[int], together: int = 1
 ) -> dict[int, list[tuple[int, bytes]]]:
     """Run a prefill and six decodes of these sequences in this order and these rows.
@@ -130,7 +130,7 @@ def record(seen: dict[int, list[tuple[int, bytes]]], order: list[int], output: L
 @pytest.mark.parametrize("decodes", [1, 3])
 def test_a_row_does_not_feel_its_neighbours(runner: DeviceRunner, decodes: int) -> None:
     """Distributions are bit-identical in any subset, order and row of the same bucket."""
-    together = arrange(runner, [0, 1, 2, 3], [0, 1, 2, 3], decodes)
+    together = run_arrangement(runner, [0, 1, 2, 3], [0, 1, 2, 3], decodes)
     assert len({bits for _, bits in together[0]}) > 1, (
         "the model says the same thing whatever happens"
     )
@@ -144,7 +144,7 @@ def test_a_row_does_not_feel_its_neighbours(runner: DeviceRunner, decodes: int) 
         ([1, 3], [2, 0]),
     ]
     for order, rows in arrangements:
-        for sequence, steps in arrange(runner, order, rows, decodes).items():
+        for sequence, steps in run_arrangement(runner, order, rows, decodes).items():
             assert steps == together[sequence], f"sequence {sequence} in order {order}, rows {rows}"
 
 

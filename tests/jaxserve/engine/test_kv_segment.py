@@ -11,7 +11,8 @@ SHAPE = (2, 6, 3, 8)  # L T K H
 
 
 def test_arrays_and_sizes() -> None:
-    keys, scale = np.zeros(SHAPE, np.int8), np.ones(SHAPE[:-1], np.float32)
+    keys = np.zeros(SHAPE, np.int8)
+    scale = np.ones(SHAPE[:-1], np.float32)
     segment = KVSegment(1, 8, keys, keys, scale, scale)
     assert segment.stop == 14 and segment.nbytes == 2 * (2 * 6 * 3) * (8 + 4)
     assert list(segment.arrays) == ["k", "v", "k_scale", "v_scale"]
@@ -21,7 +22,8 @@ def test_arrays_and_sizes() -> None:
     assert latent.stop == 6 and list(latent.arrays) == ["k"] and latent.nbytes == 2 * 6 * 3 * 8 * 2
 
 
-WIDE, NARROW = np.zeros(SHAPE, np.float32), np.zeros(SHAPE, ml_dtypes.float8_e4m3fn)
+WIDE = np.zeros(SHAPE, np.float32)
+NARROW = np.zeros(SHAPE, ml_dtypes.float8_e4m3fn)
 SCALE = np.zeros(SHAPE[:-1], np.float32)
 
 

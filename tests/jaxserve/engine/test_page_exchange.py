@@ -106,8 +106,8 @@ class House:
         return arriving.installed
 
 
-def move(case: str, here: Side, there: Side) -> tuple[House, list[KVSegment]]:
-    """The engine where the prompt has arrived, and what came. Nothing was compiled for it."""
+def transfer_prompt(case: str, here: Side, there: Side) -> tuple[House, list[KVSegment]]:
+    """Return the engine where the prompt has arrived, and its segments; compile nothing for it."""
     one = House(case, here)
     other = House(case, there)
     compiles = one.runner.compiles_after_ready
@@ -121,7 +121,7 @@ def move(case: str, here: Side, there: Side) -> tuple[House, list[KVSegment]]:
 
 
 def cases() -> Iterator[ParameterSet]:
-    """The first of each model by `make test`; what Mistral has, gpt-oss has as well."""
+    """Yield all cases; `make test` runs the first of each model but Mistral."""
     sides = {
         "llama_gqa": [
             (Side((1, 1, 4)), Side((2, 1, 2), page_size=8)),
@@ -149,7 +149,7 @@ def cases() -> Iterator[ParameterSet]:
 
 @pytest.mark.parametrize(("case", "here", "there"), list(cases()))
 def test_tokens_are_those_of_one_engine(case: str, here: Side, there: Side) -> None:
-    other, _ = move(case, here, there)
+    other, _ = transfer_prompt(case, here, there)
     reach = min(24 // here.page_size * here.page_size, 23) // there.page_size * there.page_size
     assert other.engine.transfers.receive(other.prompt).cached == reach > 0
     outcome = other.ask("decode", other.prompt, max_tokens=32, logprobs=20)
@@ -168,7 +168,9 @@ def test_tokens_are_those_of_one_engine(case: str, here: Side, there: Side) -> N
 )
 def test_what_arrives_is_what_was_sent(kv: str) -> None:
     """Pages are equal bit for bit when read again, on four devices with two copies of each head."""
-    other, sent = move("gpt_oss_head_dim", Side(kv=kv), Side((1, 1, 4), page_size=2, kv=kv))
+    other, sent = transfer_prompt(
+        "gpt_oss_head_dim", Side(kv=kv), Side((1, 1, 4), page_size=2, kv=kv)
+    )
     again = other.pieces("again", 0, 2, compute=False)
     for group in (0, 1):
         one, two = ([piece for piece in pieces if piece.group == group] for pieces in (sent, again))
@@ -187,7 +189,7 @@ def test_what_arrives_is_what_was_sent(kv: str) -> None:
 @pytest.mark.parametrize("kv", ["bfloat16", pytest.param("int8", marks=pytest.mark.slow)])
 def test_narrowed_on_the_way(kv: str) -> None:
     """Narrowed pages equal those of an engine with such pages that computes the prompt."""
-    other, _ = move("llama_gqa", Side(), Side(kv=kv, page_size=8))
+    other, _ = transfer_prompt("llama_gqa", Side(), Side(kv=kv, page_size=8))
     alone = House("llama_gqa", Side(kv=kv, page_size=8))
     outcomes = [
         house.ask("decode", house.prompt, max_tokens=4, logprobs=20) for house in (other, alone)
@@ -210,7 +212,7 @@ def test_while_others_run_on_both_sides() -> None:
     staged = (staged for piece in pieces for staged in arriving.stage(piece, timeout=1))
     while other.engine.has_work:
         for event in other.engine.step():
-            outcome.take(event)
+            outcome.add(event)
         if part := next(staged, None):
             arriving.install(part)
         other.engine.scheduler.check_invariants()

@@ -11,7 +11,7 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 
 from sharding.mesh import MeshSpec
-from tests.jaxserve.engine.test_families_on_meshes import answer
+from tests.jaxserve.engine.test_families_on_meshes import answer_prompts
 from tests.jaxserve.engine.tiny import Outcome
 
 BOUND = 3e-4  # of log-probabilities; tokens whose two best are closer may change
@@ -28,7 +28,7 @@ MESHES = ((1, 4, 2), (2, 1, 4), (1, 1, 2))
 
 
 def cases() -> Iterator[ParameterSet]:
-    """One family on all meshes, and each of the others on one; all by `make test-slow`.
+    """Yield one family on all meshes, and each other one on one; all by `make test-slow`.
 
     `make test` has the parts: quantized experts on one device, float ones on meshes.
     """
@@ -40,20 +40,20 @@ def cases() -> Iterator[ParameterSet]:
 
 
 @cache
-def on_one_device(case: str) -> dict[tuple[str, int], Outcome]:
-    return answer(case, MeshSpec(), CASES[case])[0]
+def answers_on_one_device(case: str) -> dict[tuple[str, int], Outcome]:
+    return answer_prompts(case, MeshSpec(), CASES[case])[0]
 
 
 @pytest.mark.parametrize(("case", "mesh"), list(cases()))
 def test_tokens_are_those_of_one_device(case: str, mesh: tuple[int, int, int]) -> None:
-    alone = on_one_device(case)
-    spread, _, _ = answer(case, MeshSpec(*mesh), CASES[case])
+    alone = answers_on_one_device(case)
+    spread, _, _ = answer_prompts(case, MeshSpec(*mesh), CASES[case])
     for (name, _), outcome in spread.items():
         expected = alone[str(int(name) % 2), 0]
-        assert agreeing(outcome, expected) >= len(expected.tokens) / 2
+        assert count_equal_tokens(outcome, expected) >= len(expected.tokens) / 2
 
 
-def agreeing(outcome: Outcome, expected: Outcome) -> int:
+def count_equal_tokens(outcome: Outcome, expected: Outcome) -> int:
     """Count the tokens that are equal, up to a step whose two best are nearly as good.
 
     Log-probabilities are compared as well.

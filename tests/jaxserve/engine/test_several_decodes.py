@@ -26,7 +26,7 @@ def runner():
     engine.close()
 
 
-def start(runner: DeviceRunner, admissions: list[Admission]) -> LaneOutput:
+def run_prompts(runner: DeviceRunner, admissions: list[Admission]) -> LaneOutput:
     """Run the step that computes the prompts."""
     sizes = [len(PROMPTS[row]) for row in ROWS]
     prompts = lane_plan(ROWS, ROWS, sizes, [token for row in ROWS for token in PROMPTS[row]])
@@ -52,13 +52,13 @@ def test_rows_end_by_a_token_by_their_size_or_not_at_all(runner: DeviceRunner) -
     """Decodes after an end leave no trace: later launches go on as if decoded one by one."""
     changes: dict[str, Any] = {"allowed_token_ids": None, "min_tokens": 0}
     plain = [admission(row, row, 1, stop_token_ids=(), **changes) for row in ROWS]
-    start(runner, plain)
+    run_prompts(runner, plain)
     single = [decode(runner, [1, 1, 1], 1) for _ in range(8)]
     expected = [[step.tokens[row][0] for step in single] for row in ROWS]
     end = expected[0][1]
     assert expected[0][0] != end, "choose another seed: row 0 would end at once"
 
-    start(runner, [admission(0, 0, 1, stop_token_ids=(end,), **changes), *plain[1:]])
+    run_prompts(runner, [admission(0, 0, 1, stop_token_ids=(end,), **changes), *plain[1:]])
     first = decode(runner, [4, 2, 4], 4)
     assert first.tokens == [expected[0][:2], expected[1][:2], expected[2][:4]] and all(first.finite)
     second = decode(runner, [0, 4, 3], 4)
@@ -79,7 +79,7 @@ def test_an_end_token_before_min_tokens_does_not_end(runner: DeviceRunner) -> No
     """Only end tokens are allowed, so they come before they may end anything."""
     only = admission(0, 0, 1, stop_token_ids=(0,), allowed_token_ids=(0,), min_tokens=3)
     others = [admission(row, row, 1) for row in ROWS[1:]]
-    start(runner, [only, *others])
+    run_prompts(runner, [only, *others])
     assert decode(runner, [4, 1, 1], 4).tokens[0] == [0, 0, 0], (
         "the prompt's step gave the first, the fourth ends"
     )

@@ -81,7 +81,7 @@ def answers(
     return found, speculation
 
 
-class Drafter:
+class PartlyWrongProposer:
     """Proposer that drafts a plain engine's output with a share of tokens wrong.
 
     The number of drafts changes in every step.
@@ -90,8 +90,8 @@ class Drafter:
     waits = True
     has_pages = False
 
-    def __init__(self, said: Answers, wrong: float) -> None:
-        self._said = said
+    def __init__(self, expected: Answers, wrong: float) -> None:
+        self._expected = expected
         self._wrong = wrong
         self._draw = random.Random(1)
 
@@ -99,7 +99,7 @@ class Drafter:
         return int(request.id) % 4 != 3
 
     def propose(self, seq: Sequence) -> list[int]:
-        known = self._said[seq.request.id, seq.index].tokens[len(seq.tokens) - seq.prompt_len :]
+        known = self._expected[seq.request.id, seq.index].tokens[len(seq.tokens) - seq.prompt_len :]
         drafted = [self._spoilt(token) for token in known] + [0] * DRAFTS
         return drafted[: self._draw.randrange(DRAFTS + 1)]
 
@@ -111,7 +111,7 @@ class Drafter:
 
 
 @pytest.fixture(scope="module")
-def plain() -> Answers:
+def expected_answers() -> Answers:
     return answers(replace(BASE, max_batch=1, prefix_cache=False))[0]
 
 
@@ -133,9 +133,9 @@ def check(found: Answers, expected: Answers) -> None:
     "wrong",
     [pytest.param(0.0, marks=pytest.mark.slow), 0.3, pytest.param(1.0, marks=pytest.mark.slow)],
 )
-def test_any_drafter(wrong: float, plain: Answers) -> None:
-    found, speculation = answers(SPECULATING, proposer=Drafter(plain, wrong))
-    check(found, plain)
+def test_any_drafter(wrong: float, expected_answers: Answers) -> None:
+    found, speculation = answers(SPECULATING, proposer=PartlyWrongProposer(expected_answers, wrong))
+    check(found, expected_answers)
     assert speculation and speculation.drafted > 200
     assert speculation.accepted == 0 if wrong == 1 else speculation.accepted > 100
 
@@ -151,9 +151,11 @@ def test_any_drafter(wrong: float, plain: Answers) -> None:
     ],
     ids=["chunks", "preempted", "1x1x2", "2x1x2"],
 )
-def test_cut_preempted_and_sharded(options: EngineOptions, mesh: MeshSpec, plain: Answers) -> None:
-    found, _ = answers(options, mesh, proposer=Drafter(plain, 0.3))
-    check(found, plain)
+def test_cut_preempted_and_sharded(
+    options: EngineOptions, mesh: MeshSpec, expected_answers: Answers
+) -> None:
+    found, _ = answers(options, mesh, proposer=PartlyWrongProposer(expected_answers, 0.3))
+    check(found, expected_answers)
     preemptions = sum(
         outcome.last.times.preemptions
         for outcome in found.values()
@@ -166,11 +168,11 @@ def test_cut_preempted_and_sharded(options: EngineOptions, mesh: MeshSpec, plain
 @pytest.mark.parametrize("spec", [WINDOWED, EXPERTS, LATENT], ids=["windows", "experts", "latent"])
 def test_other_models(spec: ModelSpec) -> None:
     expected, _ = answers(replace(BASE, max_batch=1, prefix_cache=False), spec=spec)
-    found, _ = answers(SPECULATING, spec=spec, proposer=Drafter(expected, 0.3))
+    found, _ = answers(SPECULATING, spec=spec, proposer=PartlyWrongProposer(expected, 0.3))
     check(found, expected)
 
 
-def test_prompt_lookup(plain: Answers) -> None:
+def test_prompt_lookup(expected_answers: Answers) -> None:
     found, speculation = answers(SPECULATING, proposer=PromptLookup(DRAFTS))
-    check(found, plain)
+    check(found, expected_answers)
     assert speculation and speculation.accepted > 10

@@ -84,10 +84,10 @@ def make_engine(
         windows=windows,
         weights=str(jnp.dtype(dtype)),
     )
-    return engine_of(config, mesh, spec, dtype, speculation, new_drafter)
+    return engine_from_config(config, mesh, spec, dtype, speculation, new_drafter)
 
 
-def engine_of(
+def engine_from_config(
     config: EngineConfig,
     mesh: jax.sharding.Mesh,
     spec: ModelSpec = SPEC,
@@ -101,7 +101,7 @@ def engine_of(
 
 
 def largest_of_each_kind(runner: DeviceRunner) -> list[Bucket]:
-    """Fewer steps to compile where a test is not about the choice of a bucket: any plan fits."""
+    """Return few buckets to compile that hold any plan, for tests that choose no bucket."""
     ordered = sorted(runner.buckets.buckets)
     return list({(bucket.kind, bucket.steps, bucket.drafts): bucket for bucket in ordered}.values())
 
@@ -115,7 +115,7 @@ class Outcome:
         self.prompt_logprobs: list[Logprob] = []
         self.last: TokenEvent | None = None
 
-    def take(self, event: TokenEvent) -> None:
+    def add(self, event: TokenEvent) -> None:
         assert self.last is None, "an event after the end"
         self.tokens += event.tokens
         self.logprobs += event.logprobs or ()
@@ -137,7 +137,7 @@ def run(
         while waiting and waiting[0][0] <= step:
             engine.submit(waiting.pop(0)[1])
         for event in engine.step():
-            outcomes[event.request_id, event.index].take(event)
+            outcomes[event.request_id, event.index].add(event)
         engine.scheduler.check_invariants()
         if not waiting and not engine.has_work:
             return outcomes

@@ -131,7 +131,8 @@ def check_logits(case: str, mesh: Mesh) -> None:
     tokens = golden["tokens"]
     decoder = Decoder(GOLDEN / case, mesh, rows=2, context=64, page_size=8)
     # Two chunks of one size, which one program computes; their border lies inside a page of 8.
-    first, second = prompts[:, :12], prompts[:, 12:]
+    first = prompts[:, :12]
+    second = prompts[:, 12:]
     in_chunks = np.concatenate([decoder(first, 0), decoder(second, 12)], axis=1)
     np.testing.assert_allclose(in_chunks, golden["prompt_logits"], atol=BOUND)
     check_load(decoder, golden, slice(12, prompts.shape[1]))

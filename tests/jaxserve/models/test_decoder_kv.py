@@ -43,7 +43,7 @@ def test_the_grids() -> None:
     assert rounded(np.array([[448.0, 17.5, 0.0]]), "float8_e4m3fn").tolist() == [[448, 18, 0]]
 
 
-class Held:
+class StoredKeysAndValues:
     """Keys and values of one row in the decoder's pages, for the naive decoder to attend to.
 
     Given the numbers before they were rounded, it checks that the pages hold their nearest
@@ -85,15 +85,15 @@ def test_it_is_the_decoder_that_sees_rounded_keys_and_values(case: str, kv: str)
     golden = np.load(GOLDEN / case / "golden.npz")
     tokens = np.concatenate([golden["prompts"], golden["tokens"]], axis=1)
     decoder = Decoder(GOLDEN / case, one_device_mesh(), rows=2, context=64, page_size=8, kv=kv)
-    logits = run(decoder, tokens)
+    logits = run_in_chunks(decoder, tokens)
     weights = jax.tree.map(lambda x: np.asarray(x, np.float64), decoder.params)
     for row in range(2):
-        held = Held(decoder, row, tokens.shape[1])
+        held = StoredKeysAndValues(decoder, row, tokens.shape[1])
         expected = naive.forward(weights, decoder.spec, tokens[row].tolist(), held)
         np.testing.assert_allclose(logits[row], expected, atol=BOUND)
 
 
-def run(decoder: Decoder, tokens: np.ndarray) -> np.ndarray:
+def run_in_chunks(decoder: Decoder, tokens: np.ndarray) -> np.ndarray:
     """Return logits [R, T, V]: of two chunks of one size, then of single tokens."""
     parts = [decoder(tokens[:, :9], 0), decoder(tokens[:, 9:18], 9)]
     return np.concatenate(
@@ -122,7 +122,7 @@ def check_near(case: str, kv: str, decoder: Decoder) -> None:
     expected = np.concatenate([golden["prompt_logits"], golden["decode_logits"]], axis=1)[
         :, : tokens.shape[1]
     ]
-    off = np.sqrt(np.mean((run(decoder, tokens) - expected) ** 2))
+    off = np.sqrt(np.mean((run_in_chunks(decoder, tokens) - expected) ** 2))
     assert 1e-3 < off < OFF[kv]
 
 

@@ -203,7 +203,7 @@ def test_unknown_dtype(folder: Path) -> None:
 
 @pytest.mark.parametrize("case", ["qwen2_window", "qwen3_window"])
 def test_layers_of_qwen_from_max_window_layers_on_have_a_window(case: str) -> None:
-    """Published configs do not tell the kind of every layer, as golden ones do."""
+    """Windows follow from max_window_layers where a config, as published, has no layer_types."""
     config = json.loads((GOLDEN / case / "config.json").read_text())
     kinds = config.pop("layer_types")
     assert set(kinds) == {"full_attention", "sliding_attention"}

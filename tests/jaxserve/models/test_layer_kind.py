@@ -14,12 +14,12 @@ SPEC = ModelSpec("test", 32, 16, 3, 4, 2, 8, 24, 1e-5, 64)
 LATENT = Latent(None, rank=16, head=8, rotated=4, value=8)
 
 
-def groups(*layers: LayerKind) -> tuple[PageGroup, ...]:
+def page_groups(*layers: LayerKind) -> tuple[PageGroup, ...]:
     return replace(SPEC, num_layers=len(layers), layers=layers).page_groups()
 
 
 def test_layers_of_a_window_are_a_group_and_a_long_window_is_none() -> None:
-    assert groups(*windowed([7, None, 64, 7])) == (
+    assert page_groups(*windowed([7, None, 64, 7])) == (
         PageGroup((0, 3), 7, 2, 8),
         PageGroup((1, 2), None, 2, 8),
     )
@@ -29,7 +29,7 @@ def test_layers_of_a_window_are_a_group_and_a_long_window_is_none() -> None:
 def test_layers_that_keep_other_sizes_have_a_group_of_their_own() -> None:
     wide = LayerKind(kv_heads=1, head_dim=16)
     narrow_values = LayerKind(value_dim=4)
-    assert groups(LayerKind(), wide, narrow_values, wide, LayerKind(value_dim=8)) == (
+    assert page_groups(LayerKind(), wide, narrow_values, wide, LayerKind(value_dim=8)) == (
         PageGroup((0, 4), None, 2, 8),
         PageGroup((1, 3), None, 1, 16),
         PageGroup((2,), None, 2, 8, v_dim=4),
@@ -37,7 +37,7 @@ def test_layers_that_keep_other_sizes_have_a_group_of_their_own() -> None:
 
 
 def test_keys_alone_have_no_values_in_their_pages_and_no_shards() -> None:
-    (_, alone) = groups(LayerKind(), LayerKind(kv_heads=1, head_dim=12, value_dim=0))
+    (_, alone) = page_groups(LayerKind(), LayerKind(kv_heads=1, head_dim=12, value_dim=0))
     assert alone == PageGroup((1,), None, 1, 12, value_dim=0)
     layout = alone.layout(16, jnp.dtype(jnp.bfloat16), shards=4)
     assert not layout.keeps_values and layout.kv_heads == 1 and layout.out_dim == 0
@@ -53,7 +53,7 @@ def test_a_latent_layer_keeps_its_vector_and_the_rotated_part_of_the_key() -> No
 
 def test_layers_that_read_the_entries_of_another_one_have_none() -> None:
     sliding = LayerKind(window=7)
-    shared = groups(
+    shared = page_groups(
         LayerKind(), sliding, LayerKind(entries_of=0), LayerKind(window=7, entries_of=1)
     )
     assert shared == (

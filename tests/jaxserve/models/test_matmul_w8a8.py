@@ -36,7 +36,7 @@ TOKENS = 16
 PROMPTS = ["What is 7 plus 5?", "Once upon a time"]
 
 
-def quantized(
+def random_quantized(
     name: str, axes: str, shape: tuple[int, ...], form: QuantScheme, rng: np.random.Generator
 ) -> Quantized:
     weight = rng.normal(0, 0.1, shape).astype(np.float32)
@@ -47,7 +47,9 @@ def quantized(
     )
 
 
-def expected(subscripts: str, x: np.ndarray, weight: Quantized) -> tuple[np.ndarray, np.ndarray]:
+def expected_products(
+    subscripts: str, x: np.ndarray, weight: Quantized
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the rounded rows, their exact products, and the products of their absolute values."""
     form = weight.scheme
     wide = x.astype(np.float32)
@@ -82,12 +84,12 @@ def test_products(
     They differ from those of rounded weights alone.
     """
     rng = np.random.default_rng(5)
-    weight = quantized(name, axes, shape, SCHEMES[weights], rng)
+    weight = random_quantized(name, axes, shape, SCHEMES[weights], rng)
     x = jnp.asarray(
         rng.normal(0, 1, (rows, shape[0])) * 10.0 ** rng.integers(-3, 3, (rows, 1)), dtype
     )
     found = np.asarray(jax.jit(einsum, static_argnums=0)(subscripts, x, weight))
-    exact, terms = expected(subscripts, np.asarray(x), weight)
+    exact, terms = expected_products(subscripts, np.asarray(x), weight)
     assert found.dtype == np.float32 and found.shape == exact.shape
     assert (
         np.abs(found - exact) <= 4e-7 * (np.abs(exact) if weights == "w8a8-int8" else terms)
@@ -100,10 +102,13 @@ def test_products(
 def test_rows_do_not_feel_each_other(weights: str) -> None:
     """A row of zeros gives zeros; a row that is not finite affects no other row."""
     rng = np.random.default_rng(1)
-    weight = quantized("down", "FD", (64, 16), SCHEMES[weights], rng)
+    weight = random_quantized("down", "FD", (64, 16), SCHEMES[weights], rng)
     x = rng.normal(0, 1, (6, 64)).astype(np.float32)
     plain = np.asarray(einsum("TF,FD->TD", jnp.asarray(x), weight))
-    x[1], x[2, 3], x[3, 4], x[4] = 0, np.nan, np.inf, 1e-42
+    x[1] = 0
+    x[2, 3] = np.nan
+    x[3, 4] = np.inf
+    x[4] = 1e-42
     found = np.asarray(einsum("TF,FD->TD", jnp.asarray(x), weight))
     np.testing.assert_array_equal(found[[0, 5]], plain[[0, 5]])
     assert not found[1].any() and not np.isfinite(found[2:4]).any() and np.isfinite(found[4]).all()
@@ -116,7 +121,7 @@ def test_what_is_summed_may_be_split(weights: str) -> None:
     Sums of int8 are the same bit for bit, since shards send integers.
     """
     rng = np.random.default_rng(2)
-    weight = quantized("down", "FD", (256, 48), SCHEMES[weights], rng)
+    weight = random_quantized("down", "FD", (256, 48), SCHEMES[weights], rng)
     x = jnp.asarray(rng.normal(0, 1, (5, 256)), jnp.float32)
     one = np.asarray(jax.jit(einsum, static_argnums=0)("TF,FD->TD", x, weight))
     for tensor in (2, 4):
@@ -172,11 +177,11 @@ def test_logits_on_meshes(weights: str) -> None:
 @pytest.mark.parametrize("weights", W8A8)
 def test_tokens_on_meshes(weights: str) -> None:
     """The bundled model's best two tokens are far enough apart in these answers."""
-    found = [tokens(weights, MeshSpec(*axes)) for axes in ((1, 1, 1), (2, 1, 2))]
+    found = [greedy_tokens(weights, MeshSpec(*axes)) for axes in ((1, 1, 1), (2, 1, 2))]
     assert found[0][0][:8] != found[0][1][:8] and all(each == found[0] for each in found)
 
 
-def tokens(weights: str, axes: MeshSpec) -> list[tuple[int, ...]]:
+def greedy_tokens(weights: str, axes: MeshSpec) -> list[tuple[int, ...]]:
     options = EngineOptions(max_batch=2, step_tokens=64, max_context=128)
     with LLM(BUNDLED, dtype="float32", weights=weights, options=options, mesh=axes) as llm:
         done = llm.generate(PROMPTS, SamplingParams(max_tokens=TOKENS, temperature=0))

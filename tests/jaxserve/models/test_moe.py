@@ -30,7 +30,7 @@ def weights_on(mesh: jax.sharding.Mesh, spec: ModelSpec) -> dict:
     return random_weights(specs, mesh, seed=3)["layers"][0]
 
 
-def dense(
+def naive_mixture(
     mixture: Mixture, weights: dict, x: np.ndarray, live: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the answers, token by token, and how many tokens each expert has answered."""
@@ -70,7 +70,7 @@ def check(mesh_spec: MeshSpec, mixture: Mixture = MIXTURE, skewed: bool = False)
         x = x[:1] + 0.01 * x
     experts = Experts(jnp.asarray(live), spec, mesh, reference)
     out, load = jax.jit(lambda w, x: experts(w, x))(weights, jnp.asarray(x))
-    expected, counts = dense(mixture, weights, x, live)
+    expected, counts = naive_mixture(mixture, weights, x, live)
     np.testing.assert_allclose(out, expected, atol=2e-4 * np.abs(expected).max())
     assert np.asarray(load).sum(0).tolist() == counts.tolist()
 

@@ -377,7 +377,7 @@ MIXTURES_REFUSED = [
 )
 def test_mixtures_that_are_refused(name: str, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message) as caught:
-        spec_of(shipped(name) | fields)
+        spec_of(shipped_config(name) | fields)
     assert "\n" not in str(caught.value)
 
 
@@ -394,13 +394,13 @@ SHIPPED = {  # of what `python -m jaxserve.plan` knows by name: parameters as pu
 }
 
 
-def shipped(name: str) -> dict[str, Any]:
+def shipped_config(name: str) -> dict[str, Any]:
     return json.loads((Path(plan.__file__).parent / "configs" / f"{name}.json").read_text())
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_configs_have_the_published_number_of_parameters(name: str) -> None:
-    config = shipped(name)
+    config = shipped_config(name)
     leaves = jax.tree.leaves(
         param_specs(spec_of(config), jnp.dtype(jnp.bfloat16)), is_leaf=is_param_spec
     )

@@ -44,7 +44,7 @@ WEIGHTS_ALONE = [name for name, form in SCHEMES.items() if not form.activations]
 
 
 @pytest.fixture(scope="session")
-def divisible(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def divisible_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama with a head, whose sums on four devices are multiples of 128 numbers."""
     folder = tmp_path_factory.mktemp("divisible")
     config = json.loads((GOLDEN / "llama_gqa" / "config.json").read_text())
@@ -101,14 +101,16 @@ def load(folder: Path, weights: str = "auto", mesh: Mesh | None = None) -> dict:
     )
 
 
-def stands_for(name: str, weight: Quantized, axes: str) -> np.ndarray:
+def dequantized_weight(name: str, weight: Quantized, axes: str) -> np.ndarray:
     at = contracted(name, axes)
     scales = np.asarray(weight.scales)
     numbers = grouped(np.asarray(weight.values).astype(np.float32), at, scales.shape[at.start])
     return (numbers * np.expand_dims(scales, at.start + 1)).reshape(weight.values.shape)
 
 
-def leaves(params: dict, folder: Path) -> Iterator[tuple[str, jax.Array | Quantized, str]]:
+def named_parameters(
+    params: dict, folder: Path
+) -> Iterator[tuple[str, jax.Array | Quantized, str]]:
     """Yield the name, the parameter and the axes of each parameter."""
     spec = read_spec(HFCheckpoint.open(folder).config)[1]
     specs = jax.tree.leaves(param_specs(spec, jnp.dtype(jnp.float32)), is_leaf=is_param_spec)
@@ -119,22 +121,25 @@ def leaves(params: dict, folder: Path) -> Iterator[tuple[str, jax.Array | Quanti
 
 @pytest.mark.parametrize("weights", [*SCHEMES, "int8+head", "int4-g64+head"])
 def test_numbers_times_scales_are_the_rounded_checkpoint(
-    weights: str, divisible: Path, tmp_path: Path
+    weights: str, divisible_checkpoint: Path, tmp_path: Path
 ) -> None:
     """Weights are equal bit for bit in any memory order, within half a step of the source."""
-    expected = load(rounded_checkpoint(divisible, weights, tmp_path))
-    plain = load(divisible)
-    quantized = load(divisible, weights)
-    whole = leaves(expected, divisible), leaves(plain, divisible)
+    expected = load(rounded_checkpoint(divisible_checkpoint, weights, tmp_path))
+    plain = load(divisible_checkpoint)
+    quantized = load(divisible_checkpoint, weights)
+    whole = (
+        named_parameters(expected, divisible_checkpoint),
+        named_parameters(plain, divisible_checkpoint),
+    )
     kinds = set[str]()
     for (name, weight, axes), (_, rounded, _), (_, exact, _) in zip(
-        leaves(quantized, divisible), *whole, strict=True
+        named_parameters(quantized, divisible_checkpoint), *whole, strict=True
     ):
         if not isinstance(weight, Quantized):
             np.testing.assert_array_equal(weight, exact)
             continue
         kinds.add(name)
-        found = stands_for(name, weight, axes)
+        found = dequantized_weight(name, weight, axes)
         exact = np.asarray(exact)
         np.testing.assert_array_equal(found, rounded)
         step = np.abs(exact).max() / STEPS[weights.removeprefix("w8a8-")[:4].removesuffix("+")]
@@ -145,8 +150,10 @@ def test_numbers_times_scales_are_the_rounded_checkpoint(
 
 
 @pytest.mark.parametrize("weights", slow_but(WEIGHTS_ALONE, ("int8", "fp8", "int4-g128")))
-def test_logits_of_a_quantized_model(weights: str, divisible: Path, tmp_path: Path) -> None:
-    check_logits(divisible, weights, MeshSpec(tensor=4).build(jax.devices()), tmp_path)
+def test_logits_of_a_quantized_model(
+    weights: str, divisible_checkpoint: Path, tmp_path: Path
+) -> None:
+    check_logits(divisible_checkpoint, weights, MeshSpec(tensor=4).build(jax.devices()), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +220,9 @@ def test_products(
     )
     x = jnp.asarray(draw.normal(0, 1, (rows, shape[0])), dtype)
     exact = np.einsum(
-        subscripts, np.asarray(x, np.float64), stands_for(name, held, axes).astype(np.float64)
+        subscripts,
+        np.asarray(x, np.float64),
+        dequantized_weight(name, held, axes).astype(np.float64),
     )
     rounded = form.group and 2 * rows > form.group and dtype == "bfloat16"
     found = jax.jit(einsum, static_argnums=0)(subscripts, x, held)
@@ -223,13 +232,16 @@ def test_products(
 @pytest.mark.parametrize("axes", MESHES)
 @pytest.mark.parametrize("weights", SCHEMES)
 def test_shards_hold_what_one_device_holds(
-    weights: str, axes: tuple[int, int, int], divisible: Path, monkeypatch: pytest.MonkeyPatch
+    weights: str,
+    axes: tuple[int, int, int],
+    divisible_checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Shards are equal bit for bit, in however many parts each was read."""
-    one = load(divisible, weights)
+    one = load(divisible_checkpoint, weights)
     monkeypatch.setattr(quantize, "MAX_NUMBERS", 1000)
     mesh = MeshSpec(*axes).build(jax.devices())
-    spread = load(divisible, weights, mesh)
+    spread = load(divisible_checkpoint, weights, mesh)
     assert spread["layers"][0]["down"].values.sharding.shard_shape((512, 128)) == (
         512 // axes[2],
         128,
@@ -241,11 +253,11 @@ def test_shards_hold_what_one_device_holds(
         )
 
 
-def test_channels_of_zeros_stay_zeros(divisible: Path, tmp_path: Path) -> None:
-    tensors = load_file(divisible / "model.safetensors")
+def test_channels_of_zeros_stay_zeros(divisible_checkpoint: Path, tmp_path: Path) -> None:
+    tensors = load_file(divisible_checkpoint / "model.safetensors")
     tensors["model.layers.0.mlp.down_proj.weight"][3] = 0
     save_file(tensors, tmp_path / "model.safetensors")
-    shutil.copy(divisible / "config.json", tmp_path)
+    shutil.copy(divisible_checkpoint / "config.json", tmp_path)
     down = load(tmp_path, "int8")["layers"][0]["down"]
     assert not np.asarray(down.values)[:, 3].any() and np.asarray(down.scales)[0, 3] == 1
 
@@ -305,8 +317,8 @@ def test_what_cannot_be_quantized(case: str, weights: str, problem: str) -> None
         load(GOLDEN / case, weights)
 
 
-def test_groups_that_shards_would_cut(divisible: Path) -> None:
-    spec = read_spec(HFCheckpoint.open(divisible).config)[1]
+def test_groups_that_shards_would_cut(divisible_checkpoint: Path) -> None:
+    spec = read_spec(HFCheckpoint.open(divisible_checkpoint).config)[1]
     down = param_specs(spec, jnp.dtype(jnp.float32), SCHEMES["int4-g128"])["layers"][0]["down"]
     with pytest.raises(
         ShardingError,

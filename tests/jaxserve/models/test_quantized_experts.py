@@ -23,14 +23,14 @@ from jaxserve.models.spec import ModelSpec
 from pallas_kernels.grouped_matmul import reference
 from sharding.mesh import MeshSpec
 from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh
-from tests.jaxserve.models.test_moe import TOKENS, dense
+from tests.jaxserve.models.test_moe import TOKENS, naive_mixture
 from tests.jaxserve.models.test_quant import (
     STEPS,
     WEIGHTS_ALONE,
-    leaves,
+    dequantized_weight,
     load,
+    named_parameters,
     rounded_rows,
-    stands_for,
 )
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -56,7 +56,7 @@ BY_EXPERT = re.compile(r"\.experts\.(gate_up|down)_proj$")  # [E, inputs, output
 
 
 @pytest.fixture(scope="session")
-def wide(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def wide_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Random checkpoints of four families."""
     found = dict[str, Path]()
     draw = np.random.default_rng(3)
@@ -103,25 +103,25 @@ def rounded_checkpoint(folder: Path, weights: str, target: Path) -> Path:
 @pytest.mark.parametrize("weights", WEIGHTS_ALONE)
 @pytest.mark.parametrize("case", WIDE)
 def test_numbers_times_scales_are_the_rounded_checkpoint(
-    case: str, weights: str, wide: dict[str, Path], tmp_path: Path
+    case: str, weights: str, wide_checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
     """Weights are equal bit for bit, and within half a step of the source."""
-    folder = wide[case]
+    folder = wide_checkpoints[case]
     plain = load(folder)
     quantized = load(folder, weights)
     whole = (
-        leaves(load(rounded_checkpoint(folder, weights, tmp_path)), folder),
-        leaves(plain, folder),
+        named_parameters(load(rounded_checkpoint(folder, weights, tmp_path)), folder),
+        named_parameters(plain, folder),
     )
     kinds = set[str]()
     for (name, weight, axes), (_, rounded, _), (_, exact, _) in zip(
-        leaves(quantized, folder), *whole, strict=True
+        named_parameters(quantized, folder), *whole, strict=True
     ):
         if not isinstance(weight, Quantized):
             np.testing.assert_array_equal(weight, exact)
             continue
         kinds.add(name)
-        found = stands_for(name, weight, axes)
+        found = dequantized_weight(name, weight, axes)
         exact = np.asarray(exact)
         np.testing.assert_array_equal(found, rounded)
         assert (
@@ -144,8 +144,8 @@ def test_numbers_times_scales_are_the_rounded_checkpoint(
         pytest.param("gpt_oss_head_dim", "int4-g128", marks=pytest.mark.slow),
     ],
 )
-def test_logits(case: str, weights: str, wide: dict[str, Path], tmp_path: Path) -> None:
-    check_logits(wide[case], weights, tmp_path)
+def test_logits(case: str, weights: str, wide_checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    check_logits(wide_checkpoints[case], weights, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -187,13 +187,13 @@ def test_shards_hold_what_one_device_holds(
     case: str,
     weights: str,
     axes: tuple[int, int, int],
-    wide: dict[str, Path],
+    wide_checkpoints: dict[str, Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Shards are equal bit for bit, in however many parts each was read."""
-    one = load(wide[case], weights)
+    one = load(wide_checkpoints[case], weights)
     monkeypatch.setattr(quantize, "MAX_NUMBERS", 5000)
-    spread = load(wide[case], weights, MeshSpec(*axes).build(jax.devices()))
+    spread = load(wide_checkpoints[case], weights, MeshSpec(*axes).build(jax.devices()))
     down = spread["layers"][1]["experts"]["down"].values
     assert down.sharding.shard_shape(down.shape) == (8 // axes[1], 256 // axes[2], 128)
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(spread), strict=True):
@@ -204,7 +204,7 @@ def test_shards_hold_what_one_device_holds(
 
 
 def test_a_piece_is_of_one_expert_before_it_is_a_part_of_one(
-    wide: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    wide_checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reads are cut between experts first: each has its own tensors, read once for a part."""
     asked = tuple(map(range, (8, 2, 128, 256)))
@@ -249,7 +249,7 @@ def quantized_layer(weights: str, mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
             jax.device_put(scales, param.scales.sharding(mesh)),
             form,
         )
-        return held, stands_for(name, held, axes)
+        return held, dequantized_weight(name, held, axes)
 
     held = dict(declared)
     exact = dict(declared)
@@ -297,5 +297,5 @@ def test_every_token_gets_its_experts_answers(weights: str, axes: tuple[int, int
     out, _ = jax.jit(lambda w, x: Experts(jnp.asarray(live), SPEC, mesh, reference)(w, x))(
         held, jnp.asarray(x)
     )
-    expected, _ = dense(MIXTURE, exact, x, live)
+    expected, _ = naive_mixture(MIXTURE, exact, x, live)
     np.testing.assert_allclose(out, expected, atol=2e-4 * np.abs(expected).max())

@@ -243,7 +243,7 @@ def test_links_that_are_none_are_one_line(link: str, capsys: pytest.CaptureFixtu
         main((*FLAGS, "h200", f"--link={link}"))
     err = capsys.readouterr().err
     assert ended.value.code == 2 and err.startswith(
-        f"error: argument --link: '{link}' is not a number above 0"
+        f"error: argument --link: '{link}' is not a finite number above 0"
     )
     assert err.count("\n") == 1
 
@@ -253,6 +253,7 @@ def test_links_that_are_none_are_one_line(link: str, capsys: pytest.CaptureFixtu
     [
         (("cpu",), "--link needs the speed of cpu, which is not published"),
         (("h200", "--suggest"), "--suggest has no use for --link (leave --link out)"),
+        (("h200", "--suggest=0"), "--suggest has no use for --link (leave --link out)"),
         (("h200", "--deterministic"), "--deterministic is given; pages of another engine"),
         (("h200", "--no-prefix-cache"), "--no-prefix-cache is given; pages of another engine"),
     ],

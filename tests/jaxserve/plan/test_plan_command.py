@@ -189,17 +189,22 @@ def test_bad_input_is_one_line(
 
 
 @pytest.mark.parametrize(
-    ("flag", "value"), [("--data", "0"), ("--expert", "-1"), ("--tensor", "x"), ("--price", "-1")]
+    ("flag", "value", "expected"),
+    [
+        ("--data", "0", "a whole number from 1 to 2147483647"),
+        ("--expert", "-1", "a whole number from 1 to 2147483647"),
+        ("--tensor", "x", "a whole number from 1 to 2147483647"),
+        ("--price", "-1", "a finite number above 0"),
+    ],
 )
 def test_numbers_that_are_none_are_one_line(
-    flag: str, value: str, capsys: pytest.CaptureFixture[str]
+    flag: str, value: str, expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         main(("--model", "llama3.1-8b", *COUNT, "h200", flag, value))
     err = capsys.readouterr().err
-    assert ended.value.code == 2 and err.startswith(
-        f"error: argument {flag}: '{value}' is not a number"
-    )
+    assert ended.value.code == 2
+    assert err.startswith(f"error: argument {flag}: '{value}' is not {expected}")
     assert err.count("\n") == 1
 
 

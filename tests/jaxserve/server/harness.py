@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from argparse import Namespace
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -44,6 +45,7 @@ TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 MODEL = ModelCard(
     "fake", "Fake", 0, "int32", ByteTokenizer.vocab_size, 512, ByteTokenizer.eos_ids, True
 )
+SIZES = {"max_context": 512, "num_pages": 512, "step_tokens": 64}  # by default
 ENGINE = EngineCard({"jaxserve": "0"}, {"data": 1}, "fake", [], 4, 16, 4, 2048)
 
 
@@ -101,6 +103,14 @@ class Running:
     @property
     def admin(self) -> AdminServiceStub:
         return AdminServiceStub(self.channel)
+
+    def fail(self, error: BaseException) -> None:
+        """Note a failure of the engine or of a listener, and end all requests."""
+        self.failures.append(error)
+        if self.failed:
+            return self.failed(error)
+        self.readiness.set_failed()
+        self.service.fail_all(RestartingError("the engine has failed"))
 
     def open(self) -> None:
         """Become ready."""
@@ -180,42 +190,27 @@ async def running(
     drafts. new_metrics: of the process. config: of the engine (see `config_of`).
     """
     limits = limits or Limits()
-    sizes = {
-        "max_context": 512,
-        "num_pages": 512,
-        "step_tokens": 64,
-        "page_exchange": handshake is not None,
-    }
-    configured = config_of(**sizes | config)
+    configured = config_of(**SIZES | {"page_exchange": handshake is not None} | config)
     engine, runner = new_engine(configured, proposer, seconds)
     prompts = new_prompts(folder, engine, configured, limits)
 
-    def role_with_endpoints(readiness: Readiness, registry: CollectorRegistry) -> Role:
-        role = new_role(readiness)
-        role.endpoints = (*endpoints(readiness), *role.endpoints)
-        return role
-
     def failed(error: BaseException) -> None:
-        found.failures.append(error)
-        if found.failed:
-            return found.failed(error)
-        process.readiness.set_failed()
-        service.fail_all(RestartingError("the engine has failed"))
+        server.fail(error)
 
-    process = ServerProcess(limits, tokens, role_with_endpoints, new_metrics=new_metrics)
+    role = role_with(new_role, endpoints)
+    process = ServerProcess(limits, tokens, role, new_metrics=new_metrics)
     service, thread = process.connect(engine, prompts, configured, observers, on_failure=failed)
     model = replace(MODEL, embedding_dimensions=2 if configured.embeds else 0)
     state = ServingState(service, thread, model, ENGINE, lambda: 0, handshake=handshake)
-    http_flags = ["--http-port", "0"] if http else ["--no-http"]
-    args = parser().parse_args(["--model", "x", "--port", "0", *http_flags])
-    await process.listeners.start(args, lambda: found.drain(), failed)
+    flags = flags_of(http)
+    await process.listeners.start(flags, lambda: server.drain(), failed)
     address = f"127.0.0.1:{process.listeners.ports['gRPC']}"
     try:
         async with aio.insecure_channel(address) as channel:
-            found = Running(process, service, engine, runner, channel, state)
+            server = Running(process, service, engine, runner, channel, state)
             if opened:
-                found.open()
-            yield found
+                server.open()
+            yield server
     finally:
         await process.listeners.stop(0)
         await process.role.close()
@@ -223,3 +218,23 @@ async def running(
         service.close()
         prompts.chat.close()
         prompts.grammars.close()
+
+
+def role_with(
+    new_role: Callable[[Readiness], Role],
+    endpoints: Callable[[Readiness], tuple[GrpcEndpoint, ...]],
+) -> Callable[[Readiness, CollectorRegistry], Role]:
+    """Return the maker of a role that serves these endpoints in addition to its own."""
+
+    def make(readiness: Readiness, registry: CollectorRegistry) -> Role:
+        role = new_role(readiness)
+        role.endpoints = (*endpoints(readiness), *role.endpoints)
+        return role
+
+    return make
+
+
+def flags_of(http: bool) -> Namespace:
+    """Return the flags of a server that listens on free ports."""
+    http_flags = ["--http-port", "0"] if http else ["--no-http"]
+    return parser().parse_args(["--model", "x", "--port", "0", *http_flags])

@@ -32,7 +32,7 @@ OPTIONS = (
 )
 
 
-def piece_of(
+def random_segment(
     tokens: int = 4,
     start: int = 0,
     *,
@@ -45,7 +45,8 @@ def piece_of(
     seed: int = 0,
 ) -> KVSegment:
     """Return a segment of random bits, NaN and infinities among them."""
-    rng, shape = np.random.default_rng(seed), (layers, tokens, heads, width)
+    rng = np.random.default_rng(seed)
+    shape = (layers, tokens, heads, width)
     number = np.dtype(getattr(ml_dtypes, dtype, dtype))
 
     def bits(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -53,7 +54,8 @@ def piece_of(
             256, size=(*shape[:-1], shape[-1] * dtype.itemsize), dtype=np.uint8
         ).view(dtype)
 
-    scaled, single = number.itemsize == 1, np.dtype(np.float32)
+    scaled = number.itemsize == 1
+    single = np.dtype(np.float32)
     return KVSegment(
         group,
         start,
@@ -64,12 +66,12 @@ def piece_of(
     )
 
 
-def large(nbytes: int, start: int = 0) -> KVSegment:
+def large_segment(nbytes: int, start: int = 0) -> KVSegment:
     """Return a segment of this size: one layer of one token."""
     return KVSegment(0, start, k=np.full((1, 1, 1, nbytes // 4), start, np.float32), v=None)
 
 
-def same(a: KVSegment, b: KVSegment) -> bool:
+def equal_segments(a: KVSegment, b: KVSegment) -> bool:
     """Return whether two segments are equal bit for bit."""
     arrays = a.arrays.keys() == b.arrays.keys() and all(
         (x.dtype, x.shape, x.tobytes()) == (y.dtype, y.shape, y.tobytes())
@@ -79,7 +81,7 @@ def same(a: KVSegment, b: KVSegment) -> bool:
 
 
 PIECES = [
-    piece_of(
+    random_segment(
         64 * (i + 1), 64 * i * (i + 1) // 2, group=i % 2, dtype=dtype, latent=i % 3 == 2, seed=i
     )
     for i, dtype in enumerate(DTYPES * 2)
@@ -87,13 +89,14 @@ PIECES = [
 
 
 def now() -> float:
+    """Return the time by the event loop's clock, in seconds."""
     return asyncio.get_running_loop().time()
 
 
-async def nothing(number: int) -> None: ...
+async def do_nothing(number: int) -> None: ...
 
 
-def asking_for(token_ids: tuple[int, ...]) -> PrefillPrompt:
+def prompt_of(token_ids: tuple[int, ...]) -> PrefillPrompt:
     return PrefillPrompt(token_ids=token_ids, page_size=4)
 
 
@@ -107,7 +110,7 @@ class FakeSource:
     given: Sequence[KVSegment] = ()
     handshake: Handshake = field(default_factory=lambda: HANDSHAKE)
     waiting_tokens: int = 0
-    before: Callable[[int], Awaitable[None]] = nothing
+    before: Callable[[int], Awaitable[None]] = do_nothing
     open: int = 0
     prompts: list[PrefillPrompt] = field(default_factory=list)
 
@@ -136,7 +139,7 @@ class Servers:
     budget: ByteBudget
     client: PrefillClient
 
-    def asking(self, channel: aio.Channel, metadata: Metadata = ()) -> PrefillClient:
+    def client_over(self, channel: aio.Channel, metadata: Metadata = ()) -> PrefillClient:
         """Return a client like `client` over another channel."""
         return client_of(channel, self.budget, metadata)
 
@@ -145,7 +148,7 @@ class Servers:
     ) -> list[KVSegment]:
         return await fetch_all(self.client, seconds, prompt)
 
-    async def at_rest(self, seconds: float = 60.0) -> None:
+    async def wait_until_idle(self, seconds: float = 60.0) -> None:
         """Wait until nothing is held or computed any more."""
         until = time.monotonic() + seconds
         while self.offers.budget.held or self.budget.held or self.source.open:
@@ -164,9 +167,7 @@ class Servers:
 async def fetch_all(
     client: PrefillClient, seconds: float = 10.0, prompt: PrefillPrompt | None = None
 ) -> list[KVSegment]:
-    async with aclosing(
-        client.segments(prompt or asking_for((1, 2, 3)), now() + seconds)
-    ) as pieces:
+    async with aclosing(client.segments(prompt or prompt_of((1, 2, 3)), now() + seconds)) as pieces:
         return [piece async for piece in pieces]
 
 
@@ -185,12 +186,14 @@ async def servers(
     seconds: float = 10.0,
     handshake: Handshake = HANDSHAKE,
 ) -> AsyncIterator[Servers]:
-    """Both halves, and a channel between them.
+    """Yield a server that computes prompts, one that asks it, and the channel between them.
 
     buffer, room: bytes that the sender and the receiver may hold. seconds: that a piece is on
     offer. handshake: the sender's.
     """
-    source, offers, budget = FakeSource(given, handshake), OfferStore(buffer), ByteBudget(room)
+    source = FakeSource(given, handshake)
+    offers = OfferStore(buffer)
+    budget = ByteBudget(room)
     server = aio.server(options=[("grpc.so_reuseport", 0)])
     rpc.add_PrefillServiceServicer_to_server(PrefillServicer(source, offers, seconds), server)
     TransferServicer(offers).add_to(server)
@@ -219,7 +222,7 @@ class Proxy:
     target: int
     port: int = 0
     frozen: asyncio.Event = field(default_factory=asyncio.Event)
-    came: int = 0  # bytes from the server
+    received_bytes: int = 0  # bytes from the server
     limits: Callable[[], float] = lambda: float(
         "inf"
     )  # bytes of a connection, from the server, after which it is cut
@@ -249,7 +252,7 @@ class Proxy:
                 if self.frozen.is_set():
                     await asyncio.Event().wait()
                 limit -= len(data)
-                self.came += len(data) * counted
+                self.received_bytes += len(data) * counted
                 if limit < 0:
                     break
                 writer.write(data)

@@ -1,7 +1,9 @@
-"""A server of its own process, to be killed: python -m tests.jaxserve.cluster.transfer.peer WHAT
+"""A server in a process of its own, which a test kills.
 
-sender: of three large pieces; it says its port in a line.
-receiver PORT: holds the first piece that it gets, and says "piece".
+    python -m tests.jaxserve.cluster.transfer.peer sender | receiver PORT
+
+sender: offers three large pieces, and prints its port in a line.
+receiver PORT: holds the first piece that it gets, and prints "piece".
 Both of them stay.
 """
 
@@ -12,11 +14,18 @@ from contextlib import aclosing
 from grpc import aio
 
 from jaxserve.cluster.transfer.byte_budget import ByteBudget
-from tests.jaxserve.cluster.transfer.harness import MEBI, asking_for, client_of, large, now, servers
+from tests.jaxserve.cluster.transfer.harness import (
+    MEBI,
+    client_of,
+    large_segment,
+    now,
+    prompt_of,
+    servers,
+)
 
 
 async def send() -> None:
-    async with servers(*[large(40 * MEBI)] * 3, buffer=200 * MEBI) as s:
+    async with servers(*[large_segment(40 * MEBI)] * 3, buffer=200 * MEBI) as s:
         print(s.port, flush=True)
         await asyncio.Event().wait()
 
@@ -24,7 +33,7 @@ async def send() -> None:
 async def receive(port: int) -> None:
     async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         client = client_of(channel, ByteBudget(400 * MEBI))
-        async with aclosing(client.segments(asking_for((1,)), now() + 60)) as pieces:
+        async with aclosing(client.segments(prompt_of((1,)), now() + 60)) as pieces:
             async for _ in pieces:
                 print("piece", flush=True)
                 await asyncio.Event().wait()

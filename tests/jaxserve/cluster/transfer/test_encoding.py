@@ -19,7 +19,12 @@ from jaxserve.cluster.transfer.encoding import (
 from jaxserve.cluster.transfer.ticket import Ticket, TransferError
 from jaxserve.cluster.v1 import prefill_pb2 as pb
 from jaxserve.engine.kv_segment import KVSegment
-from tests.jaxserve.cluster.transfer.harness import DTYPES, large, piece_of, same
+from tests.jaxserve.cluster.transfer.harness import (
+    DTYPES,
+    equal_segments,
+    large_segment,
+    random_segment,
+)
 
 KEY = b"k" * 16
 
@@ -37,8 +42,8 @@ def rebuilt(piece: KVSegment, cut: int = CHUNK) -> KVSegment:
 @pytest.mark.parametrize("latent", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_kind_of_piece(dtype: str, latent: bool) -> None:
-    piece = piece_of(5, 32, group=1, dtype=dtype, latent=latent, heads=1 if latent else 3)
-    assert same(rebuilt(piece), piece)
+    piece = random_segment(5, 32, group=1, dtype=dtype, latent=latent, heads=1 if latent else 3)
+    assert equal_segments(rebuilt(piece), piece)
 
 
 @given(
@@ -53,17 +58,17 @@ def test_every_kind_of_piece(dtype: str, latent: bool) -> None:
     cut=st.integers(1, 64),
 )
 def test_any_piece(cut: int, **sizes: int) -> None:
-    piece = piece_of(**sizes)  # type: ignore[arg-type]
-    assert same(rebuilt(piece, cut), piece)
+    piece = random_segment(**sizes)  # type: ignore[arg-type]
+    assert equal_segments(rebuilt(piece, cut), piece)
 
 
 def test_a_message_is_at_most_one_mebibyte_long() -> None:
-    sizes = [len(data) for data in chunks(large(5 * CHUNK // 2))]
+    sizes = [len(data) for data in chunks(large_segment(5 * CHUNK // 2))]
     assert sizes == [CHUNK, CHUNK, CHUNK // 2]
 
 
 def test_chunks_are_views_of_the_piece() -> None:
-    piece = large(4 * CHUNK)
+    piece = large_segment(4 * CHUNK)
     assert all(np.shares_memory(np.frombuffer(data, np.uint8), piece.k) for data in chunks(piece))
 
 
@@ -103,7 +108,7 @@ def test_messages_that_are_cut_off_or_go_on() -> None:
 
 @pytest.mark.parametrize("count", [0, 1151, 1153])
 def test_bytes_that_are_too_few_or_too_many(count: int) -> None:
-    buffer = SegmentBuffer(Ticket.of(KEY, piece_of(4)))
+    buffer = SegmentBuffer(Ticket.of(KEY, random_segment(4)))
     with pytest.raises(TransferError, match=f"^{count} bytes came of a piece of 1152$") as caught:
         buffer.fill(bytes(count))
         buffer.segment()
@@ -125,7 +130,7 @@ def test_arrays_that_no_piece_has(array: pb.Array) -> None:
 
 
 def test_arrays_that_contradict_each_other() -> None:
-    ticket = Ticket.of(KEY, piece_of(4, dtype="int8"))
+    ticket = Ticket.of(KEY, random_segment(4, dtype="int8"))
     for arrays in (
         ticket.arrays[1:],
         ticket.arrays[:2],

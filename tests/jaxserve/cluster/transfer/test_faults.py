@@ -26,19 +26,19 @@ from tests.jaxserve.cluster.transfer.harness import (
     OPTIONS,
     Proxy,
     Servers,
-    asking_for,
+    do_nothing,
+    equal_segments,
     fetch_all,
-    large,
-    nothing,
+    large_segment,
     now,
-    piece_of,
+    prompt_of,
+    random_segment,
     refusal,
-    same,
     servers,
 )
 
 
-async def for_ever(number: int) -> None:
+async def wait_forever(number: int) -> None:
     await asyncio.Event().wait()
 
 
@@ -58,7 +58,7 @@ async def behind_a_proxy(s: Servers) -> AsyncIterator[tuple[Proxy, PrefillClient
         Proxy.before(s.port) as proxy,
         aio.insecure_channel(f"127.0.0.1:{proxy.port}", OPTIONS) as channel,
     ):
-        yield proxy, s.asking(channel)
+        yield proxy, s.client_over(channel)
 
 
 # ---- somebody stalls
@@ -66,12 +66,12 @@ async def behind_a_proxy(s: Servers) -> AsyncIterator[tuple[Proxy, PrefillClient
 
 def test_an_engine_that_stalls() -> None:
     async def main() -> None:
-        async with servers(piece_of()) as s:
-            s.source.before = for_ever
+        async with servers(random_segment()) as s:
+            s.source.before = wait_forever
             began = time.monotonic()
             error = await refusal(s.fetch_all(0.2))
             assert error.code == "DEADLINE_EXCEEDED" and time.monotonic() - began < 5
-            await s.at_rest()
+            await s.wait_until_idle()
 
     asyncio.run(main())
 
@@ -82,19 +82,19 @@ def test_a_network_that_stalls(begun: bool) -> None:
 
     async def main() -> None:
         async with (
-            servers(piece_of(), large(40 * MEBI), seconds=1.5) as s,
+            servers(random_segment(), large_segment(40 * MEBI), seconds=1.5) as s,
             behind_a_proxy(s) as (proxy, client),
         ):
-            async with aclosing(client.segments(asking_for((1,)), now() + 1.5)) as pieces:
+            async with aclosing(client.segments(prompt_of((1,)), now() + 1.5)) as pieces:
                 await anext(pieces)
                 second = asyncio.create_task(anext(pieces))
-                while begun and proxy.came < 10 * MEBI:
+                while begun and proxy.received_bytes < 10 * MEBI:
                     await asyncio.sleep(0)
                 proxy.frozen.set()
                 began = time.monotonic()
                 assert (await refusal(second)).code == "DEADLINE_EXCEEDED"
             assert time.monotonic() - began < 5
-            await s.at_rest()
+            await s.wait_until_idle()
 
     asyncio.run(main())
 
@@ -102,9 +102,7 @@ def test_a_network_that_stalls(begun: bool) -> None:
 def test_a_receiver_that_stops_reading_is_held_back_and_then_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The sender has sent no more than connections buffer, and its memory is free after the
-    deadline.
-    """
+    """The sender sends what connections buffer, and its memory is free after the deadline."""
     sent = [0]
 
     def counted(piece: KVSegment) -> Iterator[memoryview]:
@@ -115,13 +113,13 @@ def test_a_receiver_that_stops_reading_is_held_back_and_then_dropped(
     monkeypatch.setattr(fetching, "chunks", counted)
 
     async def main() -> None:
-        async with servers(large(40 * MEBI), seconds=2.0) as s:
+        async with servers(large_segment(40 * MEBI), seconds=2.0) as s:
             offers = prefill(s)
             stalled = fetch(s, (await offers.read()).ticket)
             assert len((await stalled.read()).data) == MEBI
             await asyncio.sleep(0.3)
             assert sent[0] < 16 * MEBI and s.offers.budget.held == 40 * MEBI
-            await s.at_rest()
+            await s.wait_until_idle()
             assert s.offers.counts == Counts(offered=1, broken=1)
             with pytest.raises(aio.AioRpcError) as caught:
                 await offers.read()
@@ -138,13 +136,13 @@ def test_a_piece_that_was_dropped_is_in_memory_no_more() -> None:
 
     async def main() -> None:
         async with servers(seconds=0.3) as s:
-            s.source.given = [large(40 * MEBI)]
+            s.source.given = [large_segment(40 * MEBI)]
             piece = weakref.ref(s.source.given[0].k)
             offers = prefill(s)
             stalled = fetch(s, (await offers.read()).ticket)
             s.source.given = ()
             await stalled.read()
-            await s.at_rest()
+            await s.wait_until_idle()
             assert s.offers.counts == Counts(offered=1, broken=1) and piece() is None
             stalled.cancel()
             offers.cancel()
@@ -156,7 +154,9 @@ def test_a_receiver_that_fetches_nothing() -> None:
     """Later pieces wait for room, the first one's time passes, and the prompt is given up."""
 
     async def main() -> None:
-        async with servers(large(600), large(600), large(600), buffer=1000, seconds=0.2) as s:
+        async with servers(
+            large_segment(600), large_segment(600), large_segment(600), buffer=1000, seconds=0.2
+        ) as s:
             offers = prefill(s)
             first = await offers.read()
             with pytest.raises(aio.AioRpcError) as caught:
@@ -166,7 +166,7 @@ def test_a_receiver_that_fetches_nothing() -> None:
                 "whichever comes first"
             )
             assert "--transfer-" in (caught.value.details() or "")
-            await s.at_rest()
+            await s.wait_until_idle()
             with pytest.raises(aio.AioRpcError) as caught:
                 await fetch(s, first.ticket).read()
             assert caught.value.code().name == "NOT_FOUND"
@@ -177,10 +177,10 @@ def test_a_receiver_that_fetches_nothing() -> None:
 
 def test_a_receiver_that_does_not_read_its_offers() -> None:
     async def main() -> None:
-        async with servers(*[large(4)] * 3000, seconds=0.3) as s:
+        async with servers(*[large_segment(4)] * 3000, seconds=0.3) as s:
             offers = prefill(s)
             await offers.read()
-            await s.at_rest()
+            await s.wait_until_idle()
             assert s.offers.counts.fetched == 0 < s.offers.counts.expired
             offers.cancel()
 
@@ -192,17 +192,20 @@ def test_a_receiver_that_does_not_read_its_offers() -> None:
 
 def test_a_network_that_breaks() -> None:
     async def main() -> None:
-        async with servers(piece_of(), large(40 * MEBI)) as s, behind_a_proxy(s) as (proxy, client):
-            async with aclosing(client.segments(asking_for((1,)), now() + 10)) as pieces:
+        async with (
+            servers(random_segment(), large_segment(40 * MEBI)) as s,
+            behind_a_proxy(s) as (proxy, client),
+        ):
+            async with aclosing(client.segments(prompt_of((1,)), now() + 10)) as pieces:
                 await anext(pieces)
                 second = asyncio.create_task(anext(pieces))
-                while proxy.came < 10 * MEBI:
+                while proxy.received_bytes < 10 * MEBI:
                     await asyncio.sleep(0)
                 proxy.cut()
                 assert (await refusal(second)).code == "UNAVAILABLE"
-            await s.at_rest()
+            await s.wait_until_idle()
             assert s.offers.counts == Counts(
-                offered=2, fetched=1, broken=1, bytes=piece_of().nbytes
+                offered=2, fetched=1, broken=1, bytes=random_segment().nbytes
             )
             assert len(await fetch_all(client)) == 2, "the next prompt finds its way again"
 
@@ -211,32 +214,33 @@ def test_a_network_that_breaks() -> None:
 
 def test_a_server_that_ends() -> None:
     async def main() -> None:
-        async with servers(piece_of(), piece_of()) as s:
-            async with aclosing(s.client.segments(asking_for((1,)), now() + 10)) as pieces:
+        async with servers(random_segment(), random_segment()) as s:
+            async with aclosing(s.client.segments(prompt_of((1,)), now() + 10)) as pieces:
                 await anext(pieces)
                 await s.server.stop(0)
                 assert (await refusal(anext(pieces))).code == "UNAVAILABLE"
             assert (await refusal(s.fetch_all())).code == "UNAVAILABLE"
-            await s.at_rest()
+            await s.wait_until_idle()
 
     asyncio.run(main())
 
 
 def test_a_channel_that_is_closed() -> None:
-    """Its owner closes it when the server is removed: waiting tasks get an error and are not
-    cancelled.
+    """Tasks that wait get an error and are not cancelled.
+
+    The owner closes a channel when its server is removed.
     """
 
     async def main() -> None:
-        async with servers(piece_of()) as s:
-            s.source.before = for_ever
+        async with servers(random_segment()) as s:
+            s.source.before = wait_forever
             channel = aio.insecure_channel(f"127.0.0.1:{s.port}", OPTIONS)
-            waiting = asyncio.create_task(fetch_all(s.asking(channel)))
+            waiting = asyncio.create_task(fetch_all(s.client_over(channel)))
             while not s.source.open:
                 await asyncio.sleep(0.001)
             await channel.close()
             assert (await refusal(waiting)).code == "CANCELLED"
-            await s.at_rest()
+            await s.wait_until_idle()
 
     asyncio.run(main())
 
@@ -245,7 +249,7 @@ Stage = Callable[[Servers, "asyncio.Task[None]"], Awaitable[None]]
 
 
 async def before_the_first(s: Servers, work: "asyncio.Task[None]") -> None:
-    s.source.before = for_ever
+    s.source.before = wait_forever
     while not s.source.open:
         await asyncio.sleep(0)
 
@@ -288,10 +292,10 @@ STAGES = (
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_cancelled_request_gives_everything_up_at_once(stage: Stage) -> None:
     async def main() -> None:
-        async with servers(large(40 * MEBI), large(40 * MEBI)) as s:
+        async with servers(large_segment(40 * MEBI), large_segment(40 * MEBI)) as s:
 
             async def receive() -> None:
-                async with aclosing(s.client.segments(asking_for((1,)), now() + 10)) as pieces:
+                async with aclosing(s.client.segments(prompt_of((1,)), now() + 10)) as pieces:
                     async for _ in pieces:
                         await asyncio.Event().wait()
 
@@ -301,7 +305,7 @@ def test_a_cancelled_request_gives_everything_up_at_once(stage: Stage) -> None:
             work.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await work
-            await s.at_rest(2)
+            await s.wait_until_idle(2)
 
     asyncio.run(main())
 
@@ -311,7 +315,7 @@ def test_a_cancelled_request_gives_everything_up_at_once(stage: Stage) -> None:
 
 def test_wrong_tickets() -> None:
     async def main() -> None:
-        async with servers(piece_of(), seconds=5) as s:
+        async with servers(random_segment(), seconds=5) as s:
             offers = prefill(s)
             ticket = (await offers.read()).ticket
             for wrong in (b"", ticket[:-1], bytes(16), ticket + b"x"):
@@ -329,7 +333,7 @@ def test_wrong_tickets() -> None:
 
 
 @pytest.mark.parametrize(
-    "sent", [piece_of(3), piece_of(5), large(4)], ids=["less", "more", "other"]
+    "sent", [random_segment(3), random_segment(5), large_segment(4)], ids=["less", "more", "other"]
 )
 def test_a_sender_that_sends_something_else_than_it_offered(
     sent: KVSegment, monkeypatch: pytest.MonkeyPatch
@@ -337,9 +341,9 @@ def test_a_sender_that_sends_something_else_than_it_offered(
     monkeypatch.setattr(fetching, "chunks", lambda piece: chunks(sent))
 
     async def main() -> None:
-        async with servers(piece_of(4)) as s:
+        async with servers(random_segment(4)) as s:
             assert (await refusal(s.fetch_all())).code == "DATA_LOSS"
-            await s.at_rest()
+            await s.wait_until_idle()
 
     asyncio.run(main())
 
@@ -347,7 +351,7 @@ def test_a_sender_that_sends_something_else_than_it_offered(
 # ---- all of it together
 
 KINDS = {"INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "ZeroDivisionError", "CancelledError"}
-PIECES = [piece_of(20, 20 * i, seed=i) for i in range(4)] + [large(3 * MEBI // 2)]
+PIECES = [random_segment(20, 20 * i, seed=i) for i in range(4)] + [large_segment(3 * MEBI // 2)]
 
 
 @pytest.mark.parametrize("batches", [1, pytest.param(10, marks=pytest.mark.slow)])
@@ -363,17 +367,17 @@ def test_hundreds_of_transfers_with_faults_leave_nothing_behind(batches: int) ->
             await s.fetch_all()
             receivers = Receivers(s, proxy, rng, patience=1.5 + 20 * (time.monotonic() - began))
             before = len(asyncio.all_tasks() - proxy._tasks)
-            told = Counter[str]()
+            outcomes = Counter[str]()
             s.source.before = partial(failing_engine, rng)
             for _ in range(batches):
-                told.update(await asyncio.gather(*(receivers.transfer() for _ in range(100))))
+                outcomes.update(await asyncio.gather(*(receivers.transfer() for _ in range(100))))
                 s.offers.check_invariants()
-            s.source.before = nothing
-            await s.at_rest()
-            assert told.total() == 100 * batches and told["OK"] > 10 * batches, told
-            assert told.keys() >= KINDS, told
+            s.source.before = do_nothing
+            await s.wait_until_idle()
+            assert outcomes.total() == 100 * batches and outcomes["OK"] > 10 * batches, outcomes
+            assert outcomes.keys() >= KINDS, outcomes
             assert len(await s.fetch_all()) == len(PIECES), "it serves on"
-            await s.at_rest()
+            await s.wait_until_idle()
             until = time.monotonic() + 60
             while len(left := asyncio.all_tasks() - proxy._tasks) > before:
                 assert time.monotonic() < until, left
@@ -419,12 +423,12 @@ class Receivers:
 
     async def _receive(self, channel: aio.Channel) -> int:
         """Return how many pieces came."""
-        client = self._servers.asking(channel)
+        client = self._servers.client_over(channel)
         deadline = now() + self._rng.choice((0.05, *[self._patience] * 3))
-        async with aclosing(client.segments(asking_for((1, 2)), deadline)) as found:
+        async with aclosing(client.segments(prompt_of((1, 2)), deadline)) as found:
             came = 0
             async for piece in found:
-                assert same(piece, PIECES[came])
+                assert equal_segments(piece, PIECES[came])
                 came += 1
                 dice = self._rng.random()
                 if dice < 0.02:

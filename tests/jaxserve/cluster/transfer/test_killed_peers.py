@@ -16,11 +16,11 @@ from jaxserve.cluster.transfer.byte_budget import ByteBudget
 from tests.jaxserve.cluster.transfer.harness import (
     MEBI,
     OPTIONS,
-    asking_for,
     client_of,
     fetch_all,
-    large,
+    large_segment,
     now,
+    prompt_of,
     refusal,
     servers,
 )
@@ -30,7 +30,7 @@ Process = subprocess.Popen[str]
 
 
 @contextmanager
-def peer(*arguments: str) -> Iterator[Process]:
+def peer_process(*arguments: str) -> Iterator[Process]:
     command = [sys.executable, "-m", "tests.jaxserve.cluster.transfer.peer", *arguments]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -39,7 +39,7 @@ def peer(*arguments: str) -> Iterator[Process]:
             process.kill()
 
 
-def line(process: Process) -> str:
+def read_line(process: Process) -> str:
     assert process.stdout
     return process.stdout.readline()
 
@@ -51,14 +51,16 @@ def line(process: Process) -> str:
 def test_a_sender(stage: str, number: signal.Signals, code: str) -> None:
     async def main(sender: Process) -> None:
         budget = ByteBudget(200 * MEBI)
-        async with aio.insecure_channel(f"127.0.0.1:{line(sender).strip()}", OPTIONS) as channel:
+        async with aio.insecure_channel(
+            f"127.0.0.1:{read_line(sender).strip()}", OPTIONS
+        ) as channel:
             client = client_of(channel, budget)
             if stage == "after":
                 assert len(await fetch_all(client)) == 3
             if stage in ("before", "after"):
                 sender.send_signal(number)
             deadline = now() + 1.5
-            async with aclosing(client.segments(asking_for((1,)), deadline)) as pieces:
+            async with aclosing(client.segments(prompt_of((1,)), deadline)) as pieces:
                 if stage not in ("before", "after"):
                     await anext(pieces)
                 if stage == "between two pieces":
@@ -70,16 +72,16 @@ def test_a_sender(stage: str, number: signal.Signals, code: str) -> None:
                         await asyncio.sleep(0)
                     await asyncio.sleep(0.005)
                     sender.send_signal(number)
-                error = await refusal(_all(work, pieces))
+                error = await refusal(_read_all(work, pieces))
             assert error.code == code and now() < deadline + 1
             assert not budget.held
             sender.kill()
 
-    with peer("sender") as sender:
+    with peer_process("sender") as sender:
         asyncio.run(main(sender))
 
 
-async def _all(first: "asyncio.Task[object]", rest: object) -> None:
+async def _read_all(first: "asyncio.Task[object]", rest: object) -> None:
     await first
     async for _ in rest:  # type: ignore[attr-defined]
         pass
@@ -87,18 +89,19 @@ async def _all(first: "asyncio.Task[object]", rest: object) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_receiver(number: signal.Signals) -> None:
-    """The receiver holds the first of three segments. Killed, it is noticed at once; stopped, at
-    the deadline of the second.
+    """A killed receiver is noticed at once, a stopped one at the deadline of its next segment.
+
+    The receiver holds the first of three segments.
     """
 
     async def main() -> None:
-        pieces = [large(40 * MEBI)] * 3
+        pieces = [large_segment(40 * MEBI)] * 3
         async with servers(*pieces, buffer=200 * MEBI, seconds=2.0) as s:
-            with peer("receiver", str(s.port)) as receiver:
-                assert await asyncio.to_thread(line, receiver) == "piece\n"
+            with peer_process("receiver", str(s.port)) as receiver:
+                assert await asyncio.to_thread(read_line, receiver) == "piece\n"
                 began = time.monotonic()
                 receiver.send_signal(number)
-                await s.at_rest()
+                await s.wait_until_idle()
                 took = time.monotonic() - began
                 counts = s.offers.counts
                 assert counts.fetched == 1

@@ -12,7 +12,7 @@ import pytest
 from jaxserve.cluster.transfer.byte_budget import ByteBudget
 from jaxserve.cluster.transfer.offers import Counts, OfferStore
 from jaxserve.cluster.transfer.ticket import Ticket, TransferError
-from tests.jaxserve.cluster.transfer.harness import large, now, piece_of, refusal
+from tests.jaxserve.cluster.transfer.harness import large_segment, now, random_segment, refusal
 
 Scenario = Callable[[], Awaitable[None]]
 
@@ -21,7 +21,7 @@ def run(scenario: Scenario) -> None:
     asyncio.run(asyncio.wait_for(scenario(), 20))  # type: ignore[arg-type]
 
 
-async def settled() -> None:
+async def run_pending_tasks() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
 
@@ -41,10 +41,10 @@ def test_a_budget_serves_whoever_came_first() -> None:
         asking = [
             asyncio.create_task(ask(*one)) for one in (("large", 9), ("small", 1), ("other", 1))
         ]
-        await settled()
+        await run_pending_tasks()
         assert budget.held == 8 and budget.waiting == 3 and not order
         budget.give(8)
-        await settled()
+        await run_pending_tasks()
         assert order == ["large", "small"] and budget.held == 10 and budget.waiting == 1
         budget.give(10)
         await asyncio.gather(*asking)
@@ -59,7 +59,7 @@ def test_who_gives_up_lets_the_next_one_in() -> None:
         await budget.take(8, now())
         first = asyncio.create_task(budget.take(9, now() + 5))
         second = asyncio.create_task(budget.take(2, now() + 5))
-        await settled()
+        await run_pending_tasks()
         first.cancel()
         await second
         assert first.cancelled() and budget.held == 10 and not budget.waiting
@@ -72,7 +72,7 @@ def test_room_that_is_granted_to_somebody_who_just_gave_up_is_given_back() -> No
         budget = ByteBudget(10)
         await budget.take(10, now())
         waiting = asyncio.create_task(budget.take(10, now() + 5))
-        await settled()
+        await run_pending_tasks()
         budget.give(10)  # granted, and cancelled before it runs again
         waiting.cancel()
         with suppress(asyncio.CancelledError):
@@ -105,7 +105,7 @@ def test_no_room_by_the_deadline() -> None:
 def test_a_ticket_is_good_once() -> None:
     async def scenario() -> None:
         offers = OfferStore(1000)
-        piece = piece_of(1)
+        piece = random_segment(1)
         async with offers.offering() as offering:
             ticket = await offering.offer(piece, now() + 5)
             assert ticket == Ticket.of(ticket.key, piece) and len(ticket.key) == 16
@@ -132,13 +132,13 @@ def test_what_is_not_fetched_in_time_is_dropped_and_nothing_more_is_offered() ->
     async def scenario() -> None:
         offers = OfferStore(1000)
         async with offers.offering() as offering:
-            ticket = await offering.offer(piece_of(1), now() + 0.02)
+            ticket = await offering.offer(random_segment(1), now() + 0.02)
             waiting = asyncio.create_task(offering.fetched())
             await asyncio.sleep(0.05)
             assert offers.budget.held == 0 and offers.counts == Counts(offered=1, expired=1)
             with pytest.raises(TransferError), offers.taking(ticket.key):
                 pass
-            for work in (waiting, offering.offer(piece_of(1), now() + 5), offering.fetched()):
+            for work in (waiting, offering.offer(random_segment(1), now() + 5), offering.fetched()):
                 error = await refusal(work)
                 assert (error.code, str(error)) == (
                     "DEADLINE_EXCEEDED",
@@ -153,10 +153,10 @@ def test_the_end_of_the_call_takes_back_what_it_offered_and_nothing_else() -> No
     async def scenario() -> None:
         offers = OfferStore(10_000)
         async with offers.offering() as other:
-            theirs = await other.offer(piece_of(1), now() + 5)
+            theirs = await other.offer(random_segment(1), now() + 5)
             with pytest.raises(ZeroDivisionError):
                 async with offers.offering() as offering:
-                    mine = [await offering.offer(piece_of(1), now() + 5) for _ in range(3)]
+                    mine = [await offering.offer(random_segment(1), now() + 5) for _ in range(3)]
                     with offers.taking(mine[0].key):
                         pass
                     raise ZeroDivisionError
@@ -173,7 +173,7 @@ def test_one_that_breaks_off_is_lost() -> None:
     async def scenario() -> None:
         offers = OfferStore(1000)
         async with offers.offering() as offering:
-            ticket = await offering.offer(piece_of(1), now() + 5)
+            ticket = await offering.offer(random_segment(1), now() + 5)
             with pytest.raises(ZeroDivisionError), offers.taking(ticket.key):
                 raise ZeroDivisionError
             assert (await refusal(offering.fetched())).code == "DEADLINE_EXCEEDED"
@@ -186,12 +186,12 @@ def test_an_offer_waits_for_room() -> None:
     async def scenario() -> None:
         offers = OfferStore(1000)
         async with offers.offering() as offering:
-            first = await offering.offer(large(800), now() + 5)
-            second = asyncio.create_task(offering.offer(large(800), now() + 5))
-            await settled()
+            first = await offering.offer(large_segment(800), now() + 5)
+            second = asyncio.create_task(offering.offer(large_segment(800), now() + 5))
+            await run_pending_tasks()
             assert not second.done() and offers.budget.waiting == 1
             with offers.taking(first.key):
-                await settled()
+                await run_pending_tasks()
                 assert not second.done(), "its bytes are still held"
             with offers.taking((await second).key):
                 pass
@@ -204,7 +204,7 @@ def test_an_offer_waits_for_room() -> None:
 def test_nobody_keeps_a_piece_alive_that_was_fetched() -> None:
     async def scenario() -> None:
         offers = OfferStore(1000)
-        piece = large(400)
+        piece = large_segment(400)
         watched = weakref.ref(piece.k)
         async with offers.offering() as offering:
             ticket = await offering.offer(piece, now() + 5)
@@ -228,7 +228,7 @@ def test_whatever_happens_the_books_are_right(seed: int) -> None:
                 async with offers.offering() as offering:
                     for _ in range(rng.randrange(5)):
                         ticket = await offering.offer(
-                            piece_of(rng.choice((1, 2, 3, 6))), now() + rng.random() / 10
+                            random_segment(rng.choice((1, 2, 3, 6))), now() + rng.random() / 10
                         )
                         await asyncio.sleep(rng.random() / 100)
                         if rng.random() < 0.7:

@@ -24,13 +24,13 @@ from tests.jaxserve.cluster.transfer.harness import (
     MODEL,
     PIECES,
     FakeSource,
-    asking_for,
+    equal_segments,
     fetch_all,
-    large,
+    large_segment,
     now,
-    piece_of,
+    prompt_of,
+    random_segment,
     refusal,
-    same,
     servers,
 )
 
@@ -42,9 +42,9 @@ def test_pieces_come_bit_for_bit_and_in_order() -> None:
                 token_ids=tuple(range(5000)), salt="salt", start=32, page_size=16, priority=-3
             )
             found = await s.fetch_all(prompt=prompt)
-            assert len(found) == len(PIECES) and all(map(same, found, PIECES))
+            assert len(found) == len(PIECES) and all(map(equal_segments, found, PIECES))
             assert s.source.prompts == [prompt]
-            await s.at_rest()
+            await s.wait_until_idle()
             total = sum(piece.nbytes for piece in PIECES)
             assert s.offers.counts == Counts(offered=len(PIECES), fetched=len(PIECES), bytes=total)
 
@@ -53,11 +53,11 @@ def test_pieces_come_bit_for_bit_and_in_order() -> None:
 
 def test_a_piece_of_many_messages() -> None:
     async def main() -> None:
-        piece = piece_of(700, dtype="bfloat16", layers=5, heads=4, width=301)
+        piece = random_segment(700, dtype="bfloat16", layers=5, heads=4, width=301)
         assert piece.nbytes > 16 * MEBI
         async with servers(piece) as s:
             (found,) = await s.fetch_all()
-            assert same(found, piece)
+            assert equal_segments(found, piece)
 
     asyncio.run(main())
 
@@ -66,7 +66,7 @@ def test_a_prompt_that_gives_nothing() -> None:
     async def main() -> None:
         async with servers() as s:
             assert await s.fetch_all() == []
-            await s.at_rest()
+            await s.wait_until_idle()
 
     asyncio.run(main())
 
@@ -81,10 +81,10 @@ def test_pieces_come_while_later_ones_are_computed() -> None:
                     await came.acquire()
 
             s.source.before = after_the_one_before
-            async with aclosing(s.client.segments(asking_for((1,)), now() + 10)) as pieces:
+            async with aclosing(s.client.segments(prompt_of((1,)), now() + 10)) as pieces:
                 async for _ in pieces:
                     came.release()
-            await s.at_rest()
+            await s.wait_until_idle()
 
     asyncio.run(main())
 
@@ -94,7 +94,7 @@ def test_neither_side_holds_more_than_its_budget() -> None:
 
     async def main() -> None:
         sizes = [300_000 + 4_000 * i for i in range(12)]
-        async with servers(*map(large, sizes), buffer=500_000, room=500_000) as s:
+        async with servers(*map(large_segment, sizes), buffer=500_000, room=500_000) as s:
             most = [0, 0]
             done = asyncio.Event()
 
@@ -110,15 +110,15 @@ def test_neither_side_holds_more_than_its_budget() -> None:
             await watching
             assert [[piece.nbytes for piece in pieces] for pieces in found] == [sizes] * 4
             assert min(most) >= 300_000 and max(most) <= 500_000
-            await s.at_rest()
+            await s.wait_until_idle()
 
     asyncio.run(main())
 
 
 def test_a_piece_takes_up_room_until_the_next_one_is_asked_for() -> None:
     async def main() -> None:
-        async with servers(large(1000), large(2000)) as s:
-            async with aclosing(s.client.segments(asking_for((1,)), now() + 10)) as pieces:
+        async with servers(large_segment(1000), large_segment(2000)) as s:
+            async with aclosing(s.client.segments(prompt_of((1,)), now() + 10)) as pieces:
                 held = [s.budget.held async for _ in pieces]
             assert held == [1000, 2000] and s.budget.held == 0
 
@@ -128,7 +128,7 @@ def test_a_piece_takes_up_room_until_the_next_one_is_asked_for() -> None:
 @pytest.mark.parametrize("buffer, room", [(999, 64 * MEBI), (64 * MEBI, 999)])
 def test_a_piece_that_is_larger_than_a_budget_is_refused_by_name(buffer: int, room: int) -> None:
     async def main() -> None:
-        async with servers(large(1000), buffer=buffer, room=room) as s:
+        async with servers(large_segment(1000), buffer=buffer, room=room) as s:
             error = await refusal(s.fetch_all())
             whose = "prefill" if buffer < room else "decode"
             assert (error.code, str(error)) == (
@@ -137,7 +137,7 @@ def test_a_piece_that_is_larger_than_a_budget_is_refused_by_name(buffer: int, ro
                 f"(now 999 bytes)",
             )
             assert error.remote == (whose == "prefill")
-            await s.at_rest()
+            await s.wait_until_idle()
 
     asyncio.run(main())
 
@@ -151,7 +151,7 @@ def test_a_piece_that_is_larger_than_a_budget_is_refused_by_name(buffer: int, ro
     ],
 )
 def test_servers_that_differ_part_with_both_values(theirs: dict[str, str], problem: str) -> None:
-    """This holds for the protocol of another release too: its number is a fact like the others."""
+    """The number of another release's protocol is a fact like the others."""
 
     async def main() -> None:
         async with servers(*PIECES, handshake=replace(HANDSHAKE, model=MODEL | theirs)) as s:
@@ -192,28 +192,37 @@ def refused_transports(*transports: str) -> str:
 
 def test_an_older_release_by_another_transport_is_refused_in_a_line() -> None:
     """An older release had another transport; announced in addition to gRPC, it does no harm."""
-    problem = "the two servers differ in the transport of pieces: grpc there,"
+    problem = "the two servers differ in the transport of KV segments: grpc there,"
     hint = "(run the same release of jaxserve on both)"
     assert refused_transports("jax") == f"{problem} jax here {hint}"
     assert refused_transports() == f"{problem} nothing here {hint}"
     HANDSHAKE.check(pb.WatchRequest(**HANDSHAKE.fields() | {"transports": ("jax", "grpc")}))
 
 
+def test_facts_without_a_value_are_refused() -> None:
+    request = pb.WatchRequest(**HANDSHAKE.fields())
+    del request.facts.values[-1]
+    with pytest.raises(TransferError, match=r"facts have \d names and \d values") as caught:
+        HANDSHAKE.check(request)
+    assert caught.value.code == "INVALID_ARGUMENT"
+
+
 def test_pages_that_cannot_be_made_of_theirs() -> None:
     async def main() -> None:
-        async with servers(piece_of(), handshake=replace(HANDSHAKE, stored="int8")) as s:
-            for taken, message in (
-                (("float32", "bfloat16"), "made of float32, bfloat16: never of fewer digits"),
-                ((), "made of nothing: never of fewer digits"),
+        async with servers(random_segment(), handshake=replace(HANDSHAKE, page_dtype="int8")) as s:
+            for accepted, listed in (
+                (("float32", "bfloat16"), "float32 or bfloat16"),
+                ((), "nothing"),
                 (("bfloat16", "int8"), ""),
             ):
-                own = replace(HANDSHAKE, taken=taken)
+                own = replace(HANDSHAKE, accepted_dtypes=accepted)
                 s.client = PrefillClient(s.channel, SegmentReceiver(s.channel, s.budget), own)
-                if message:
+                if listed:
                     error = await refusal(s.fetch_all())
                     assert error.code == "FAILED_PRECONDITION"
-                    assert (
-                        str(error) == f"--kv: pages hold int8 there, and those here are {message}"
+                    assert str(error) == (
+                        f"pages there hold int8, and pages here can be made from {listed} "
+                        f"(choose the same --kv on both servers)"
                     )
                 else:
                     assert len(await s.fetch_all()) == 1
@@ -240,7 +249,7 @@ def test_what_the_engine_refuses_is_said_and_a_bug_is_not(caplog: pytest.LogCapt
                 s.source.before = refuse
                 found = await refusal(s.fetch_all())
                 assert (found.code, str(found)) == (code, text)
-                await s.at_rest()
+                await s.wait_until_idle()
             assert "/etc/keys" in caplog.text and "1024" not in caplog.text
 
     asyncio.run(main())
@@ -251,7 +260,7 @@ def test_it_stands_behind_the_servers_tokens() -> None:
 
     async def main() -> None:
         offers = OfferStore(MEBI)
-        source = FakeSource([piece_of()])
+        source = FakeSource([random_segment()])
 
         def add(server: aio.Server) -> None:
             rpc.add_PrefillServiceServicer_to_server(PrefillServicer(source, offers, 10), server)

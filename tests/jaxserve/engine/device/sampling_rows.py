@@ -22,8 +22,8 @@ SLOTS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked(SamplingParams):
-    """What the client of a row asks for, and where the row stands."""
+class RowParams(SamplingParams):
+    """Sampling parameters of a row, with its choice and its tokens so far."""
 
     choice: int = 0
     prompt: tuple[int, ...] = ()
@@ -35,7 +35,7 @@ class Asked(SamplingParams):
 
     @property
     def admission(self) -> Admission:
-        """The admission that the engine makes of it."""
+        """Return the admission that the engine sends for the row."""
         request = Request(id="", prompt=self.prompt, params=self)
         seq = Sequence(0, request, self.choice, self.seed or 0, max_tokens=1)
         seq.tokens = list(self.history)
@@ -45,7 +45,7 @@ class Asked(SamplingParams):
         return admission_of(seq)
 
 
-PLAIN = Asked(temperature=0.0)
+PLAIN = RowParams(temperature=0.0)
 EVERYTHING = replace(
     PLAIN,
     seed=2**63 + 5,
@@ -67,28 +67,30 @@ EVERYTHING = replace(
 )
 
 
-def row_sampling(asked: Seq[Asked]) -> RowSampling[np.ndarray]:
+def row_sampling(row_params: Seq[RowParams]) -> RowSampling[np.ndarray]:
     """Pack the small fields of rows as the engine does; fields [B, ...]."""
     layout = admission_layout(page_groups=1, pages_per_row=1)
-    packed = [layout.unpack_on_host(pack_admission(a.admission, 1)) for a in asked]
+    packed = [layout.unpack_on_host(pack_admission(a.admission, 1)) for a in row_params]
     return RowSampling(**{name: np.stack([one[name] for one in packed]) for name in ROW_FIELDS})
 
 
-def row_fields(asked: Seq[Asked], vocab: int, lanes: int = 1) -> tuple[LargeRowFields, np.ndarray]:
+def row_fields(
+    row_params: Seq[RowParams], vocab: int, lanes: int = 1
+) -> tuple[LargeRowFields, np.ndarray]:
     """Make the large fields, and [A, r] with the row of each entry.
 
     Rows are taken in reverse order, behind an unused row. Fields that an entry does not use
     hold random numbers, as a row's last sequence would leave them.
     """
     rng = np.random.default_rng(7)
-    per_lane = len(asked) // lanes
+    per_lane = len(row_params) // lanes
     shape = lanes, per_lane + 1
     counts = rng.integers(0, 9, (*shape, vocab), dtype=np.int32)
     bias_ids = rng.integers(0, vocab + 1, (*shape, MAX_BIASES), dtype=np.int32)
     bias_values = rng.normal(0, 50, (*shape, MAX_BIASES)).astype(np.float32)
     mask = rng.integers(0, 2**32, (*shape, SLOTS, -(-vocab // 32)), dtype=np.uint32)
     rows = np.tile(np.arange(per_lane, 0, -1, dtype=np.int32), (lanes, 1))
-    for i, a in enumerate(one.admission for one in asked):
+    for i, a in enumerate(one.admission for one in row_params):
         at = i // per_lane, rows[i // per_lane, i % per_lane]
         if a.history is not None:
             counts[at] = token_counts(a, vocab)
@@ -102,7 +104,7 @@ def row_fields(asked: Seq[Asked], vocab: int, lanes: int = 1) -> tuple[LargeRowF
     return large, rows
 
 
-def constrained_logits(logits: np.ndarray, a: Asked, position: int) -> np.ndarray:
+def constrained_logits(logits: np.ndarray, a: RowParams, position: int) -> np.ndarray:
     """Apply allowed tokens, then bias, and rule out end tokens before min_tokens."""
     result = logits.copy()
     if a.allowed_token_ids is not None:
@@ -114,7 +116,7 @@ def constrained_logits(logits: np.ndarray, a: Asked, position: int) -> np.ndarra
     return result
 
 
-def penalised_logits(logits: np.ndarray, a: Asked) -> np.ndarray:
+def penalised_logits(logits: np.ndarray, a: RowParams) -> np.ndarray:
     """Apply the repetition penalty to all tokens so far, the other penalties to the output's."""
     result = logits.astype(np.float64)
     for token in set(a.history):
@@ -126,7 +128,7 @@ def penalised_logits(logits: np.ndarray, a: Asked) -> np.ndarray:
     return result
 
 
-def probabilities(logits: np.ndarray, a: Asked) -> tuple[np.ndarray, float]:
+def probabilities(logits: np.ndarray, a: RowParams) -> tuple[np.ndarray, float]:
     """Return the probabilities [V] that min_p, top_k and top_p leave, ties included.
 
     Also returns how close a sum of probabilities came to top_p: below the rounding error, either

@@ -25,7 +25,7 @@ ALONE = [Bucket("prefill", 1, 32), Bucket("score", 1, 32)]  # of an engine with 
 
 
 def nbytes(tree: object) -> int:
-    """Bytes of all arrays of a pytree, over all devices."""
+    """Return the bytes of all arrays of a pytree, over all devices."""
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
@@ -70,7 +70,7 @@ def test_a_compile_after_warm_up_is_counted(runner) -> None:
 
 
 def test_layout_of_a_step_s_tokens() -> None:
-    """Two decodes, a chunk of three at the end of five, and padding."""
+    """The step has two decodes, a chunk of three tokens at the end of five, and padding."""
     begin = jnp.array([[7, 4, 2, 4]])
     sizes = jnp.array([[1, 1, 3, 0]])
     layout = TokenLayout.of_chunks(begin, sizes, tokens=8)

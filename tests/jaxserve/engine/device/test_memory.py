@@ -29,7 +29,7 @@ MESH = MeshSpec()
 
 
 def test_bytes_of_the_cache() -> None:
-    """Bytes of two layers, K and V, 2 heads of 8 and float32, split by two with --tensor 2."""
+    """The cache has two layers, K and V, 2 heads of 8 and float32; --tensor 2 halves it."""
     config = resolve(BASE, max_positions=96, lanes=1, affordable_tokens=0)
     assert cache_bytes(SPEC, config, reference, tensor=1) == 1024 * 2 * 2 * 2 * 8 * 4
     assert cache_bytes(SPEC, config, reference, tensor=2) == 1024 * 2 * 2 * 8 * 4
@@ -44,7 +44,7 @@ def test_pages_of_8_bits_carry_scales(kv: str) -> None:
 
 @pytest.mark.parametrize(("kv", "head"), [("auto", 4 * 8), ("bfloat16", 2 * 8), ("int8", 8 + 4)])
 def test_a_full_device_holds_more_tokens_of_8_bits(kv: str, head: int) -> None:
-    """head: bytes of a token's key or value."""
+    """All memory that is left becomes pages. head: bytes of a token's key or value."""
     mesh = MESH.build(jax.devices())
     params = make_params(mesh)
     options = EngineOptions(max_batch=64, step_tokens=64, page_size=16, kv=kv)
@@ -110,7 +110,7 @@ def test_a_small_device_gets_a_smaller_cache(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_steps_are_asked_about_with_a_cache_that_nearly_fills_the_device() -> None:
-    """With one page, where the compiler refuses the first question."""
+    """After the compiler refuses the first step, the others are compiled with one page."""
     mesh = MESH.build(jax.devices())
     params = make_params(mesh)
     options = EngineOptions(max_batch=64, step_tokens=64, page_size=16)

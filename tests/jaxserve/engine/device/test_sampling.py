@@ -24,7 +24,7 @@ from tests.jaxserve.engine.device.sampling_rows import (
     EVERYTHING,
     PLAIN,
     SLOTS,
-    Asked,
+    RowParams,
     constrained_logits,
     penalised_logits,
     probabilities,
@@ -37,14 +37,14 @@ SAMPLE = jax.jit(sample)
 ORDERED = jax.jit(_ordered)
 
 
-def sharp_logits(rows: int, vocab: int = VOCAB, seed: int = 0) -> np.ndarray:
+def random_logits(rows: int, vocab: int = VOCAB, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(0, 2, (rows, vocab)).astype(np.float32)
 
 
 # ---- min_p, top_k, top_p
 
 
-def random_truncation(rng: np.random.Generator) -> Asked:
+def random_truncation(rng: np.random.Generator) -> RowParams:
     """Draw parameters in which each of the three is off, mild or severe."""
     return replace(
         PLAIN,
@@ -58,15 +58,15 @@ def random_truncation(rng: np.random.Generator) -> Asked:
 @pytest.mark.parametrize("step", [0.0, 0.5], ids=["distinct", "ties"])
 def test_truncation_keeps_what_sorting_keeps(step: float) -> None:
     rng = np.random.default_rng(3)
-    asked = [random_truncation(rng) for _ in range(512)]
-    logits = sharp_logits(512)
+    row_params = [random_truncation(rng) for _ in range(512)]
+    logits = random_logits(512)
     logits = np.round(logits / step) * np.float32(step) if step else logits
     below_peak = (logits - logits.max(-1, keepdims=True)) / np.float32(
-        [[a.temperature] for a in asked]
+        [[a.temperature] for a in row_params]
     )
-    found = np.isfinite(jax.jit(truncate)(below_peak, row_sampling(asked)))
+    found = np.isfinite(jax.jit(truncate)(below_peak, row_sampling(row_params)))
     skipped = 0
-    for a, row, kept in zip(asked, below_peak, found, strict=True):
+    for a, row, kept in zip(row_params, below_peak, found, strict=True):
         p, gap = probabilities(row * np.float64(a.temperature), a)
         if gap < 1e-6:
             skipped += 1
@@ -80,13 +80,13 @@ def test_ties_stay_in() -> None:
     tied[:, [5, 9, 40]] = 0.0
     tied[:, 9] = -0.0
     draw = replace(PLAIN, temperature=1.0)
-    asked = [
+    row_params = [
         replace(draw, top_k=1),
         replace(draw, top_p=0.01),
         replace(draw, min_p=1.0),
         replace(draw, top_k=4),
     ]
-    kept = np.isfinite(jax.jit(truncate)(tied, row_sampling(asked)))
+    kept = np.isfinite(jax.jit(truncate)(tied, row_sampling(row_params)))
     assert kept.sum(-1).tolist() == [3, 3, 3, VOCAB]
 
 
@@ -114,12 +114,12 @@ def test_ordered_has_the_order_of_the_floats(values: list[float]) -> None:
 
 
 def test_temperature_zero_takes_the_most_probable_and_the_first_of_equals() -> None:
-    logits = sharp_logits(8)
+    logits = random_logits(8)
     logits[1] = -7.5
     logits[2, [3, 60]] = 20.0
-    asked = [replace(PLAIN, top_k=5, top_p=0.5, min_p=0.9, seed=i) for i in range(8)]
-    fields, rows = row_fields(asked, VOCAB)
-    tokens = SAMPLE(logits, row_sampling(asked), fields, rows, np.zeros(8, np.int32)).tokens
+    row_params = [replace(PLAIN, top_k=5, top_p=0.5, min_p=0.9, seed=i) for i in range(8)]
+    fields, rows = row_fields(row_params, VOCAB)
+    tokens = SAMPLE(logits, row_sampling(row_params), fields, rows, np.zeros(8, np.int32)).tokens
     np.testing.assert_array_equal(tokens, logits.argmax(-1))
     assert tokens[1] == 0 and tokens[2] == 3
 
@@ -127,16 +127,16 @@ def test_temperature_zero_takes_the_most_probable_and_the_first_of_equals() -> N
 @pytest.mark.parametrize("temperature", [1e-6, 1e-30, 1.2e-38, 1e-42])
 def test_the_lowest_temperatures_are_greedy(temperature: float) -> None:
     """Divided by 1e-38, all logits would become infinite."""
-    logits = np.stack([sharp_logits(1)[0] + shift for shift in (-50, 0, 50, 0)])
-    asked = [replace(PLAIN, temperature=temperature, top_p=p) for p in (1.0, 1.0, 1.0, 0.9)]
-    tokens = jax.jit(choose_tokens)(logits, row_sampling(asked), np.zeros(4, np.int32))
+    logits = np.stack([random_logits(1)[0] + shift for shift in (-50, 0, 50, 0)])
+    row_params = [replace(PLAIN, temperature=temperature, top_p=p) for p in (1.0, 1.0, 1.0, 0.9)]
+    tokens = jax.jit(choose_tokens)(logits, row_sampling(row_params), np.zeros(4, np.int32))
     np.testing.assert_array_equal(tokens, logits.argmax(-1))
 
 
 # ---- the processors before it
 
 
-def random_processors(rng: np.random.Generator) -> Asked:
+def random_processors(rng: np.random.Generator) -> RowParams:
     """Draw parameters in which each processor is on or off.
 
     The history has repeats, and the allowed tokens hold some biased and some end tokens.
@@ -144,7 +144,7 @@ def random_processors(rng: np.random.Generator) -> Asked:
     history = tuple(rng.integers(0, VOCAB, rng.integers(1, 40)).tolist())
     prompt_tokens = int(rng.integers(0, len(history) + 1))
     biased = rng.permutation(VOCAB)[: rng.integers(1, VOCAB)].tolist()
-    asked = replace(
+    row_params = replace(
         PLAIN,
         prompt=history[:prompt_tokens],
         output=history[prompt_tokens:],
@@ -152,35 +152,35 @@ def random_processors(rng: np.random.Generator) -> Asked:
         stop_token_ids=tuple(rng.permutation(VOCAB)[: rng.integers(0, 5)].tolist()),
     )
     if rng.random() < 0.7:
-        asked = replace(
-            asked,
+        row_params = replace(
+            row_params,
             repetition_penalty=float(rng.choice([0.5, 1.0, 1.7])),
             presence_penalty=float(rng.choice([0.0, -2.0, 1.5])),
             frequency_penalty=float(rng.choice([0.0, -0.3, 2.0])),
         )
     if rng.random() < 0.5:
         values = rng.uniform(-100, 100, len(biased)).tolist()
-        asked = replace(asked, logit_bias=dict(zip(biased, values, strict=True)))
+        row_params = replace(row_params, logit_bias=dict(zip(biased, values, strict=True)))
     if rng.random() < 0.5:
         allowed = rng.permutation(VOCAB)[: rng.integers(1, VOCAB)].tolist()
-        asked = replace(asked, allowed_token_ids=tuple(allowed))
-    return asked
+        row_params = replace(row_params, allowed_token_ids=tuple(allowed))
+    return row_params
 
 
 def test_constraints_and_penalties_match_numpy() -> None:
     rng = np.random.default_rng(11)
-    asked = [random_processors(rng) for _ in range(64)]
-    position = np.array([len(a.prompt) + rng.integers(0, 4) for a in asked], np.int32)
-    logits = sharp_logits(64)
-    p = row_sampling(asked)
-    fields, rows = row_fields(asked, VOCAB)
+    row_params = [random_processors(rng) for _ in range(64)]
+    position = np.array([len(a.prompt) + rng.integers(0, 4) for a in row_params], np.int32)
+    logits = random_logits(64)
+    p = row_sampling(row_params)
+    fields, rows = row_fields(row_params, VOCAB)
     constrained = jax.jit(apply_constraints)(
         logits, p, fields, rows, np.zeros(64, np.int32), position
     )
     after_penalties = jax.jit(apply_penalties)(
         constrained, p, fields, rows, np.zeros((64, 0), np.int32)
     )
-    for i, a in enumerate(asked):
+    for i, a in enumerate(row_params):
         np.testing.assert_array_equal(
             constrained[i], constrained_logits(logits[i], a, int(position[i])), err_msg=str(a)
         )
@@ -200,18 +200,18 @@ def test_each_sampling_slot_has_its_own_mask() -> None:
     p = replace(row_sampling([PLAIN] * SLOTS), masked=np.ones(SLOTS, np.int32))
     drafted = np.array([[VOCAB, VOCAB], [5, VOCAB], [5, 7]], np.int32)
     found = jax.jit(sample)(
-        sharp_logits(SLOTS), p, fields, np.repeat(rows, SLOTS, axis=1), np.arange(SLOTS), drafted
+        random_logits(SLOTS), p, fields, np.repeat(rows, SLOTS, axis=1), np.arange(SLOTS), drafted
     )
     assert found.tokens.tolist() == [5, 7, 66]
 
 
 def test_end_tokens_are_ruled_out_for_exactly_min_tokens_tokens() -> None:
-    asked = [replace(PLAIN, prompt=(0,) * 10, min_tokens=2, stop_token_ids=(7, 66))] * 4
+    row_params = [replace(PLAIN, prompt=(0,) * 10, min_tokens=2, stop_token_ids=(7, 66))] * 4
     logits = np.zeros((4, VOCAB), np.float32)
     position = np.arange(10, 14, dtype=np.int32)
     slot = np.zeros(4, np.int32)
     result = jax.jit(apply_constraints)(
-        logits, row_sampling(asked), *row_fields(asked, VOCAB), slot, position
+        logits, row_sampling(row_params), *row_fields(row_params, VOCAB), slot, position
     )
     assert [np.flatnonzero(np.isinf(row)).tolist() for row in result] == [[7, 66], [7, 66], [], []]
 
@@ -221,8 +221,8 @@ def test_end_tokens_are_ruled_out_for_exactly_min_tokens_tokens() -> None:
 
 @pytest.mark.parametrize("vocab", [1, 7, 16, 17, 20, 21, 300])
 def test_log_probabilities_are_those_of_the_logits(vocab: int) -> None:
-    """Sizes around 16, where one pass becomes two, and around 20, where padding ends."""
-    logits = np.round(sharp_logits(6, vocab) * 4) / 4  # with ties: the lower id goes first
+    """Vocabularies are around 16, where one pass becomes two, and 20, where padding ends."""
+    logits = np.round(random_logits(6, vocab) * 4) / 4  # with ties: the lower id goes first
     logits[4] += 10000  # far from 0, where floats are coarse
     logits[5, 0] = 80
     tokens = np.arange(6, dtype=np.int32) % vocab
@@ -238,10 +238,10 @@ def test_log_probabilities_are_those_of_the_logits(vocab: int) -> None:
 
 
 def test_log_probabilities_precede_the_processors() -> None:
-    logits = sharp_logits(8)
-    asked = [replace(EVERYTHING, seed=i) for i in range(8)]
-    fields, rows = row_fields(asked, VOCAB)
-    result = SAMPLE(logits, row_sampling(asked), fields, rows, np.full(8, 8, np.int32))
+    logits = random_logits(8)
+    row_params = [replace(EVERYTHING, seed=i) for i in range(8)]
+    fields, rows = row_fields(row_params, VOCAB)
+    result = SAMPLE(logits, row_sampling(row_params), fields, rows, np.full(8, 8, np.int32))
     expected = log_softmax(logits.astype(np.float64), axis=-1)
     np.testing.assert_allclose(
         result.logprob, expected[np.arange(8), result.tokens], rtol=2e-6, atol=2e-6
@@ -253,11 +253,11 @@ def test_log_probabilities_precede_the_processors() -> None:
 
 
 def test_no_sort_of_the_vocabulary() -> None:
-    asked = [EVERYTHING] * 4
-    fields, rows = row_fields(asked, 1000)
+    row_params = [EVERYTHING] * 4
+    fields, rows = row_fields(row_params, 1000)
     arguments = (
-        sharp_logits(4, 1000),
-        row_sampling(asked),
+        random_logits(4, 1000),
+        row_sampling(row_params),
         fields,
         rows,
         np.zeros(4, np.int32),

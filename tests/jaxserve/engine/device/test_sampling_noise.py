@@ -14,7 +14,7 @@ from sharding.mesh import MeshSpec
 from tests.jaxserve.engine.device.sampling_rows import (
     EVERYTHING,
     PLAIN,
-    Asked,
+    RowParams,
     probabilities,
     row_fields,
     row_sampling,
@@ -25,20 +25,22 @@ DRAWS = 16384
 SAMPLE = jax.jit(sample)
 
 
-def logits_of(rows: int, seed: int = 0) -> np.ndarray:
+def random_logits(rows: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(0, 2, (rows, VOCAB)).astype(np.float32)
 
 
-def run(logits: np.ndarray, asked: list[Asked], position: np.ndarray, lanes: int = 1) -> Sampled:
-    fields, rows = row_fields(asked, VOCAB, lanes)
-    result = SAMPLE(logits, row_sampling(asked), fields, rows, position.astype(np.int32))
+def run_sampler(
+    logits: np.ndarray, row_params: list[RowParams], position: np.ndarray, lanes: int = 1
+) -> Sampled:
+    fields, rows = row_fields(row_params, VOCAB, lanes)
+    result = SAMPLE(logits, row_sampling(row_params), fields, rows, position.astype(np.int32))
     return jax.tree.map(np.asarray, result)
 
 
 # ---- distributions
 
 
-def many_draws(logits: np.ndarray, a: Asked, vary: str) -> np.ndarray:
+def draw_tokens(logits: np.ndarray, a: RowParams, vary: str) -> np.ndarray:
     """Draw DRAWS tokens of one distribution, by DRAWS seeds, (choice, seed) pairs or positions."""
     one = row_sampling([a])
     p = jax.tree.map(lambda field: np.repeat(field, DRAWS, axis=0), one)
@@ -90,16 +92,16 @@ DISTRIBUTIONS = {
 def test_draws_follow_the_closed_form(name: str, vary: str) -> None:
     a = replace(PLAIN, temperature=1.0, seed=17)
     a = replace(a, **DISTRIBUTIONS[name])
-    logits = logits_of(1)[0]
+    logits = random_logits(1)[0]
     expected, gap = probabilities(logits, a)
     assert gap > 1e-4
-    assert p_value(many_draws(logits, a, vary), expected) > 1e-3
+    assert p_value(draw_tokens(logits, a, vary), expected) > 1e-3
 
 
 def test_a_wrong_distribution_is_noticed() -> None:
     """The test above has the power to tell a temperature of 1 from 1.1."""
-    logits = logits_of(1)[0]
-    tokens = many_draws(logits, replace(PLAIN, temperature=1.1), "position")
+    logits = random_logits(1)[0]
+    tokens = draw_tokens(logits, replace(PLAIN, temperature=1.1), "position")
     assert p_value(tokens, probabilities(logits, replace(PLAIN, temperature=1.0))[0]) < 1e-6
 
 
@@ -129,7 +131,7 @@ def test_noise_is_the_documented_fold() -> None:
 
 
 def test_noise_of_other_triples_is_independent() -> None:
-    """Neighbouring seeds, halves of a seed, choices and positions, and triples of equal sum."""
+    """Noise of neighbouring triples, and of triples of equal sum, is uncorrelated."""
     found = noise(
         (1, 0, 0),
         (2, 0, 0),
@@ -147,33 +149,37 @@ def test_noise_of_other_triples_is_independent() -> None:
 
 
 def test_a_draw_is_the_same_in_any_row_batch_and_lane() -> None:
-    logits = logits_of(8)
+    logits = random_logits(8)
     position = np.arange(100, 108)
-    asked = [replace(PLAIN, temperature=1.5, seed=3, choice=i % 2) for i in range(8)]
-    tokens = run(logits, asked, position).tokens
+    row_params = [replace(PLAIN, temperature=1.5, seed=3, choice=i % 2) for i in range(8)]
+    tokens = run_sampler(logits, row_params, position).tokens
     turned = [3, 4, 5, 6, 7, 0, 1, 2]
-    elsewhere = run(logits[turned], [asked[i] for i in turned], position[turned]).tokens
+    elsewhere = run_sampler(
+        logits[turned], [row_params[i] for i in turned], position[turned]
+    ).tokens
     np.testing.assert_array_equal(elsewhere, tokens[turned])
-    np.testing.assert_array_equal(run(logits[2:5], asked[2:5], position[2:5]).tokens, tokens[2:5])
-    np.testing.assert_array_equal(run(logits, asked, position, lanes=2).tokens, tokens)
+    np.testing.assert_array_equal(
+        run_sampler(logits[2:5], row_params[2:5], position[2:5]).tokens, tokens[2:5]
+    )
+    np.testing.assert_array_equal(run_sampler(logits, row_params, position, lanes=2).tokens, tokens)
     assert len(set(tokens.tolist())) > 3
 
 
 def test_sharded_lanes_sample_as_one_device_does() -> None:
-    logits = logits_of(8)
+    logits = random_logits(8)
     position = np.arange(8, dtype=np.int32)
-    asked = [replace(EVERYTHING, min_tokens=0, seed=i) for i in range(8)]
-    fields, rows = row_fields(asked, VOCAB, lanes=4)
+    row_params = [replace(EVERYTHING, min_tokens=0, seed=i) for i in range(8)]
+    fields, rows = row_fields(row_params, VOCAB, lanes=4)
     lanes = NamedSharding(MeshSpec(data=4, tensor=2).build(jax.devices()), PartitionSpec("data"))
-    placed = jax.device_put((logits, row_sampling(asked), fields, rows, position), lanes)
-    whole = run(logits, asked, position)
+    placed = jax.device_put((logits, row_sampling(row_params), fields, rows, position), lanes)
+    whole = run_sampler(logits, row_params, position)
     for name, value in SAMPLE(*placed)._asdict().items():
         np.testing.assert_allclose(value, getattr(whole, name), rtol=1e-6, err_msg=name)
 
 
 # ---- neighbours
 
-TARGETS: dict[str, Asked] = {
+TARGETS: dict[str, RowParams] = {
     "greedy": PLAIN,
     "plain draw": replace(PLAIN, temperature=1.0, seed=9),
     "truncated": replace(PLAIN, temperature=1.0, seed=9, top_k=20, top_p=0.95, min_p=0.001),
@@ -181,7 +187,7 @@ TARGETS: dict[str, Asked] = {
     "reported": replace(PLAIN, logprobs=20),
     "everything": EVERYTHING,
 }
-NEIGHBOURS: dict[str, Callable[[int], Asked]] = {
+NEIGHBOURS: dict[str, Callable[[int], RowParams]] = {
     "idle": lambda i: PLAIN,
     "drawing": lambda i: replace(PLAIN, temperature=1.0, seed=i),
     "busy": lambda i: replace(EVERYTHING, seed=i),
@@ -192,18 +198,18 @@ NEIGHBOURS: dict[str, Callable[[int], Asked]] = {
 def test_a_row_does_not_feel_its_neighbours(name: str) -> None:
     """Results are equal bit for bit beside idle, busy and NaN neighbours, in any slot."""
     target = TARGETS[name]
-    mine = -np.abs(logits_of(1, seed=5)[0])
+    mine = -np.abs(random_logits(1, seed=5)[0])
     mine[:9] = -0.0  # adding 0 would change it
     mine[5] = 0.0
     seen = []
     for make in NEIGHBOURS.values():
         for slot in (0, 5):
             for poison in (0.0, np.nan):
-                logits = logits_of(8) + np.float32(poison)
+                logits = random_logits(8) + np.float32(poison)
                 logits[slot] = mine
-                asked = [make(i) for i in range(8)]
-                asked[slot] = target
-                result = run(logits, asked, np.full(8, 8))
+                row_params = [make(i) for i in range(8)]
+                row_params[slot] = target
+                result = run_sampler(logits, row_params, np.full(8, 8))
                 assert result.finite.tolist() == [
                     i == slot or not np.isnan(poison) for i in range(8)
                 ]
@@ -215,10 +221,12 @@ def test_a_row_does_not_feel_its_neighbours(name: str) -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_one_bad_logit_anywhere_raises_the_rows_flag_alone(bad: float) -> None:
     """A bad logit is found even beside the largest and smallest of floats."""
-    asked = [PLAIN] * 8
+    row_params = [PLAIN] * 8
     for token in (0, 1, 33, VOCAB - 1):
-        logits = logits_of(8)
+        logits = random_logits(8)
         logits[:, 20] = 3.4e38
         logits[:, 50] = -3.4e38
         logits[2, token] = bad
-        assert run(logits, asked, np.zeros(8)).finite.tolist() == [i != 2 for i in range(8)]
+        assert run_sampler(logits, row_params, np.zeros(8)).finite.tolist() == [
+            i != 2 for i in range(8)
+        ]

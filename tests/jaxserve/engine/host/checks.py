@@ -37,7 +37,7 @@ class Result:
     cuts: list[Cut] = field(default_factory=list)
 
 
-def truth(
+def expected_output(
     request: Request, index: int, seed: int, max_tokens: int, window: int | None
 ) -> tuple[list[int], Finish]:
     """Return all tokens of a choice that is not ended from outside, and why it ends."""
@@ -45,13 +45,13 @@ def truth(
     for n, token in enumerate(tokens):
         if token in request.end_ids and n >= request.params.min_tokens:
             return tokens[: n + 1], Finish(FinishReason.STOP, stopped_by=token)
-    if request.grammar and follows(request.grammar.matcher(), tokens).ended:
+    if request.grammar and advance(request.grammar.matcher(), tokens).ended:
         return tokens, Finish(FinishReason.STOP)
     return tokens, Finish(FinishReason.LENGTH)
 
 
-def follows(matcher: Matcher, tokens: list[int]) -> Matcher:
-    """Return the matcher behind all of these tokens."""
+def advance(matcher: Matcher, tokens: list[int]) -> Matcher:
+    """Let the matcher accept all of these tokens, and return it."""
     assert all(map(matcher.accept, tokens))
     return matcher
 
@@ -63,7 +63,7 @@ def check_result(result: Result, max_tokens: int, window: int | None) -> None:
     """
     finish = result.finish
     assert finish is not None
-    tokens, end = truth(result.request, result.index, result.seed, max_tokens, window)
+    tokens, end = expected_output(result.request, result.index, result.seed, max_tokens, window)
     whole = finish == end and not result.asked_to_end
     if result.asked_to_end:
         assert finish == Finish(result.asked_to_end)

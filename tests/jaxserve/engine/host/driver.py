@@ -78,7 +78,7 @@ def request(
 
 
 class ScriptedProposer:
-    """Drafts up to `max_drafts` tokens for requests whose salt has a "w".
+    """Proposer that drafts up to `max_drafts` tokens for requests whose salt has a "w".
 
     Every `wrong_every`-th of them is wrong.
     """
@@ -110,7 +110,7 @@ class ScriptedProposer:
 
 
 class ScriptedSpeculation(Speculation):
-    """Lets the device draft for requests whose salt has a "w".
+    """Speculation in which the device drafts for requests whose salt has a "w".
 
     The number of tokens is a checksum of plan and sequence.
     """
@@ -131,7 +131,7 @@ class ScriptedSpeculation(Speculation):
 
 
 class EagerProposer(ScriptedProposer):
-    """Drafts for every request."""
+    """Proposer that drafts for every request."""
 
     def takes(self, request: Request) -> bool:
         return True
@@ -189,11 +189,11 @@ class Driver:
         assert (event is not None) == live
         if event is not None:
             result.asked_to_end = FinishReason.STOP
-            self._take(event)
+            self._record(event)
 
     # ---- Steps
 
-    def names(self, plan: StepPlan) -> list[str]:
+    def request_ids(self, plan: StepPlan) -> list[str]:
         """Return the ids of the requests that a plan has chunks for."""
         return [self._owners[sequence] for lane in plan.lanes for sequence in lane.sequences]
 
@@ -216,7 +216,7 @@ class Driver:
         self.scheduler.check_invariants()
         check_published(self.scheduler, self.runner)
         for event in events:
-            self._take(event)
+            self._record(event)
         return events
 
     def run(self, limit: int = 3000) -> None:
@@ -231,7 +231,7 @@ class Driver:
     def unfinished(self) -> list[tuple[str, int]]:
         return [choice for choice, result in self.results.items() if not result.finish]
 
-    def _take(self, event: TokenEvent) -> None:
+    def _record(self, event: TokenEvent) -> None:
         result = self.results[event.request_id, event.index]
         assert result.finish is None, f"an event of {event.request_id!r} after its end"
         assert event.tokens or event.prompt_logprobs or event.finish, "an empty event"

@@ -22,12 +22,13 @@ from tests.jaxserve.engine.host.driver import (
 SOME = Structure.of("json_object", True)
 
 
-def constrained(name: str, grammar: TableGrammar, **params: Any) -> Request:
+def constrained_request(name: str, grammar: TableGrammar, **params: Any) -> Request:
+    """Return a request for 24 tokens that follow the grammar, unless `params` say otherwise."""
     plain = request(name, **({"structure": SOME, "max_tokens": 24} | params))
     return dataclasses.replace(plain, grammar=grammar, eos_ids=(END,))
 
 
-def mixed(driver: Driver, count: int = 12) -> None:
+def submit_mixed_requests(driver: Driver, count: int = 12) -> None:
     """Submit requests with and without a grammar, one after the other."""
     for i in range(count):
         salt = "w" if i % 2 else ""
@@ -36,7 +37,7 @@ def mixed(driver: Driver, count: int = 12) -> None:
             driver.submit(request(f"plain{i}", prompt=prompt, salt=salt, seed=i, max_tokens=9))
         else:
             driver.submit(
-                constrained(
+                constrained_request(
                     f"g{i}", TableGrammar.random(i), prompt=prompt, salt=salt, seed=i, n=1 + i % 2
                 )
             )
@@ -63,7 +64,7 @@ def test_every_row_is_as_the_naive_loop_says(changes: dict[str, Any], drafts: bo
     driver = Driver(
         config_of(**changes), proposer=ScriptedProposer(window=window) if drafts else None
     )
-    mixed(driver)
+    submit_mixed_requests(driver)
     driver.run()
     reasons = {result.finish.reason for result in driver.results.values() if result.finish}
     assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
@@ -73,7 +74,7 @@ def test_every_row_is_as_the_naive_loop_says(changes: dict[str, Any], drafts: bo
         assert driver.scheduler.speculation and driver.scheduler.speculation.accepted
 
 
-def chain(length: int, branch: int) -> TableGrammar:
+def forcing_grammar(length: int, branch: int) -> TableGrammar:
     """Return a grammar that forces every token but the one in state `branch`, which has two."""
     edges = [{10 + i: i + 1} for i in range(length)]
     edges[branch][50] = branch + 1
@@ -82,7 +83,7 @@ def chain(length: int, branch: int) -> TableGrammar:
 
 def test_what_the_grammar_forces_is_not_sampled() -> None:
     driver = Driver(config_of())
-    driver.submit(constrained("a", chain(20, 9)))
+    driver.submit(constrained_request("a", forcing_grammar(20, 9)))
     driver.run()
     sampled = sum(sum(lane.samples) for plan in driver.plans for lane in plan.lanes)
     # The first token is sampled, and the one with two ways.
@@ -94,14 +95,14 @@ def test_what_the_grammar_forces_is_not_sampled() -> None:
 )
 def test_every_token_is_sampled_where_each_has_to_be(asked: dict[str, Any]) -> None:
     driver = Driver(config_of())
-    driver.submit(constrained("a", chain(20, 9), **asked))
+    driver.submit(constrained_request("a", forcing_grammar(20, 9), **asked))
     driver.run()
     assert sum(sum(lane.samples) for plan in driver.plans for lane in plan.lanes) == 20
 
 
 def test_the_first_tokens_of_all_that_is_forced_are_those_of_max_tokens() -> None:
     driver = Driver(config_of())
-    driver.submit(constrained("a", chain(20, 9), max_tokens=5))
+    driver.submit(constrained_request("a", forcing_grammar(20, 9), max_tokens=5))
     driver.run()
     assert driver.results["a", 0].tokens == [10, 11, 12, 13, 14]
 
@@ -109,13 +110,15 @@ def test_the_first_tokens_of_all_that_is_forced_are_those_of_max_tokens() -> Non
 def test_a_row_with_a_grammar_delays_no_other_row() -> None:
     """A row with a grammar joins every other step; other rows are in all of them."""
     driver = Driver(config_of(step_tokens=32))
-    driver.submit(constrained("a", TableGrammar(({t: 0 for t in range(90)},)), max_tokens=10))
+    driver.submit(
+        constrained_request("a", TableGrammar(({t: 0 for t in range(90)},)), max_tokens=10)
+    )
     driver.submit(request("b", max_tokens=20))
     driver.run()
     alone = Driver(config_of(step_tokens=32))
     alone.submit(request("b", max_tokens=20))
     alone.run()
-    steps = [driver.names(plan) for plan in driver.plans]
+    steps = [driver.request_ids(plan) for plan in driver.plans]
     assert sum("b" in names for names in steps) == len(alone.plans)
     assert not any("a" in one and "a" in other for one, other in pairwise(steps))
 
@@ -123,8 +126,8 @@ def test_a_row_with_a_grammar_delays_no_other_row() -> None:
 def test_a_dead_end_ends_the_choice_with_an_error() -> None:
     # The driver does not compare answers of a device whose executables differ.
     driver = Driver(config_of(), executables_differ=True)
-    driver.submit(constrained("a", chain(4, 0), allowed_token_ids=(10, 50, 11)))
-    driver.submit(constrained("b", chain(4, 0)))
+    driver.submit(constrained_request("a", forcing_grammar(4, 0), allowed_token_ids=(10, 50, 11)))
+    driver.submit(constrained_request("b", forcing_grammar(4, 0)))
     driver.run()
     finish = driver.results["a", 0].finish
     assert (
@@ -141,7 +144,9 @@ def test_a_grammar_that_cannot_begin_is_refused() -> None:
     with pytest.raises(
         GrammarError, match=r"json_object cannot be followed beyond 0 tokens: no token can follow"
     ):
-        driver.engine.submit(constrained("a", chain(4, 0), allowed_token_ids=(11, 12)))
+        driver.engine.submit(
+            constrained_request("a", forcing_grammar(4, 0), allowed_token_ids=(11, 12))
+        )
     assert not driver.engine.has_work
 
 
@@ -151,7 +156,7 @@ def test_what_is_forced_is_cut_anywhere(step_tokens: int) -> None:
     free = dict.fromkeys(range(90), 10)
     driver = Driver(config_of(step_tokens=step_tokens))
     driver.submit(
-        constrained(
+        constrained_request(
             "a", TableGrammar((*({10 + i: i + 1} for i in range(9)), free, free)), max_tokens=16
         )
     )
@@ -171,13 +176,13 @@ def test_a_grammar_that_fails_for_a_later_choice_leaves_nothing_behind() -> None
 
     driver = Driver(config_of(), proposer=EagerProposer())
     failing = dataclasses.replace(
-        constrained("a", TableGrammar.random(0), n=3), grammar=FailsTheSecondTime()
+        constrained_request("a", TableGrammar.random(0), n=3), grammar=FailsTheSecondTime()
     )
     with pytest.raises(GrammarError, match="too large"):
         driver.engine.submit(failing)
     speculation = driver.scheduler.speculation
     assert speculation and not speculation._records and not driver.engine.has_work
-    driver.submit(constrained("a", TableGrammar.random(0), n=3))
+    driver.submit(constrained_request("a", TableGrammar.random(0), n=3))
     assert len(speculation._records) == 3
     driver.run()
     assert not speculation._records

@@ -14,14 +14,15 @@ from tests.jaxserve.engine.host.driver import ScriptedProposer, config_of
 
 
 class Traffic:
-    """Short requests of all sorts without end, many of them alike at the beginning."""
+    """An endless load of short random requests, many of which share a prefix."""
 
     def __init__(self, engine: Engine):
-        self.engine, self.draw = engine, random.Random(0)
+        self.engine = engine
+        self.draw = random.Random(0)
         self.live: dict[tuple[str, int], int] = {}  # tokens so far, by request and choice
         self.submitted = self.ended = 0
 
-    def arrive(self) -> None:
+    def submit_request(self) -> None:
         draw = self.draw
         prompt = (
             *range(draw.choice((3, 4, 8))),
@@ -34,7 +35,8 @@ class Traffic:
             repetition_penalty=draw.choice((1.0, 1.5)),
             prompt_logprobs=draw.choice((None, None, None, 0)),
         )
-        name, salt = str(self.submitted), draw.choice(("", "", "w"))
+        name = str(self.submitted)
+        salt = draw.choice(("", "", "w"))
         self.engine.submit(
             Request(
                 id=name,
@@ -71,7 +73,7 @@ def test_many_steps_leak_nothing(steps: int) -> None:
     traffic = Traffic(engine)
     for number in range(steps):
         while len(scheduler.waiting) < 2:
-            traffic.arrive()
+            traffic.submit_request()
         traffic.step()
         if number % 500 == 0:
             scheduler.check_invariants()

@@ -15,10 +15,10 @@ from tests.fake_groups import FakeGroup
 from tests.jaxserve.engine.host.driver import PROMPT, Driver, config_of, request
 from tests.jaxserve.engine.host.test_scheduler_properties import (
     ACTIONS,
+    EngineSetup,
     Groups,
-    House,
     configs,
-    houses,
+    engine_setups,
     play,
 )
 
@@ -61,11 +61,11 @@ def slot_config(**changes: Any) -> EngineConfig:
     max_examples=200, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 @given(
-    st.sampled_from(MIXTURES).flatmap(lambda groups: houses(groups=groups)),
+    st.sampled_from(MIXTURES).flatmap(lambda groups: engine_setups(groups=groups)),
     st.lists(ACTIONS, min_size=4, max_size=16),
 )
-def test_any_traffic(house: House, actions: list[tuple[str, Any]]) -> None:
-    play(house.driver(), actions)
+def test_any_traffic(setup: EngineSetup, actions: list[tuple[str, Any]]) -> None:
+    play(setup.driver(), actions)
 
 
 @settings(
@@ -88,11 +88,11 @@ def test_any_traffic_deterministic(
     max_examples=40, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 @given(
-    st.sampled_from(SLOTS).flatmap(lambda groups: houses(embeds=True, groups=groups)),
+    st.sampled_from(SLOTS).flatmap(lambda groups: engine_setups(embeds=True, groups=groups)),
     st.lists(ACTIONS, min_size=4, max_size=16),
 )
-def test_any_traffic_of_embeddings(house: House, actions: list[tuple[str, Any]]) -> None:
-    play(house.driver(), actions)
+def test_any_traffic_of_embeddings(setup: EngineSetup, actions: list[tuple[str, Any]]) -> None:
+    play(setup.driver(), actions)
 
 
 def test_a_sequence_holds_one_slot_however_long_it_is_and_gives_it_back() -> None:

@@ -18,7 +18,7 @@ LONG = tuple(range(30, 70))  # 40 tokens
 Windows = tuple[int | None, ...]
 
 
-def engine(
+def exchange_driver(
     page_size: int = 4, windows: Windows = (None,), num_pages: int = 64, **changes: int
 ) -> Driver:
     return Driver(
@@ -28,7 +28,7 @@ def engine(
     )
 
 
-def export(
+def begin_export(
     here: Driver, asked: Request, start: int = 0, page_size: int = 4
 ) -> tuple[KVExport, list[PagesToSend | None]]:
     """Begin an export; return it and the list that its deliveries go to."""
@@ -62,7 +62,7 @@ def install(there: Driver, arriving: KVImport, segments: list[KVSegment]) -> int
     return new
 
 
-def move(here: Driver, there: Driver, prompt: tuple[int, ...] = LONG) -> KVImport:
+def transfer_prompt(here: Driver, there: Driver, prompt: tuple[int, ...] = LONG) -> KVImport:
     """Compute a prompt here and bring its pages there."""
     arriving = there.engine.transfers.receive(prompt)
     asked = request("prefill", prompt, max_tokens=1)
@@ -70,7 +70,7 @@ def move(here: Driver, there: Driver, prompt: tuple[int, ...] = LONG) -> KVImpor
     return arriving
 
 
-def hit_of(there: Driver, prompt: tuple[int, ...] = LONG, name: str = "decode") -> int:
+def cached_tokens_of(there: Driver, prompt: tuple[int, ...] = LONG, name: str = "decode") -> int:
     """Run a request and return the tokens that it finds cached; the driver checks its answer."""
     there.submit(request(name, prompt, max_tokens=6))
     there.run()
@@ -81,7 +81,7 @@ def hit_of(there: Driver, prompt: tuple[int, ...] = LONG, name: str = "decode") 
 
 @pytest.mark.parametrize("start", [29, 30, 2**32 - 1])
 def test_a_peer_that_claims_more_than_the_prompt_gets_nothing(start: int) -> None:
-    """The chain is no longer than the prompt, whatever number a peer sends."""
+    """No page behind the end of the prompt is sent, whatever start a peer sends."""
     assert all(pages.stop <= 8 and not pages for pages in wanted_pages(config_of(), 30, start, 4))
 
 
@@ -90,19 +90,19 @@ def test_a_peer_that_claims_more_than_the_prompt_gets_nothing(start: int) -> Non
 def test_the_next_request_with_the_prompt_finds_it(
     ours: int, theirs: int, windows: Windows
 ) -> None:
-    """The hit reaches as far as whole pages of both sides; the last token is computed there."""
-    here = engine(ours, windows)
-    there = engine(theirs, windows)
-    move(here, there)
+    """The hit has the whole pages of both sides; the receiver computes the last token."""
+    here = exchange_driver(ours, windows)
+    there = exchange_driver(theirs, windows)
+    transfer_prompt(here, there)
     reach = min(40 // ours * ours, 39) // theirs * theirs
     assert there.engine.transfers.receive(LONG).cached == reach > 0
-    assert hit_of(there) == reach
+    assert cached_tokens_of(there) == reach
 
 
 def test_cached_is_what_admission_finds_and_changes_nothing() -> None:
-    driver = engine(lanes=2)
+    driver = exchange_driver(lanes=2)
     assert driver.engine.transfers.receive(LONG).cached == 0
-    hit_of(driver, LONG[:21], "one")
+    cached_tokens_of(driver, LONG[:21], "one")
     idle = [list(cache.pool._idle) for lane in driver.scheduler.lanes for cache in lane.caches]
     assert [driver.engine.transfers.receive(LONG[:n]).cached for n in (1, 4, 5, 20, 21, 40)] == [
         0,
@@ -116,12 +116,12 @@ def test_cached_is_what_admission_finds_and_changes_nothing() -> None:
     assert idle == [
         list(cache.pool._idle) for lane in driver.scheduler.lanes for cache in lane.caches
     ]
-    assert hit_of(driver, LONG, "two") == 20
+    assert cached_tokens_of(driver, LONG, "two") == 20
 
 
 def test_a_salt_is_kept_apart() -> None:
-    here = engine()
-    there = engine()
+    here = exchange_driver()
+    there = exchange_driver()
     segments = segments_of(here, request("a", LONG, salt="x", max_tokens=1))
     install(there, there.engine.transfers.receive(LONG, "x"), segments)
     assert (
@@ -131,9 +131,9 @@ def test_a_salt_is_kept_apart() -> None:
 
 
 def test_only_what_the_other_side_lacks_is_read() -> None:
-    here = engine()
-    there = engine()
-    hit_of(there, LONG[:14], "before")
+    here = exchange_driver()
+    there = exchange_driver()
+    cached_tokens_of(there, LONG[:14], "before")
     arriving = there.engine.transfers.receive(LONG)
     assert arriving.cached == 12
     segments = segments_of(here, request("a", LONG, max_tokens=1), start=12)
@@ -142,17 +142,17 @@ def test_only_what_the_other_side_lacks_is_read() -> None:
 
 
 def test_nothing_is_read_where_nothing_is_lacking() -> None:
-    here = engine()
-    exported, delivered = export(here, request("a", LONG), start=36)
+    here = exchange_driver()
+    exported, delivered = begin_export(here, request("a", LONG), start=36)
     assert delivered == [None] and exported.missing == 0
 
 
 def test_of_a_window_what_the_next_token_sees() -> None:
-    """Token 32 is the first that the other engine, with pages of 8, computes; it sees 24 and on.
+    """Token 32, the first that the other engine with pages of 8 computes, sees 24 and on.
 
     The group without a window is sent whole.
     """
-    here = engine(4, windows=(None, 9))
+    here = exchange_driver(4, windows=(None, 9))
     segments = segments_of(here, request("a", LONG, max_tokens=1), page_size=8)
     assert {segment.group: segment.start for segment in reversed(segments)} == {0: 0, 1: 24}
     assert {segment.group: segment.stop for segment in segments} == {0: 32, 1: 32}
@@ -160,10 +160,10 @@ def test_of_a_window_what_the_next_token_sees() -> None:
 
 def test_pages_leave_while_the_prompt_is_computed() -> None:
     """Each step's pages are delivered as soon as the step has ended, in order."""
-    here = engine(step_tokens=8)
+    here = exchange_driver(step_tokens=8)
     asked = request("a", LONG, max_tokens=1)
     here.submit(asked)
-    exported, delivered = export(here, asked)
+    exported, delivered = begin_export(here, asked)
     sizes = []
     for _ in range(5):
         here.step()
@@ -176,16 +176,16 @@ def test_pages_leave_while_the_prompt_is_computed() -> None:
 
 
 def test_what_is_cached_leaves_without_a_step() -> None:
-    here = engine()
-    hit_of(here, LONG, "before")
-    exported, delivered = export(here, request("never submitted", LONG))
+    here = exchange_driver()
+    cached_tokens_of(here, LONG, "before")
+    exported, delivered = begin_export(here, request("never submitted", LONG))
     assert exported.missing == 0 and delivered[-1] is None and not here.engine.has_work
 
 
 def test_few_segments_are_on_the_devices_at_once() -> None:
-    here = engine(step_tokens=64, max_context=64, page_size=1)
-    hit_of(here, LONG, "before")
-    exported, delivered = export(here, request("a", LONG), page_size=1)
+    here = exchange_driver(step_tokens=64, max_context=64, page_size=1)
+    cached_tokens_of(here, LONG, "before")
+    exported, delivered = begin_export(here, request("a", LONG), page_size=1)
     assert len(delivered) == SEGMENTS_ON_DEVICE, "39 pages of a token are 16 + 16 + 4 + 1 + 1 + 1"
     assert exported.missing == 2
     taken = delivered[1]
@@ -206,13 +206,15 @@ def test_few_segments_are_on_the_devices_at_once() -> None:
 
 def test_windows_leave_before_other_pages_in_whatever_order_exports_began() -> None:
     """Nothing of a prompt is found without its window, whose pages are the first to be evicted."""
-    here = engine(step_tokens=64, max_context=64, page_size=1, windows=(None, 9), num_pages=128)
+    here = exchange_driver(
+        step_tokens=64, max_context=64, page_size=1, windows=(None, 9), num_pages=128
+    )
     first = LONG
     second = tuple(range(80, 120))
     for prompt in (first, second):
-        hit_of(here, prompt, str(prompt))
-    _, one = export(here, request("a", first), page_size=1)
-    exported, other = export(here, request("b", second), page_size=1)
+        cached_tokens_of(here, prompt, str(prompt))
+    _, one = begin_export(here, request("a", first), page_size=1)
+    exported, other = begin_export(here, request("b", second), page_size=1)
     assert [(o.group, o.start) for o in one if o] == [
         (1, 31),
         (1, 35),
@@ -231,22 +233,22 @@ def test_windows_leave_before_other_pages_in_whatever_order_exports_began() -> N
 
 
 def test_evicted_pages_are_missing_and_no_export_waits_for_them() -> None:
-    here = engine(num_pages=12)
-    exported, delivered = export(here, request("a", LONG))
+    here = exchange_driver(num_pages=12)
+    exported, delivered = begin_export(here, request("a", LONG))
     assert delivered == [None] and exported.missing == 9
-    hit_of(here, LONG, "before")
-    hit_of(here, tuple(range(70, 90)), "another")
-    exported, delivered = export(here, request("a", LONG))
+    cached_tokens_of(here, LONG, "before")
+    cached_tokens_of(here, tuple(range(70, 90)), "another")
+    exported, delivered = begin_export(here, request("a", LONG))
     assert 0 < exported.missing < 9 and delivered[-1] is None
 
 
 def test_an_export_ends_with_its_request() -> None:
-    here = engine(step_tokens=8)
+    here = exchange_driver(step_tokens=8)
     asked = request("a", LONG)
-    exported, delivered = export(here, replace(asked, id="other"))
+    exported, delivered = begin_export(here, replace(asked, id="other"))
     assert delivered == [None]
     here.submit(asked)
-    exported, delivered = export(here, asked)
+    exported, delivered = begin_export(here, asked)
     here.step()
     here.step()
     here.abort("a")
@@ -255,10 +257,10 @@ def test_an_export_ends_with_its_request() -> None:
 
 
 def test_a_closed_export_reads_no_more() -> None:
-    here = engine(step_tokens=8)
+    here = exchange_driver(step_tokens=8)
     asked = request("a", LONG)
     here.submit(asked)
-    exported, delivered = export(here, asked)
+    exported, delivered = begin_export(here, asked)
     here.step()
     here.step()
     here.engine.transfers.close(exported)
@@ -275,13 +277,13 @@ def test_a_closed_export_reads_no_more() -> None:
 
 def test_idle_pages_make_room_and_a_sequence_s_do_not() -> None:
     """The running sequence has 6 of 16 pages, and its next page is still to come."""
-    here = engine()
-    there = engine(num_pages=16)
-    hit_of(there, tuple(range(20)), "before")
+    here = exchange_driver()
+    there = exchange_driver(num_pages=16)
+    cached_tokens_of(there, tuple(range(20)), "before")
     there.submit(request("runs", tuple(range(70, 90)), max_tokens=12))
     there.step()
     there.step()
-    arriving = move(here, there)
+    arriving = transfer_prompt(here, there)
     assert arriving.installed == 9 and there.engine.transfers.receive(LONG).cached == 36
     there.run()
     assert there.results["runs", 0].times
@@ -291,27 +293,27 @@ def test_idle_pages_make_room_and_a_sequence_s_do_not() -> None:
 
 def test_a_full_pool_takes_the_beginning() -> None:
     """A running sequence has 4 of 8 pages: what arrives first takes the others and stays."""
-    here = engine()
-    there = engine(num_pages=8)
+    here = exchange_driver()
+    there = exchange_driver(num_pages=8)
     there.submit(request("runs", tuple(range(70, 84)), max_tokens=2))
     there.step()
-    arriving = move(here, there)
+    arriving = transfer_prompt(here, there)
     assert arriving.installed == 4 and there.engine.transfers.receive(LONG).cached == 16
     there.run()
 
 
 def test_eviction_shortens_what_arrived_from_its_end() -> None:
-    here = engine()
-    there = engine(num_pages=12)
-    move(here, there)
+    here = exchange_driver()
+    there = exchange_driver(num_pages=12)
+    transfer_prompt(here, there)
     assert there.engine.transfers.receive(LONG).cached == 36
-    hit_of(there, tuple(range(70, 84)), "another")
+    cached_tokens_of(there, tuple(range(70, 84)), "another")
     assert 0 < there.engine.transfers.receive(LONG).cached < 36
 
 
 def test_what_would_never_be_found_is_not_installed() -> None:
-    here = engine()
-    there = engine()
+    here = exchange_driver()
+    there = exchange_driver()
     segments = segments_of(here, request("a", LONG, max_tokens=1))
     arriving = there.engine.transfers.receive(LONG)
     assert install(there, arriving, segments[1:]) == 0
@@ -319,8 +321,8 @@ def test_what_would_never_be_found_is_not_installed() -> None:
 
 
 def test_twice_is_once() -> None:
-    here = engine()
-    there = engine()
+    here = exchange_driver()
+    there = exchange_driver()
     segments = segments_of(here, request("a", LONG, max_tokens=1))
     arriving, other = (there.engine.transfers.receive(LONG) for _ in range(2))
     assert install(there, arriving, segments + segments) == 9
@@ -328,39 +330,39 @@ def test_twice_is_once() -> None:
 
 
 def test_segments_of_a_longer_prompt_end_with_this_one_s_pages() -> None:
-    here = engine()
-    there = engine(8)
+    here = exchange_driver()
+    there = exchange_driver(8)
     segments = segments_of(here, request("a", LONG, max_tokens=1))
     assert install(there, there.engine.transfers.receive(LONG[:21]), segments) == 2
-    assert hit_of(there, LONG[:21]) == 16
+    assert cached_tokens_of(there, LONG[:21]) == 16
 
 
 def test_a_gap_between_segments_loses_the_page_around_it() -> None:
     """Pages of a sliding window need no page before them."""
-    here = engine(2, windows=(16,))
-    there = engine(4, windows=(16,))
+    here = exchange_driver(2, windows=(16,))
+    there = exchange_driver(4, windows=(16,))
     segments = segments_of(here, request("a", LONG[:20], max_tokens=1), page_size=4)
     cut = [
         KVSegment(0, start, segments[0].k[:, start : start + 2])
         for start in (0, 2, 4, 8, 10, 12, 14)
     ]
     assert install(there, there.engine.transfers.receive(LONG[:20]), cut) == 3
-    assert hit_of(there, LONG[:20]) == 4
+    assert cached_tokens_of(there, LONG[:20]) == 4
 
 
 def test_the_lane_that_has_most_of_it_gets_the_rest() -> None:
-    here = engine()
-    there = engine(lanes=2)
+    here = exchange_driver()
+    there = exchange_driver(lanes=2)
     there.submit(request("one", tuple(range(70, 80)), max_tokens=8))
     there.submit(request("two", LONG[:14], max_tokens=2))
     there.run()
-    assert move(here, there).cached == 12
-    assert hit_of(there) == 36
+    assert transfer_prompt(here, there).cached == 12
+    assert cached_tokens_of(there) == 36
 
 
 def test_an_upload_waits_for_a_slot_and_gives_it_back() -> None:
-    here = engine()
-    there = engine()
+    here = exchange_driver()
+    there = exchange_driver()
     segment = segments_of(here, request("a", LONG, max_tokens=1))[0]
     arriving = there.engine.transfers.receive(LONG)
     under_way = [arriving.stage(segment, timeout=0) for _ in range(SEGMENTS_ON_DEVICE)]
@@ -376,8 +378,8 @@ def test_an_upload_waits_for_a_slot_and_gives_it_back() -> None:
 
 def test_drafts_of_the_device_do_not_trust_what_arrived() -> None:
     """The draft model filled every page before, with other tokens; it must fill them again."""
-    here = engine()
-    there = Driver(engine(num_pages=12).config, speculation=ScriptedSpeculation(3))
+    here = exchange_driver()
+    there = Driver(exchange_driver(num_pages=12).config, speculation=ScriptedSpeculation(3))
     for name, prompt in (("before", tuple(range(40))), ("after", tuple(range(50, 70)))):
         there.submit(request(name, prompt, salt="w", max_tokens=6))
         there.run()
@@ -405,7 +407,7 @@ def test_an_engine_that_exchanges_none() -> None:
 def test_an_export_of_nonsense(start: int, page_size: int) -> None:
     problem = f"an export was asked for from token {start} on, to pages of {page_size} tokens"
     with pytest.raises(EngineError, match=problem):
-        export(engine(), request(), start, page_size)
+        begin_export(exchange_driver(), request(), start, page_size)
 
 
 @pytest.mark.parametrize(
@@ -441,7 +443,7 @@ def test_what_pages_cannot_be_exchanged_with(
 
 
 def test_what_is_left_of_a_segment_does_not_keep_it_alive() -> None:
-    there = engine(8)
+    there = exchange_driver(8)
     arriving = there.engine.transfers.receive(LONG)
     keys = np.zeros((1, 12, 1, 3))
     list(arriving.stage(KVSegment(0, 0, keys), timeout=0))
@@ -449,24 +451,24 @@ def test_what_is_left_of_a_segment_does_not_keep_it_alive() -> None:
 
 
 def test_a_request_that_is_aborted_before_its_first_step_ends_its_export() -> None:
-    """No step follows that would notice the end."""
-    here = engine()
+    """The abort itself ends the export, since no step follows."""
+    here = exchange_driver()
     asked = request("prefill", LONG, max_tokens=1)
     here.submit(asked)
-    _, delivered = export(here, asked)
+    _, delivered = begin_export(here, asked)
     here.engine.abort("prefill")
     here.engine.step()
     assert delivered == [None] and not here.engine.has_work
 
 
 def test_without_its_window_nothing_of_a_prompt_is_sent() -> None:
-    """The window is evicted while all slots are taken: the other group's pages stay here."""
+    """The window is evicted while all slots are taken: pages of the other group are not sent."""
     here = Driver(config_of(num_pages=64, windows=(None, 9), page_size=4, page_exchange=True))
     for _ in range(SEGMENTS_ON_DEVICE):
         assert here.engine.transfers.slots.acquire(blocking=False)
     asked = request("a", LONG, max_tokens=1)
     here.submit(asked)
-    exported, delivered = export(here, asked)
+    exported, delivered = begin_export(here, asked)
     here.run()
     assert delivered == [] and exported.missing
     here.scheduler.lanes[0].caches[1].pool.drop_idle()
@@ -476,8 +478,8 @@ def test_without_its_window_nothing_of_a_prompt_is_sent() -> None:
 
 
 def test_a_read_that_fails_gives_its_slot_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = engine()
-    hit_of(here)
+    here = exchange_driver()
+    cached_tokens_of(here)
 
     def fail(*_: object) -> None:
         raise RuntimeError("a failpoint")
@@ -486,8 +488,8 @@ def test_a_read_that_fails_gives_its_slot_back(monkeypatch: pytest.MonkeyPatch) 
         broken.setattr(here.runner, "read_pages", fail)
         for _ in range(SEGMENTS_ON_DEVICE + 1):
             with pytest.raises(RuntimeError, match="a failpoint"):
-                export(here, request("a", LONG))
-    exported, delivered = export(here, request("a", LONG))
+                begin_export(here, request("a", LONG))
+    exported, delivered = begin_export(here, request("a", LONG))
     here.run()
     for outgoing in delivered:
         if outgoing:

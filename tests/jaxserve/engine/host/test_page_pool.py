@@ -10,7 +10,7 @@ from jaxserve.engine.host.page_pool import PagePool
 from jaxserve.errors import EngineError
 
 
-def kept(pool: PagePool, pages: list[int]) -> list[int]:
+def mark_cached(pool: PagePool, pages: list[int]) -> list[int]:
     """Mark the pages as cached and return them."""
     for page in pages:
         pool.mark_cached(page)
@@ -46,8 +46,8 @@ def test_a_released_page_is_free_again_unless_it_is_kept() -> None:
 def test_idle_pages_go_the_least_recently_held_first_and_prefixes_from_their_end() -> None:
     forgotten: list[int] = []
     pool = PagePool(6, forgotten.append)
-    old = kept(pool, pool.allocate(3))
-    new = kept(pool, pool.allocate(3))
+    old = mark_cached(pool, pool.allocate(3))
+    new = mark_cached(pool, pool.allocate(3))
     pool.release(old)
     pool.release(new)
     pool.allocate(4)
@@ -56,7 +56,7 @@ def test_idle_pages_go_the_least_recently_held_first_and_prefixes_from_their_end
 
 def test_a_shared_page_comes_back_with_its_last_holder() -> None:
     pool = PagePool(2)
-    page = kept(pool, pool.allocate(1))
+    page = mark_cached(pool, pool.allocate(1))
     pool.share(page)
     pool.release(page)
     assert pool.available == 1
@@ -79,8 +79,8 @@ def test_releasing_more_often_than_taking_is_an_error() -> None:
 def test_dropped_idle_pages_are_forgotten_and_held_ones_are_not() -> None:
     forgotten: list[int] = []
     pool = PagePool(3, forgotten.append)
-    idle = kept(pool, pool.allocate(1))
-    held = kept(pool, pool.allocate(1))
+    idle = mark_cached(pool, pool.allocate(1))
+    held = mark_cached(pool, pool.allocate(1))
     pool.release(idle)
     pool.drop_idle()
     assert forgotten == idle

@@ -20,7 +20,7 @@ def chain_of(tokens: list[int], page_size: int, root: bytes = ROOT) -> DigestCha
     return chain
 
 
-def published(cache: PrefixCache, tokens: list[int], root: bytes = ROOT) -> list[int]:
+def publish_tokens(cache: PrefixCache, tokens: list[int], root: bytes = ROOT) -> list[int]:
     """Publish the full pages of a sequence with these tokens; return the pages, still held."""
     size = cache.page_size
     chain = chain_of(tokens, size, root)
@@ -30,7 +30,7 @@ def published(cache: PrefixCache, tokens: list[int], root: bytes = ROOT) -> list
     return pages
 
 
-def found(cache: PrefixCache, tokens: list[int], root: bytes = ROOT) -> list[int]:
+def find_pages(cache: PrefixCache, tokens: list[int], root: bytes = ROOT) -> list[int]:
     """Return the pages that are found, up to the first that is missing."""
     pages = cache.lookup(chain_of(tokens, cache.page_size, root).digests, tokens)
     return list(takewhile(lambda page: page != NO_PAGE, pages))
@@ -94,73 +94,73 @@ def test_a_chain_grows_to_the_same_digests_however_it_is_extended(
 
 def test_the_longest_published_prefix_is_found() -> None:
     cache = PrefixCache(8, 2)
-    pages = published(cache, [1, 2, 3, 4, 5, 6])
-    assert found(cache, [1, 2, 3, 4, 5, 6]) == pages
-    assert found(cache, [1, 2, 3, 4, 9, 9, 5, 6]) == pages[:2]
-    assert found(cache, [9, 9, 3, 4]) == []
-    assert found(cache, [3, 4]) == []
-    assert found(cache, [1]) == []
+    pages = publish_tokens(cache, [1, 2, 3, 4, 5, 6])
+    assert find_pages(cache, [1, 2, 3, 4, 5, 6]) == pages
+    assert find_pages(cache, [1, 2, 3, 4, 9, 9, 5, 6]) == pages[:2]
+    assert find_pages(cache, [9, 9, 3, 4]) == []
+    assert find_pages(cache, [3, 4]) == []
+    assert find_pages(cache, [1]) == []
 
 
 def test_other_salts_find_nothing() -> None:
     cache = PrefixCache(8, 2)
-    pages = published(cache, [1, 2, 3, 4], root_digest("model", "int8", 0, "mine"))
-    assert found(cache, [1, 2, 3, 4], root_digest("model", "int8", 0, "yours")) == []
-    assert found(cache, [1, 2, 3, 4], root_digest("model", "int8", 0, "mine")) == pages
+    pages = publish_tokens(cache, [1, 2, 3, 4], root_digest("model", "int8", 0, "mine"))
+    assert find_pages(cache, [1, 2, 3, 4], root_digest("model", "int8", 0, "yours")) == []
+    assert find_pages(cache, [1, 2, 3, 4], root_digest("model", "int8", 0, "mine")) == pages
 
 
 def test_a_digest_is_no_proof() -> None:
     cache = PrefixCache(8, 2)
     # As if sha256 had collided.
     cache.publish(chain_of([1, 2], 2).digests[0], [7, 7], cache.pool.allocate(1)[0])
-    assert found(cache, [1, 2]) == []
+    assert find_pages(cache, [1, 2]) == []
 
 
 def test_the_first_page_with_a_content_stays_the_one_to_be_found() -> None:
     cache = PrefixCache(8, 2)
-    first = published(cache, [1, 2])
-    second = published(cache, [1, 2])
-    assert found(cache, [1, 2]) == first and len(cache) == 1
+    first = publish_tokens(cache, [1, 2])
+    second = publish_tokens(cache, [1, 2])
+    assert find_pages(cache, [1, 2]) == first and len(cache) == 1
     cache.pool.release(second)
     cache.pool.release(first)
     # The second page is free, the first is idle.
-    assert cache.pool.allocate(7) and found(cache, [1, 2]) == first
+    assert cache.pool.allocate(7) and find_pages(cache, [1, 2]) == first
     cache.pool.allocate(1)
-    assert found(cache, [1, 2]) == [] and len(cache) == 0
+    assert find_pages(cache, [1, 2]) == [] and len(cache) == 0
 
 
 def test_a_page_is_published_once() -> None:
     cache = PrefixCache(8, 2)
-    pages = published(cache, [1, 2])
+    pages = publish_tokens(cache, [1, 2])
     cache.publish(b"another digest", [3, 4], pages[0])
-    assert len(cache) == 1 and found(cache, [1, 2]) == pages
+    assert len(cache) == 1 and find_pages(cache, [1, 2]) == pages
 
 
 def test_eviction_shortens_prefixes_from_their_end_and_content_can_come_again() -> None:
     cache = PrefixCache(3, 2)
     tokens = [1, 2, 3, 4, 5, 6]
-    pages = published(cache, tokens)
+    pages = publish_tokens(cache, tokens)
     cache.pool.release(pages)
     taken = cache.pool.allocate(1)
-    assert taken == pages[2:] and found(cache, tokens) == pages[:2]
+    assert taken == pages[2:] and find_pages(cache, tokens) == pages[:2]
     cache.publish(chain_of(tokens, 2).digests[2], tokens[4:], taken[0])
-    assert found(cache, tokens) == pages
+    assert find_pages(cache, tokens) == pages
 
 
 def test_dropping_idle_pages_empties_the_cache_of_them() -> None:
     cache = PrefixCache(4, 2)
-    idle = published(cache, [1, 2])
-    held = published(cache, [3, 4])
+    idle = publish_tokens(cache, [1, 2])
+    held = publish_tokens(cache, [3, 4])
     cache.pool.release(idle)
     cache.pool.drop_idle()
-    assert found(cache, [1, 2]) == [] and found(cache, [3, 4]) == held and len(cache) == 1
+    assert find_pages(cache, [1, 2]) == [] and find_pages(cache, [3, 4]) == held and len(cache) == 1
 
 
 def test_a_page_is_found_behind_one_that_is_gone() -> None:
     """A window needs the pages that it sees, whatever became of those before."""
     cache = PrefixCache(3, 2)
     tokens = [1, 2, 3, 4, 5, 6]
-    first, second, third = published(cache, tokens)
+    first, second, third = publish_tokens(cache, tokens)
     cache.pool.release([second])
     assert cache.pool.allocate(1) == [second]
     assert cache.lookup(chain_of(tokens, 2, ROOT).digests, tokens) == [first, NO_PAGE, third]

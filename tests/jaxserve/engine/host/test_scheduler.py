@@ -25,15 +25,15 @@ from tests.fake_model import naive
 from tests.jaxserve.engine.host.driver import PROMPT, Driver, config_of, request
 
 
-def launched(driver: Driver) -> StepPlan | None:
+def next_plan(driver: Driver) -> StepPlan | None:
     """Run a step and return the plan that it launches, if any."""
     before = len(driver.plans)
     driver.step()
     return driver.plans[before] if len(driver.plans) > before else None
 
 
-def lane_of(driver: Driver) -> LanePlan:
-    plan = launched(driver)
+def next_lane_plan(driver: Driver) -> LanePlan:
+    plan = next_plan(driver)
     assert plan is not None
     return plan.lanes[0]
 
@@ -58,7 +58,7 @@ def test_a_prompt_is_cut_by_the_budget_and_decodes_run_ahead() -> None:
     driver = Driver(config_of(step_tokens=4))
     driver.submit(request(max_tokens=3))
     chunks = []
-    while plan := launched(driver):
+    while plan := next_plan(driver):
         lane = plan.lanes[0]
         chunks.append(
             (
@@ -86,7 +86,7 @@ def test_decodes_go_before_prompts_within_the_budget() -> None:
     driver.step()
     driver.step()  # 8 tokens, then 2 and the first sample
     driver.submit(request("b", prompt=tuple(range(20, 40))))
-    lane = lane_of(driver)
+    lane = next_lane_plan(driver)
     assert (lane.rows, lane.starts, lane.sizes, lane.samples) == ([0, 1], [10, 0], [1, 7], [1, 0])
     assert lane.tokens == [FED_BACK, *range(20, 27)]
 
@@ -144,7 +144,7 @@ def test_an_admission_says_all_that_the_device_must_keep() -> None:
     }
     driver = Driver(config_of())
     driver.submit(dataclasses.replace(request(**params), eos_ids=(9, 1)))
-    plan = launched(driver)
+    plan = next_plan(driver)
     assert plan is not None
     (admission,) = plan.admissions
     sampling = dataclasses.asdict(admission.sampling)
@@ -181,7 +181,7 @@ def test_an_admission_says_all_that_the_device_must_keep() -> None:
 def test_the_highest_min_tokens_fits_the_device_behind_any_prompt() -> None:
     driver = Driver(config_of())
     driver.submit(request(min_tokens=MAX_INT32, max_tokens=None))
-    plan = launched(driver)
+    plan = next_plan(driver)
     assert plan is not None
     assert [a.sampling.end_after for a in plan.admissions] == [MAX_INT32]
 
@@ -193,7 +193,7 @@ def test_a_cached_prefix_leaves_at_least_one_token_to_compute() -> None:
     driver.submit(request("same", prompt=PROMPT[:8]))
     driver.submit(request("longer", prompt=(*PROMPT[:8], 1)))
     driver.submit(request("other salt", prompt=PROMPT[:8], salt="x"))
-    plan = launched(driver)
+    plan = next_plan(driver)
     assert plan is not None and [a.length for a in plan.admissions] == [4, 8, 0]
     # Chunks of a single token come first.
     assert plan.lanes[0].starts == [8, 4, 0] and plan.lanes[0].sizes == [1, 4, 8]

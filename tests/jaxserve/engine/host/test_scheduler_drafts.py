@@ -16,28 +16,28 @@ from tests.fake_model import VOCAB
 from tests.jaxserve.engine.host.driver import Driver, ScriptedSpeculation, config_of, request
 
 
-def driver(max_drafts: int = 3, **changes: int) -> Driver:
+def drafting_driver(max_drafts: int = 3, **changes: int) -> Driver:
     return Driver(config_of(**changes), speculation=ScriptedSpeculation(max_drafts))
 
 
-def kinds(d: Driver) -> list[str]:
+def step_kinds(d: Driver) -> list[str]:
     return [plan.kind for plan in d.plans]
 
 
 def test_a_prompt_is_caught_up_before_its_first_draft() -> None:
-    d = driver()
+    d = drafting_driver()
     d.submit(request(salt="w", max_tokens=12))
     d.run()
     chunks = [lane for plan in d.plans if plan.kind == "draft" for lane in plan.lanes]
     assert chunks[0].starts[0] == 0 and chunks[0].tokens[:10] == list(request().prompt)
-    caught_up = kinds(d).index("draft")
-    assert "verify" not in kinds(d)[:caught_up] and "verify" in kinds(d)[caught_up:]
+    caught_up = step_kinds(d).index("draft")
+    assert "verify" not in step_kinds(d)[:caught_up] and "verify" in step_kinds(d)[caught_up:]
     assert all(lane.samples == [0] * len(lane.rows) for lane in chunks)
 
 
 def test_a_verification_is_launched_while_another_is_unread() -> None:
     """The host knows an upper bound of the row's length, and the device knows its length."""
-    d = driver()
+    d = drafting_driver()
     d.submit(request(salt="w", max_tokens=30))
     ahead = 0
     while d.engine.has_work:
@@ -53,7 +53,7 @@ def test_a_verification_is_launched_while_another_is_unread() -> None:
 
 def test_a_queue_that_lacks_pages_does_not_stop_drafting() -> None:
     """Both requests would find a row, but only one finds pages: no prompt is due."""
-    d = driver(num_pages=5)
+    d = drafting_driver(num_pages=5)
     for name, first in (("a", 1), ("b", 2)):
         d.submit(request(name, prompt=tuple(range(first, first + 10)), salt="w", max_tokens=10))
     verified = 0
@@ -65,21 +65,21 @@ def test_a_queue_that_lacks_pages_does_not_stop_drafting() -> None:
 
 
 def test_requests_that_draft_nothing_never_wait_for_a_draft_model() -> None:
-    d = driver()
+    d = drafting_driver()
     for name in "abc":
         d.submit(request(name, max_tokens=12))
     d.run()
-    assert {"draft", "verify"}.isdisjoint(kinds(d))
+    assert {"draft", "verify"}.isdisjoint(step_kinds(d))
 
 
 def test_a_long_prompt_is_caught_up_in_every_other_step() -> None:
-    """A stream beside it waits for one chunk at a time."""
-    d = driver(step_tokens=4, num_pages=64)
+    """A stream beside the long prompt waits for one chunk at a time."""
+    d = drafting_driver(step_tokens=4, num_pages=64)
     d.submit(request("stream", max_tokens=40))
     d.submit(request("long", prompt=tuple(range(1, 30)), salt="w", max_tokens=12))
     d.run()
-    pairs = list(zip(kinds(d), kinds(d)[1:], strict=False))
-    assert ("draft", "draft") not in pairs and kinds(d).count("draft") > 29 // 4
+    pairs = list(zip(step_kinds(d), step_kinds(d)[1:], strict=False))
+    assert ("draft", "draft") not in pairs and step_kinds(d).count("draft") > 29 // 4
 
 
 def test_choices_that_share_a_prompt_are_caught_up_one_after_the_other() -> None:
@@ -88,7 +88,7 @@ def test_choices_that_share_a_prompt_are_caught_up_one_after_the_other() -> None
     The fake device asserts that. Later choices find the shared pages filled: two of four tokens
     each, of a prompt of ten.
     """
-    d = driver(num_pages=64, step_tokens=64)
+    d = drafting_driver(num_pages=64, step_tokens=64)
     d.submit(request(salt="w", n=4, max_tokens=12))
     d.run()
     begun: dict[int, int] = {}
@@ -99,11 +99,11 @@ def test_choices_that_share_a_prompt_are_caught_up_one_after_the_other() -> None
 
 
 def test_a_cached_prompt_is_not_caught_up_again() -> None:
-    d = driver()
+    d = drafting_driver()
     for name in "ab":
         d.submit(request(name, salt="w", max_tokens=12))
         d.run()
-    second = [plan for plan in d.plans if plan.kind == "draft" and d.names(plan) == ["b"]]
+    second = [plan for plan in d.plans if plan.kind == "draft" and d.request_ids(plan) == ["b"]]
     assert min(lane.starts[0] for plan in second for lane in plan.lanes) == 8
 
 
@@ -140,7 +140,7 @@ def test_busy_traffic(seed: int) -> None:
     """Prompts are shared, pages few, and ends come at any time; every step is checked."""
     draw = random.Random(seed)
     windows = draw.choice([(None,), (None,), (None, 5), (6, None)])
-    d = driver(
+    d = drafting_driver(
         draw.randrange(1, 8),
         num_pages=draw.choice([20, 30, 60]),
         page_size=draw.choice([1, 2, 3, 4]),
@@ -177,4 +177,4 @@ def test_busy_traffic(seed: int) -> None:
         if draw.random() < 0.15:
             d.abort(str(draw.randrange(number + 1)))
     d.run()
-    assert "draft" in kinds(d)
+    assert "draft" in step_kinds(d)

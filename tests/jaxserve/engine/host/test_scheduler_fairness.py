@@ -16,7 +16,7 @@ STEPS = 120
 class SteadyLoad:
     """An engine of random shape in which a request always waits.
 
-    A few sorts of requests come again and again.
+    A few kinds of requests come again and again.
     """
 
     def __init__(self, seed: int, deterministic: bool):
@@ -39,11 +39,11 @@ class SteadyLoad:
         proposer = ScriptedProposer(draw.choice((1, 4))) if draw.random() < 0.5 else None
         self.driver = Driver(config, proposer=proposer)
         self.max_length = min(config.max_context, config.capacity)
-        self.sorts = [self._sort() for _ in range(draw.randint(1, 4))]
+        self.request_kinds = [self._draw_request() for _ in range(draw.randint(1, 4))]
         self.oldest = -1
         self.age = 0
 
-    def _sort(self) -> dict[str, Any]:
+    def _draw_request(self) -> dict[str, Any]:
         length = self.draw.randint(1, self.max_length - 1)
         return {
             "prompt": tuple(range(length)),
@@ -56,7 +56,7 @@ class SteadyLoad:
     def step(self) -> None:
         driver = self.driver
         while len(driver.scheduler.waiting) < self.draw.choice((1, 3, 8)):
-            driver.submit(request(str(len(driver.results)), **self.draw.choice(self.sorts)))
+            driver.submit(request(str(len(driver.results)), **self.draw.choice(self.request_kinds)))
         driver.step()
         oldest = min(driver.scheduler.queue.sequences, default=-1)
         self.age = self.age + 1 if oldest == self.oldest else 0
@@ -82,7 +82,8 @@ def test_the_oldest_is_served_whatever_keeps_coming(seed: int, deterministic: bo
     load.driver.run()
 
 
-def late(driver: Driver, **changes: Any) -> Request:
+def late_request(driver: Driver, **changes: Any) -> Request:
+    """Return a request named by the step, of one prompt token unless `changes` say otherwise."""
     return request(f"late {driver.steps}", **{"prompt": (1,), "max_tokens": 1} | changes)
 
 
@@ -95,7 +96,7 @@ def test_a_blocked_prompt_is_not_starved_by_later_ones() -> None:
     driver.submit(request("s2", prompt=(1,)))
     driver.submit(request("a", prompt=tuple(range(12)), max_tokens=1))
     while driver.steps < 200 and not driver.results["a", 0].finish:
-        driver.submit(late(driver, max_tokens=4))
+        driver.submit(late_request(driver, max_tokens=4))
         driver.step()
     assert driver.results["a", 0].finish, "still waits for one page after 200 steps"
 
@@ -108,7 +109,7 @@ def test_a_stream_that_needs_no_page_is_not_held_up_by_a_prompt_that_did() -> No
     for name, length, max_tokens in (("short", 1, 5), ("shorter", 2, 2), ("long", 10, 2)):
         driver.submit(request(name, prompt=tuple(range(length)), max_tokens=max_tokens))
     driver.run()
-    assert not_served(driver, "stream") == []
+    assert steps_without(driver, "stream") == []
 
 
 def test_drafts_do_not_take_the_budget_of_other_streams() -> None:
@@ -118,12 +119,12 @@ def test_drafts_do_not_take_the_budget_of_other_streams() -> None:
     for name, salt in (("d1", "w"), ("d2", "w"), ("plain", "")):
         driver.submit(request(name, prompt=(1,), salt=salt, max_tokens=20))
     driver.run()
-    assert not_served(driver, "plain") == []
+    assert steps_without(driver, "plain") == []
 
 
-def not_served(driver: Driver, name: str) -> list[int]:
+def steps_without(driver: Driver, name: str) -> list[int]:
     """Return the steps between a request's first and last that have no chunk of it."""
-    served = [n for n, plan in enumerate(driver.plans) if name in driver.names(plan)]
+    served = [n for n, plan in enumerate(driver.plans) if name in driver.request_ids(plan)]
     assert len(served) == len(driver.results[name, 0].cuts)
     return [n for before, after in pairwise(served) for n in range(before + 1, after)]
 
@@ -136,7 +137,7 @@ def test_deterministic_scores_are_admitted_while_prompts_keep_coming() -> None:
     driver.submit(request("first", max_tokens=2))
     driver.submit(request("scored", prompt_logprobs=0))
     while driver.steps < 100 and not driver.results["scored", 0].finish:
-        driver.submit(late(driver, prompt=PROMPT, max_tokens=2))
+        driver.submit(late_request(driver, prompt=PROMPT, max_tokens=2))
         driver.step()
     assert driver.results["scored", 0].finish, "still waits after 100 steps"
 
@@ -147,7 +148,7 @@ def test_deterministic_scores_go_on_while_prompts_keep_coming() -> None:
     driver.submit(request("stream", max_tokens=50))
     driver.submit(request("scored", prompt=tuple(range(13)), prompt_logprobs=0))
     while driver.steps < 60 and not driver.results["scored", 0].finish:
-        driver.submit(late(driver))
+        driver.submit(late_request(driver))
         driver.step()
     assert driver.results["scored", 0].finish, f"after 60 steps {driver.results['scored', 0].cuts}"
 
@@ -158,7 +159,7 @@ def test_deterministic_decodes_and_prompts_take_turns(scores: int | None) -> Non
     driver = Driver(config_of(deterministic=True))
     driver.submit(request("stream", max_tokens=30))
     while not driver.results["stream", 0].finish:
-        driver.submit(late(driver, prompt=PROMPT, prompt_logprobs=scores))
+        driver.submit(late_request(driver, prompt=PROMPT, prompt_logprobs=scores))
         driver.step()
     kinds = [plan.kind for plan in driver.plans]
     streaming = kinds[kinds.index("decode") : len(kinds) - kinds[::-1].index("decode")]

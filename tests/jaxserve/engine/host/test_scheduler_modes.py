@@ -129,7 +129,7 @@ def test_a_sequence_that_waits_for_the_host_has_single_steps() -> None:
     driver.submit(request("drafts", salt="w", max_tokens=6))
     driver.run()
     together = [plan.steps > 1 for plan in driver.plans]
-    last = max(n for n, plan in enumerate(driver.plans) if "drafts" in driver.names(plan))
+    last = max(n for n, plan in enumerate(driver.plans) if "drafts" in driver.request_ids(plan))
     assert not any(together[: last + 1]) and any(together[last + 1 :])
 
 

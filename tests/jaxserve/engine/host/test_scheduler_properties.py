@@ -25,7 +25,7 @@ BASES = (
 
 
 @dataclass(frozen=True)
-class House:
+class EngineSetup:
     """Parameters of an engine to be built."""
 
     config: EngineConfig
@@ -80,12 +80,14 @@ def configs(
 
 
 @st.composite
-def houses(draw: st.DrawFn, embeds: bool = False, groups: Groups | None = None) -> House:
+def engine_setups(
+    draw: st.DrawFn, embeds: bool = False, groups: Groups | None = None
+) -> EngineSetup:
     config = draw(configs(deterministic=False, embeds=embeds, groups=groups))
     # A state cannot take rejected tokens back, so nothing is drafted where groups have slots.
     drafting = not embeds and not any(group.slot for group in groups or ())
     full = any(pool.window is None for pool in config.pools)
-    return House(
+    return EngineSetup(
         config,
         drafts=draw(st.sampled_from([0, 0, 1, 4])) if drafting else 0,
         by_device=full and draw(st.booleans()),
@@ -167,25 +169,25 @@ def submit(driver: Driver, request: Request) -> None:
 @settings(
     max_examples=300, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-@given(houses(), st.lists(ACTIONS, min_size=3, max_size=16))
-def test_any_traffic(house: House, actions: list[tuple[str, Any]]) -> None:
-    play(house.driver(), actions)
+@given(engine_setups(), st.lists(ACTIONS, min_size=3, max_size=16))
+def test_any_traffic(setup: EngineSetup, actions: list[tuple[str, Any]]) -> None:
+    play(setup.driver(), actions)
 
 
 @settings(
     max_examples=200, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-@given(houses(), st.integers(1, 7), st.lists(ACTIONS, min_size=6, max_size=16))
+@given(engine_setups(), st.integers(1, 7), st.lists(ACTIONS, min_size=6, max_size=16))
 def test_any_traffic_whose_drafts_the_device_makes(
-    house: House, drafts: int, actions: list[tuple[str, Any]]
+    setup: EngineSetup, drafts: int, actions: list[tuple[str, Any]]
 ) -> None:
     """The device drafts for every request."""
-    assume(any(pool.window is None for pool in house.config.pools))
+    assume(any(pool.window is None for pool in setup.config.pools))
     drafting = [
         (what, argument | {"salt": "w"} if what == "submit" else argument)
         for what, argument in actions
     ]
-    play(replace(house, drafts=drafts, by_device=True).driver(), drafting)
+    play(replace(setup, drafts=drafts, by_device=True).driver(), drafting)
 
 
 @settings(
@@ -200,10 +202,10 @@ def test_any_traffic_deterministic(config: EngineConfig, actions: list[tuple[str
 @settings(
     max_examples=150, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-@given(houses(embeds=True), st.lists(ACTIONS, min_size=3, max_size=16))
-def test_any_traffic_of_embeddings(house: House, actions: list[tuple[str, Any]]) -> None:
+@given(engine_setups(embeds=True), st.lists(ACTIONS, min_size=3, max_size=16))
+def test_any_traffic_of_embeddings(setup: EngineSetup, actions: list[tuple[str, Any]]) -> None:
     """Sampling parameters make no difference to an embedding."""
-    play(house.driver(), actions)
+    play(setup.driver(), actions)
 
 
 @settings(

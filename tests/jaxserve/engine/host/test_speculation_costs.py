@@ -25,7 +25,8 @@ ROWS = (1, 2, 4, 8, 16)
 DRAFTS = (0, *draft_counts(7))
 
 
-def costs(base: float, per_token: float) -> Costs:
+def linear_costs(base: float, per_token: float) -> Costs:
+    """Return costs of a base per step and a share per token, for all compiled sizes."""
     return Costs({(rows, k): base + per_token * rows * (1 + k) for rows in ROWS for k in DRAFTS})
 
 
@@ -57,18 +58,18 @@ def test_never_slower_than_without(seed: int) -> None:
 
 def test_a_chip_that_is_busy_verifies_nothing_and_one_that_waits_for_memory_all() -> None:
     drafted = [(0.8, 7)] * 8
-    assert best_draft_count(costs(0, 1), 8, 0, drafted) == 0
-    assert best_draft_count(costs(1, 0), 8, 0, drafted) == 7
-    assert best_draft_count(costs(1, 0.04), 8, 0, drafted) in (1, 3)
-    assert best_draft_count(costs(1, 0), 8, 0, [(0.0, 7)] * 8) == 0, "of equals the fewest"
+    assert best_draft_count(linear_costs(0, 1), 8, 0, drafted) == 0
+    assert best_draft_count(linear_costs(1, 0), 8, 0, drafted) == 7
+    assert best_draft_count(linear_costs(1, 0.04), 8, 0, drafted) in (1, 3)
+    assert best_draft_count(linear_costs(1, 0), 8, 0, [(0.0, 7)] * 8) == 0, "of equals the fewest"
 
 
 def test_costs_of_rows_between_the_compiled_ones() -> None:
-    table = costs(1, 1)
+    table = linear_costs(1, 1)
     assert table.of(3, 1) == table.seconds[4, 1] and table.of(99, 0) == table.seconds[16, 0]
 
 
-class Always:
+class AlwaysProposer:
     waits = True
     has_pages = False
 
@@ -84,7 +85,7 @@ class Always:
 
 def test_a_sequence_whose_drafts_fail_drafts_ever_more_rarely() -> None:
     """A sequence whose drafts are accepted does not pause."""
-    speculation = Speculation(Always(), 7, costs(1, 0.05))
+    speculation = Speculation(AlwaysProposer(), 7, linear_costs(1, 0.05))
     good = sequence([1, 2], 1)
     bad = sequence([1, 2], 2)
     drafted = {good.id: 0, bad.id: 0}
@@ -103,13 +104,14 @@ def test_a_sequence_whose_drafts_fail_drafts_ever_more_rarely() -> None:
     assert drafted[bad.id] >= 400 // LONGEST_PAUSE, "it tries again"
 
 
-def governed(driver: Driver, count: int) -> None:
+def submit_requests(driver: Driver, count: int) -> None:
+    """Submit requests for 40 tokens with different seeds."""
     for i in range(count):
         driver.submit(request(f"{len(driver.results)}", max_tokens=40, seed=i))
 
 
-class Turning(EagerProposer):
-    """Drafts wrong tokens for the first `wrong` ones of a sequence, and right ones after them."""
+class WrongThenRightProposer(EagerProposer):
+    """Proposer of wrong tokens for the first `wrong` ones of a sequence, and right ones after."""
 
     def __init__(self, wrong: int):
         super().__init__(7)
@@ -124,18 +126,18 @@ class Turning(EagerProposer):
 
 def test_wrong_drafts_are_forgotten() -> None:
     """A sequence forgets wrong drafts after a while, and other sequences never knew of them."""
-    late = Speculation(Turning(30), 7, costs(1, 0.03))
+    late = Speculation(WrongThenRightProposer(30), 7, linear_costs(1, 0.03))
     driver = Driver(config_of(num_pages=200, max_context=700), speculation=late)
     driver.submit(request(max_tokens=600))
     driver.run()
     assert len(driver.plans) < 350 and late.accepted > 300
-    after = Speculation(Turning(40), 7, costs(1, 0.03))
+    after = Speculation(WrongThenRightProposer(40), 7, linear_costs(1, 0.03))
     driver = Driver(config_of(num_pages=200, max_context=128), speculation=after)
-    governed(driver, 12)
+    submit_requests(driver, 12)
     driver.run()
-    after.proposer = Turning(0)
+    after.proposer = WrongThenRightProposer(0)
     before = after.drafted
-    governed(driver, 12)
+    submit_requests(driver, 12)
     driver.run()
     assert after.accepted == after.drafted - before > 200
 
@@ -143,11 +145,11 @@ def test_wrong_drafts_are_forgotten() -> None:
 @pytest.mark.parametrize("step_tokens", [4, 5, 8])
 def test_there_is_room_for_every_row_s_drafts(step_tokens: int) -> None:
     """Rows that fill the budget draft nothing, and no step of a draft model comes between."""
-    drafter = Speculation(DeviceDrafts(7, has_pages=True), 7, costs(1, 0.01))
+    drafter = Speculation(DeviceDrafts(7, has_pages=True), 7, linear_costs(1, 0.01))
     driver = Driver(
         config_of(step_tokens=step_tokens, num_pages=200, max_context=128), speculation=drafter
     )
-    governed(driver, 4)
+    submit_requests(driver, 4)
     driver.run()
     kinds = Counter(plan.kind for plan in driver.plans)
     assert (kinds["verify"] > 0) == (step_tokens == 8)
@@ -174,16 +176,16 @@ def test_rows_do_not_wait_for_drafts_that_are_not_verified() -> None:
         driver.step()
     assert (
         prompts > 8
-        and sum("s" in driver.names(plan) for plan in driver.plans) > len(driver.plans) - 4
+        and sum("s" in driver.request_ids(plan) for plan in driver.plans) > len(driver.plans) - 4
     )
 
 
 def test_logits_that_are_not_finite_behind_an_end_do_not_matter() -> None:
     end = naive(request(max_tokens=12), 0, 1, 12)[5]
-    driver = Driver(config_of(num_pages=40), proposer=Turning(0))
+    driver = Driver(config_of(num_pages=40), proposer=WrongThenRightProposer(0))
     launch = driver.runner.launch
 
-    def spoilt(plan: StepPlan) -> StepOutput:
+    def launch_with_nan_behind_end(plan: StepPlan) -> StepOutput:
         """Launch a step whose logits behind the end token are not finite."""
         output = launch(plan)
         for lane in output.lanes:
@@ -193,7 +195,7 @@ def test_logits_that_are_not_finite_behind_an_end_do_not_matter() -> None:
                     lane.finite[i] = False
         return output
 
-    driver.runner.launch = spoilt  # type: ignore[method-assign]
+    driver.runner.launch = launch_with_nan_behind_end  # type: ignore[method-assign]
     driver.submit(request(max_tokens=12, stop_token_ids=(end,)))
     driver.run()
     assert any(not all(lane.finite) for output in driver.outputs for lane in output.lanes)
@@ -217,10 +219,10 @@ def test_prompt_lookup_is_what_a_search_finds() -> None:
         seq = sequence(tokens, id)
         for _ in range(30):
             seq.tokens += [draw.randrange(4) for _ in range(draw.randrange(1, 4))]
-            assert lookup.propose(seq) == search(seq.tokens, 4)
+            assert lookup.propose(seq) == plain_lookup(seq.tokens, 4)
 
 
-def search(tokens: list[int], limit: int) -> list[int]:
+def plain_lookup(tokens: list[int], limit: int) -> list[int]:
     """Return the tokens that prompt lookup should find, by a plain search."""
     for length in (4, 3, 2):
         for end in range(len(tokens) - 1, length - 1, -1):

@@ -4,10 +4,10 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry
 
@@ -17,6 +17,7 @@ from jaxserve.server.disaggregation.flags import Disaggregation
 from jaxserve.server.disaggregation.policy import Policy
 from jaxserve.server.disaggregation.prefill_pool import State
 from jaxserve.server.disaggregation.roles import DecodeRole, PrefillRole
+from jaxserve.server.readiness import Readiness
 from jaxserve.v1 import common_pb2, inference_pb2
 from tests.jaxserve.cluster.transfer.harness import Proxy
 from tests.jaxserve.server.harness import Running, running
@@ -50,10 +51,10 @@ class Apart:
     decode: Running
     role: DecodeRole
     registry: CollectorRegistry
-    prefills: list[Running] = field(default_factory=list)
-    prefill_roles: list[PrefillRole] = field(default_factory=list)
-    prefill_registries: list[CollectorRegistry] = field(default_factory=list)
-    proxies: list[Proxy] = field(default_factory=list)
+    prefills: list[Running]
+    prefill_roles: list[PrefillRole]
+    prefill_registries: list[CollectorRegistry]
+    proxies: list[Proxy]
 
     def count(self, name: str, **labels: str) -> float:
         """Return a metric of the decode server."""
@@ -124,35 +125,60 @@ async def apart(
     otherwise. ready: wait until they all are, as the decode server sees it.
     """
     async with AsyncExitStack() as stack:
-        enter = stack.enter_async_context
-        servers = list[Running]()
-        roles = list[PrefillRole]()
-        registries = [CollectorRegistry() for _ in range(prefills)]
-        proxies = list[Proxy]()
-        options: dict[str, Any] = {"seconds": prefill_seconds, **config, **prefill_options}
-        for number, registry in enumerate(registries):
-
-            def new_role(readiness: Any, registry: CollectorRegistry = registry) -> PrefillRole:
-                roles.append(PrefillRole(replace(plan, role="prefill"), readiness, registry))
-                return roles[-1]
-
-            own = folder / f"prefill{number}"
-            own.mkdir()
-            server = await enter(running(own, new_role=new_role, handshake=handshake, **options))
-            servers.append(server)
-            port = int(server.address.split(":")[1])
-            proxies.append(await enter(Proxy.before(port)))
-        addresses = tuple(f"127.0.0.1:{proxy.port}" for proxy in proxies)
+        options = {"seconds": prefill_seconds, **config, **prefill_options}
+        prefill_servers = [
+            await stack.enter_async_context(
+                prefill_server(folder / f"prefill{number}", plan, handshake, options)
+            )
+            for number in range(prefills)
+        ]
+        addresses = tuple(f"127.0.0.1:{prefill.proxy.port}" for prefill in prefill_servers)
         registry = CollectorRegistry()
         role = DecodeRole(replace(plan, servers=(*plan.servers, *addresses)), registry)
         own = folder / "decode"
         own.mkdir()
         options = {"new_role": lambda readiness: role, "limits": decode_limits, **config}
-        decode = await enter(running(own, handshake=HANDSHAKE, **options))
-        found = Apart(decode, role, registry, servers, roles, registries, proxies)
+        decode = await stack.enter_async_context(running(own, handshake=HANDSHAKE, **options))
+        servers = Apart(
+            decode,
+            role,
+            registry,
+            [prefill.server for prefill in prefill_servers],
+            [prefill.role for prefill in prefill_servers],
+            [prefill.registry for prefill in prefill_servers],
+            [prefill.proxy for prefill in prefill_servers],
+        )
         if ready:
-            await found.until(State.READY, prefills)
-        yield found
+            await servers.until(State.READY, prefills)
+        yield servers
+
+
+class PrefillServer(NamedTuple):
+    """A prefill server, and the proxy that the decode server reaches it through."""
+
+    server: Running
+    role: PrefillRole
+    registry: CollectorRegistry
+    proxy: Proxy
+
+
+@asynccontextmanager
+async def prefill_server(
+    folder: Path, plan: Disaggregation, handshake: Handshake, options: Mapping[str, Any]
+) -> AsyncIterator[PrefillServer]:
+    """A prefill server behind a proxy. folder: is made. plan: of the decode server."""
+    registry = CollectorRegistry()
+    roles = list[PrefillRole]()
+
+    def new_role(readiness: Readiness) -> PrefillRole:
+        roles.append(PrefillRole(replace(plan, role="prefill"), readiness, registry))
+        return roles[-1]
+
+    folder.mkdir()
+    async with running(folder, new_role=new_role, handshake=handshake, **options) as server:
+        port = int(server.address.split(":")[1])
+        async with Proxy.before(port) as proxy:
+            yield PrefillServer(server, roles[-1], registry, proxy)
 
 
 def asking(text: str = LONG, **fields: Any) -> inference_pb2.GenerateRequest:

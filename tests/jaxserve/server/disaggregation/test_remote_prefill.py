@@ -156,7 +156,7 @@ def test_a_prefill_server_refuses_clients(tmp_path: Path) -> None:
     ("handshake", "problem"),
     [
         (replace(HANDSHAKE, model={"the model": "another"}), "the model"),
-        (replace(HANDSHAKE, stored="bfloat16"), "--kv"),
+        (replace(HANDSHAKE, page_dtype="bfloat16"), "--kv"),
     ],
 )
 def test_servers_that_do_not_fit_together(

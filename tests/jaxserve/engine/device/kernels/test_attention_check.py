@@ -21,19 +21,23 @@ FLOAT = jnp.dtype(jnp.float32)
 LAYOUT = Layout(2, 64, 16, FLOAT)
 OPTIONS = Options(LAYOUT, 0.1)
 EIGHT_BITS = replace(OPTIONS, layout=Layout(2, 64, 16, jnp.dtype(jnp.int8)))
-Spoil = Callable[[Attended], Attended]
+Corruption = Callable[[Attended], Attended]
 
 
-def spoilt(spoil: Spoil) -> SimpleNamespace:
+def corrupted_reference(corrupt: Corruption) -> SimpleNamespace:
+    """Return the reference implementation with results changed by `corrupt`."""
+
     def attend(*operands: Any, **more: Any) -> Attended:
-        return spoil(reference.attend(*operands, **more))
+        return corrupt(reference.attend(*operands, **more))
 
     names = ("check", "axes", "allocate", "read", "write_back")
     return SimpleNamespace(attend=attend, **{name: getattr(reference, name) for name in names})
 
 
-def run_check(monkeypatch: pytest.MonkeyPatch, spoil: Spoil, options: Options = OPTIONS) -> None:
-    known = {"reference": reference, "other": spoilt(spoil)}
+def run_check(
+    monkeypatch: pytest.MonkeyPatch, corrupt: Corruption, options: Options = OPTIONS
+) -> None:
+    known = {"reference": reference, "other": corrupted_reference(corrupt)}
     monkeypatch.setattr(dispatch, "IMPLEMENTATIONS", known)
     check_attention(
         "other", [replace(options, max_row_tokens=1), options], 4, FLOAT, jax.devices()[0]
@@ -57,7 +61,7 @@ def test_the_reference_is_the_reference(monkeypatch: pytest.MonkeyPatch, options
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    "corrupt",
     [
         lambda done: done._replace(out=done.out.at[-1, 0, 0].add(0.01)),
         lambda done: done._replace(out=done.out.at[0, 0, 0].set(jnp.nan)),
@@ -68,16 +72,16 @@ def test_the_reference_is_the_reference(monkeypatch: pytest.MonkeyPatch, options
     ],
     ids=["a number", "NaN", "a page", "NaN in a page"],
 )
-def test_what_differs_is_an_error(monkeypatch: pytest.MonkeyPatch, spoil: Spoil) -> None:
+def test_what_differs_is_an_error(monkeypatch: pytest.MonkeyPatch, corrupt: Corruption) -> None:
     with pytest.raises(
         EngineError,
         match=r"attention 'other' in a decode step differs .* on cpu.*--attention refer",
     ):
-        run_check(monkeypatch, spoil)
+        run_check(monkeypatch, corrupt)
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    "corrupt",
     [
         lambda pages: pages._replace(v=pages.v.at[0, 0].add(1)),
         lambda pages: pages._replace(k_scale=pages.k_scale[:, ::-1]),
@@ -86,10 +90,10 @@ def test_what_differs_is_an_error(monkeypatch: pytest.MonkeyPatch, spoil: Spoil)
     ids=["a number", "scales of other heads", "a page's scales"],
 )
 def test_so_is_what_differs_in_pages_of_8_bits(
-    monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Pages], Pages]
+    monkeypatch: pytest.MonkeyPatch, corrupt: Callable[[Pages], Pages]
 ) -> None:
     with pytest.raises(EngineError, match=r"in a decode step differs"):
-        run_check(monkeypatch, lambda done: done._replace(pages=spoil(done.pages)), EIGHT_BITS)
+        run_check(monkeypatch, lambda done: done._replace(pages=corrupt(done.pages)), EIGHT_BITS)
 
 
 def test_prompts_are_tried_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +106,10 @@ def test_prompts_are_tried_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_engine_does_not_become_ready_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check runs before any step is compiled."""
-    known = {"reference": reference, "other": spoilt(lambda done: done._replace(out=-done.out))}
+    known = {
+        "reference": reference,
+        "other": corrupted_reference(lambda done: done._replace(out=-done.out)),
+    }
     monkeypatch.setattr(dispatch, "IMPLEMENTATIONS", known)
     _, runner = make_engine(replace(BASE, attention="other"), spec=WINDOWED)
     said: list[str] = []
@@ -112,13 +119,13 @@ def test_an_engine_does_not_become_ready_with_it(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture
-def interpreted() -> Iterator[None]:
+def interpreted_kernels() -> Iterator[None]:
     with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams()):
         yield
 
 
 @pytest.mark.kernels
-@pytest.mark.usefixtures("interpreted")
+@pytest.mark.usefixtures("interpreted_kernels")
 def test_the_hopper_kernel_agrees() -> None:
     dtype = jnp.dtype(jnp.bfloat16)
     steps = [

@@ -27,8 +27,8 @@ INT8 = jnp.dtype(jnp.int8)
 WEIGHT = quantized.Demand(256, (2, 128), 32, BF16)
 OPTIONS = grouped.Options(16, BF16)
 EXPERT = grouped.Demand(0, 4, 2, 64, 48, BF16, "")
-Spoil = Callable[[jax.Array], jax.Array]
-WRONG: list[Spoil] = [
+Corruption = Callable[[jax.Array], jax.Array]
+WRONG: list[Corruption] = [
     lambda found: found.at[0, -1, -1].add(3 * jnp.abs(found[:1]).max()),
     lambda found: found * jnp.asarray(1.2, found.dtype),
     lambda found: found.at[0, 0, 0].set(jnp.nan),
@@ -37,21 +37,23 @@ WRONG: list[Spoil] = [
 
 
 @pytest.fixture(autouse=True)
-def interpreted() -> Iterator[None]:
+def interpreted_kernels() -> Iterator[None]:
     with pltpu.force_tpu_interpret_mode():
         yield
 
 
-def spoilt(kernel: Any, spoil: Spoil) -> Any:
+def corrupted_kernel(kernel: Any, corrupt: Corruption) -> Any:
+    """Return the kernel with results changed by `corrupt`."""
+
     def multiply(*operands: Any, **more: Any) -> jax.Array:
-        return spoil(kernel.multiply(*operands, **more))
+        return corrupt(kernel.multiply(*operands, **more))
 
     others = {
         name: staticmethod(getattr(kernel, name))
         for name in ("check", "block_rows")
         if hasattr(kernel, name)
     }
-    return type("Spoilt", (), others | {"multiply": staticmethod(multiply)})
+    return type("Corrupted", (), others | {"multiply": staticmethod(multiply)})
 
 
 @pytest.mark.parametrize(
@@ -70,18 +72,18 @@ def test_the_kernel_of_grouped_products(quantize: dict[str, Any]) -> None:
         check_grouped_matmul(kernel, [(OPTIONS, demand)], jax.devices()[0])
 
 
-@pytest.mark.parametrize("spoil", WRONG, ids=["a number", "all", "not a number", "columns"])
-def test_differences_are_found(spoil: Spoil) -> None:
+@pytest.mark.parametrize("corrupt", WRONG, ids=["a number", "all", "not a number", "columns"])
+def test_differences_are_found(corrupt: Corruption) -> None:
     with pytest.raises(
         EngineError,
         match=r"a product of .* numbers .* start with --quantized-matmul reference, and",
     ):
-        check_quantized_matmul([(spoilt(reference, spoil), WEIGHT)], jax.devices()[0])
+        check_quantized_matmul([(corrupted_kernel(reference, corrupt), WEIGHT)], jax.devices()[0])
     with pytest.raises(
         EngineError, match=r"a product of .* numbers .* start with --grouped-matmul reference, and"
     ):
         check_grouped_matmul(
-            spoilt(grouped_reference, spoil), [(OPTIONS, EXPERT)], jax.devices()[0]
+            corrupted_kernel(grouped_reference, corrupt), [(OPTIONS, EXPERT)], jax.devices()[0]
         )
 
 
@@ -99,7 +101,9 @@ def test_an_engine_with_such_a_kernel_does_not_become_ready(
     monkeypatch.setattr(dispatch, "PLATFORMS", {})
     monkeypatch.setattr(declared, "REORDERED", {"cpu"})
     monkeypatch.setattr(
-        dispatch, "GROUPED", dict(dispatch.GROUPED) | {"other": spoilt(grouped_reference, WRONG[1])}
+        dispatch,
+        "GROUPED",
+        dict(dispatch.GROUPED) | {"other": corrupted_kernel(grouped_reference, WRONG[1])},
     )
     engine, runner = make_engine(replace(BASE, grouped_matmul="other"), spec=EXPERTS)
     with pytest.raises(EngineError, match="--grouped-matmul reference"):
