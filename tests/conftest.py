@@ -10,7 +10,8 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from jaxserve.cli.compilation_cache import share_compiled
-from tests.cpu_budget import CpuBudget, CpuMeter
+from tests.compiled_steps import BYTES, compiled_steps_folder
+from tests.leaks import LeakReporter
 from tests.outcome_tables import FAMILIES_ON_MESHES, FEATURE_PAIRS, OutcomeTable
 
 jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS", "cpu"))
@@ -21,9 +22,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Engines of the same shape are built by many tests, in several processes and in every run: each
 # step is compiled once.
-ROOT = Path(__file__).parent.parent
-CACHE = Path(os.environ.get("JAXSERVE_TEST_CACHE") or ROOT / ".pytest_cache" / "xla")
-share_compiled(CACHE)
+CACHE = compiled_steps_folder()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -40,36 +39,33 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--page-picture", type=Path, metavar="FILE", help="write what the server's page looks like"
     )
     parser.addoption(
-        "--cpu-budget",
-        type=Path,
-        metavar="FILE",
-        help="compare the CPU seconds of each folder with the ratios in this file",
-    )
-    parser.addoption(
-        "--enforce-cpu-budget",
+        "--rerun-system",
         action="store_true",
-        help="end red where a folder takes more than that file allows",
-    )
-    parser.addoption(
-        "--write-cpu-budget",
-        action="store_true",
-        help="write the ratios of this run to the file that --cpu-budget names",
+        help="try a test marked `system` a second time when it fails, and name it at the end",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if budget := config.getoption("--cpu-budget"):
-        config.pluginmanager.register(CpuMeter())
-        if not hasattr(config, "workerinput"):
-            write = config.getoption("--write-cpu-budget")
-            enforce = config.getoption("--enforce-cpu-budget")
-            config.pluginmanager.register(CpuBudget(budget, CACHE, write, enforce))
+    share_steps()
+    config.pluginmanager.register(LeakReporter())
     for option, place in (
         ("--support-matrix", FAMILIES_ON_MESHES),
         ("--feature-pairs", FEATURE_PAIRS),
     ):
         if path := config.getoption(option):
             config.pluginmanager.register(OutcomeTable(path, place))
+
+
+def share_steps() -> None:
+    share_compiled(CACHE)
+    jax.config.update("jax_compilation_cache_max_size", BYTES)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--rerun-system"):
+        for item in items:
+            if item.get_closest_marker("system"):
+                item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 @pytest.hookimpl(trylast=True)
@@ -82,7 +78,7 @@ def pytest_runtest_teardown() -> None:
     if shared and jax.config.jax_compilation_cache_dir == str(CACHE):
         return
     jax.config.update("jax_enable_compilation_cache", True)
-    share_compiled(CACHE)
+    share_steps()
     compilation_cache.reset_cache()
 
 

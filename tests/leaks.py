@@ -1,0 +1,153 @@
+"""Report of what a test leaves behind: processes, threads, and open sockets, pipes and files.
+
+A test that leaves something is reported as an error of its teardown. What a test opens for a
+fixture that its module shares may stay until the module ends, and is then reported with the name of
+the test that opened it.
+"""
+
+import gc
+import os
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Threads that a library starts once in a process and never ends.
+LASTING_THREADS = ("tqdm", "grpc-aio-poller")
+SHARED = ("class", "module", "package")  # scopes of fixtures
+type Resources = dict[str, str]  # what is open, by a key that tells it from later ones
+
+
+class LeakReporter:
+    """Plugin that compares what is open before and after every test.
+
+    patience: seconds in which what is about to end has to end.
+    """
+
+    def __init__(self, patience: float = 60.0) -> None:
+        self._patience = patience
+        self._before: Resources = {}
+        self._opened_by: dict[str, str] = {}  # key of a resource -> test that shares fixtures
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
+        self._before = open_resources()
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> Iterator[None]:
+        result = yield
+        if item.get_closest_marker("deviceless"):  # compilers keep logs and pollers open for good
+            return result
+        known = self._before
+        if ends_its_module(item, nextitem):
+            known = {key: text for key, text in known.items() if key not in self._opened_by}
+        elif shares_fixtures(item):
+            for key in opened_since(known):
+                self._opened_by[key] = item.name
+            return result
+        left, complaints = wait_until_closed(known, self._patience)
+        lines = [f"{text} ({self._opened_by.get(key, item.name)})" for key, text in left.items()]
+        if ends_its_module(item, nextitem):
+            self._opened_by.clear()
+        if lines or complaints:
+            pytest.fail("not closed: " + "; ".join([*lines, *complaints]), pytrace=False)
+        return result
+
+
+def shares_fixtures(item: pytest.Item) -> bool:
+    """Return whether a test uses a fixture that other tests of its module use, too."""
+    fixtures: Mapping[str, Any] = getattr(item, "_fixtureinfo").name2fixturedefs  # noqa: B009
+    return any(each.scope in SHARED for found in fixtures.values() for each in found)
+
+
+def ends_its_module(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+    return nextitem is None or nextitem.path != item.path
+
+
+def wait_until_closed(known: Resources, seconds: float) -> tuple[Resources, list[str]]:
+    """Return what stays open, and complaints of what the garbage collector had to close.
+
+    known: what was open before, and may be.
+    """
+    if not opened_since(known):
+        return {}, []
+    with collected_complaints() as complaints:
+        gc.collect()
+    until = time.monotonic() + seconds
+    while (left := opened_since(known)) and time.monotonic() < until:
+        time.sleep(0.01)
+    return left, complaints
+
+
+def opened_since(known: Resources) -> Resources:
+    return {key: text for key, text in open_resources().items() if key not in known}
+
+
+@contextmanager
+def collected_complaints() -> Iterator[list[str]]:
+    """Yield a list to which the errors of destructors are added, such as unclosed sockets."""
+    complaints: list[str] = []
+    before = sys.unraisablehook
+    sys.unraisablehook = lambda problem: complaints.append(str(problem.exc_value))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", ResourceWarning)
+            yield complaints
+    finally:
+        sys.unraisablehook = before
+
+
+def open_resources() -> Resources:
+    """Return the threads, child processes and file descriptors of this process."""
+    return open_threads() | open_processes() | open_files()
+
+
+def open_threads() -> Resources:
+    return {
+        f"thread {id(thread)}": f"thread {thread.name}"
+        for thread in threading.enumerate()
+        if not thread.name.startswith(LASTING_THREADS)
+    }
+
+
+def open_processes() -> Resources:
+    if not has_children():
+        return {}
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(") ")[2].split()[1])
+            command = (folder / "cmdline").read_text().replace("\0", " ")
+        except OSError:  # it has ended
+            continue
+        if parent == os.getpid():
+            found[f"process {folder.name}"] = f"process {command or folder.name}"
+    return found
+
+
+def has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def open_files() -> Resources:
+    found = {}
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{descriptor}")
+        except OSError:  # the descriptor of the listing itself
+            continue
+        found[f"{descriptor} {target}"] = f"file descriptor of {target}"
+    return found
