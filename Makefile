@@ -1,17 +1,21 @@
 # Variables, on the command line or from the environment:
 #   PYTHON          interpreter for a new environment; otherwise the first of CANDIDATES that runs and is new enough
 #   VENV            folder of the environment
-#   JAX_VERSION     an exact jax for a new environment, e.g. 0.11.2; otherwise the newest that pyproject.toml allows
+#   CONSTRAINTS     file of the exact versions that are installed; empty for the newest that pyproject.toml allows
+#   JAX_VERSION     an exact jax for a new environment, e.g. 0.11.2; otherwise that of CONSTRAINTS
 #   DEVICELESS_JAX  the jax that steps are compiled with for chips that are not here
 #   PYTEST_ARGS     more arguments for pytest, e.g. PYTEST_ARGS="-k pages"
-#   MUTANTS         which faults `make mutants` tries, by name or --area; all without
-#   JAXSERVE_TEST_CACHE  folder of the tests' compiled steps; otherwise .pytest_cache/xla
+#   MUTANTS         which faults `make mutants` tries, by name or area; all without
+#   RUNS            how often `make test-repeat` runs the tests
+#   JAXSERVE_TEST_CACHE  folder of the tests' compiled steps; otherwise one below ~/.cache/jaxserve/tests
 #   JOBS            processes that run the tests: 8 at most, by default as many as there are cores
 VENV       ?= .venv
 CANDIDATES := python3.12 python3.13 python3
 OLDEST_JAX := 0.11.2
 DEVICELESS_JAX ?= $(OLDEST_JAX)
 JOBS           ?= auto
+CONSTRAINTS    ?= constraints.txt
+RUNS           ?= 2
 DEVICELESS := .venv-deviceless-$(DEVICELESS_JAX)
 
 # What an older jax may do otherwise: compile, shard, sample, lower kernels, read its cache, load.
@@ -26,12 +30,18 @@ PROTOS   := jaxserve/v1/*.proto jaxserve/cluster/v1/*.proto
 # Files in their order, not by their number of tests: those that take long come early.
 SPREAD   := -n $(JOBS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 SLOWEST  := --durations 40 --durations-min 1
-BUDGET   := --cpu-budget tests/cpu_budget.toml --enforce-cpu-budget
 PIN      := $(if $(JAX_VERSION),jax==$(JAX_VERSION) jaxlib==$(JAX_VERSION))
 RUN      := $(VENV)/bin/python -m
-INSTALL  := $(RUN) pip install --quiet --disable-pip-version-check --editable
+# A uv on the PATH installs, if it runs (a pyenv shim may refuse to); otherwise one in the environment.
+UV       := $(or $(shell uv --version >/dev/null 2>&1 && echo uv),$(VENV)/bin/uv)
+CREATE    = $(if $(filter uv,$(UV)),uv venv --quiet --seed --python "$$python","$$python" -m venv) $(VENV)
+# Another jax has other companions.
+PINS     := $(if $(JAX_VERSION),/^\(jax\|jaxlib\|jax-cuda[^=]*\|libtpu\)==/d)
+INSTALL   = sed '$(PINS)' $(or $(CONSTRAINTS),/dev/null) >$(VENV)/constraints.txt && \
+  $(UV) pip install --quiet --python $(VENV)/bin/python --constraints $(VENV)/constraints.txt \
+    --build-constraints $(VENV)/constraints.txt --editable
 
-.PHONY: help demo test test-budget test-repeat mutants test-slow test-oldest test-kernels support-matrix feature-pairs deviceless deviceless-full soak check protos fmt clean
+.PHONY: help demo test test-repeat mutants test-slow test-oldest test-kernels support-matrix feature-pairs deviceless deviceless-full soak check protos lock fmt clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name text; do \
@@ -44,11 +54,8 @@ demo: $(VENV)/.runtime ## a sum and a story from the bundled model
 test: $(VENV)/.dev ## run the tests
 	$(RUN) pytest -q $(SPREAD) $(SLOWEST) $(PYTEST_ARGS)
 
-test-budget: $(VENV)/.dev ## run the tests, and compare their CPU seconds with what is committed
-	$(RUN) pytest -q $(SPREAD) $(SLOWEST) $(BUDGET) $(PYTEST_ARGS)
-
-test-repeat: $(VENV)/.dev ## run the tests ten times in random order, half of them on a busy machine
-	$(RUN) tests.repeat -- $(SPREAD) $(PYTEST_ARGS)
+test-repeat: $(VENV)/.dev ## run the tests RUNS times in random order, every second time on a busy machine
+	$(RUN) tests.repeat --runs $(RUNS) -- $(SPREAD) $(PYTEST_ARGS)
 
 mutants: $(VENV)/.dev ## put faults into the sources, one after the other: the tests have to notice
 	$(RUN) tests.mutants $(MUTANTS)
@@ -92,6 +99,10 @@ protos: $(VENV)/.dev ## generate *_pb2* and docs/api.md from the .proto files
 	rm jaxserve/v1/common_pb2_grpc.py # has no service
 	$(VENV)/bin/python docs/make_api.py
 
+lock: $(VENV)/.runtime ## write constraints.txt: the newest versions that pyproject.toml allows
+	echo hatchling | $(UV) pip compile --quiet --universal --upgrade --python-version 3.12 --extra dev --extra compilers \
+	  --no-annotate --custom-compile-command "make lock" --output-file constraints.txt pyproject.toml -
+
 fmt: $(VENV)/.dev ## fix what can be fixed, and format
 	$(RUN) ruff check --fix
 	$(RUN) ruff format
@@ -100,12 +111,12 @@ clean: ## remove caches and build output (not the environments: remove .venv* by
 	rm -rf build dist .pytest_cache .hypothesis .ruff_cache benchmarks/tmp
 	find $(wildcard $(PACKAGES) training tests benchmarks) -name __pycache__ -prune -exec rm -rf {} +
 
-# Stamps: an environment is brought up to date whenever pyproject.toml is newer.
-$(VENV)/.runtime: pyproject.toml | $(VENV)/bin/pip
+# Stamps: an environment is brought up to date whenever pyproject.toml or the constraints are newer.
+$(VENV)/.runtime: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python $(filter-out uv,$(UV))
 	$(INSTALL) . $(PIN)
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml | $(VENV)/bin/pip
+$(VENV)/.dev: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python $(filter-out uv,$(UV))
 	$(INSTALL) '.[dev]' $(PIN)
 	@touch $(VENV)/.runtime $@
 
@@ -113,11 +124,14 @@ $(VENV)/.compilers: $(VENV)/.dev
 	$(INSTALL) '.[compilers]' $(PIN)
 	@touch $@
 
+$(VENV)/bin/uv: | $(VENV)/bin/python
+	$(RUN) pip install --quiet --disable-pip-version-check uv
+
 # A name on PATH proves nothing (a pyenv shim may refuse to run): every candidate is asked for its version.
-$(VENV)/bin/pip:
+$(VENV)/bin/python:
 	@for python in $(or $(PYTHON),$(CANDIDATES)); do \
 	  if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null; then \
-	    echo "creating $(VENV) with $$python"; exec "$$python" -m venv $(VENV); \
+	    echo "creating $(VENV) with $$python"; exec $(CREATE); \
 	  fi; \
 	done; \
 	echo "No Python >= 3.12 among: $(or $(PYTHON),$(CANDIDATES)). Get one, then run make again:" >&2; \

@@ -1,6 +1,6 @@
-"""Run the tests ten times in random order, five of them beside two busy processes.
+"""Run the tests several times in random order, every second time beside two busy processes.
 
-    python -m tests.repeat [--runs 10] [-- PYTEST_ARGS ...]
+    python -m tests.repeat [--runs 2] [-- PYTEST_ARGS ...]
 
 The seed of a run's order is its number, so that a red run can be had again:
 
@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-RUNS = 10
+RUNS = 2
 BUSY_PROCESSES = 2
 BUSY = "while True: pass"
 
