@@ -11,7 +11,8 @@ ROOT = Path(__file__).parents[1]
 RUN = """
 import pytest, sys
 from tests.leaks import LeakReporter
-sys.exit(pytest.main(["-q", "-s", "-p", "no:randomly", "--noconftest", sys.argv[1]], plugins=[LeakReporter(0.1)]))
+options = ["-q", "-s", "-p", "no:randomly", "--noconftest", sys.argv[1]]
+sys.exit(pytest.main(options, plugins=[LeakReporter(0.1)]))
 """
 LEAKING = """
 import socket, subprocess, sys, threading

@@ -91,6 +91,8 @@ class Listeners:
         admin: AdminServicer,
     ) -> None:
         admin_has_port = args.admin_port is not None
+        # Refused, where its package is missing, before any port is taken.
+        vllm = _vllm_endpoint(self._readiness) if args.vllm_port is not None else None
 
         def bind_server(
             flag: str,
@@ -114,9 +116,8 @@ class Listeners:
         )
         if admin_has_port:
             self.ports["admin"] = bind_server("--admin-port", args.admin_port, admin=admin)
-        if args.vllm_port is not None:
-            endpoint = _vllm_endpoint(self._readiness)
-            self.ports["vLLM"] = bind_server("--vllm-port", args.vllm_port, endpoint)
+        if vllm:
+            self.ports["vLLM"] = bind_server("--vllm-port", args.vllm_port, vllm)
 
     def tell(self, phase: Phase) -> None:
         """Report a new phase to health checks."""

@@ -183,6 +183,7 @@ def turns_of(out: str) -> list[tuple[str, str]]:
     return [(done["prompt"], done["text"]) for done in map(json.loads, out.splitlines())]
 
 
+@pytest.mark.system
 def test_chat_keeps_its_history(chat) -> None:
     system = "You are a kind and patient bear, and you like to tell long stories."
     code, out, err = chat(
@@ -209,6 +210,7 @@ def test_chat_without_a_template(call, folder: Path) -> None:
     )
 
 
+@pytest.mark.system
 def test_chat_from_standard_input(chat, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     lines = "Hello\r\n\ncafé\n /reset\nAgain"
     monkeypatch.setattr(
@@ -227,6 +229,7 @@ def test_chat_from_standard_input(chat, monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert code == 2 and out and "error: standard input: line 2 is not UTF-8 text (byte 3:" in err
 
 
+@pytest.mark.system
 def test_chat_at_a_terminal(chat, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = [
         text for _, text in turns_of(chat("--json", "--prompt", "Hello", "--prompt", "More")[1])
@@ -237,6 +240,7 @@ def test_chat_at_a_terminal(chat, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Ctrl-D" in err and "cached" in err
 
 
+@pytest.mark.system
 def test_ctrl_c_ends_the_answer_only(chat, monkeypatch: pytest.MonkeyPatch) -> None:
     (_, answer), (_, second) = turns_of(chat("--json", "--prompt", "Hello", "--prompt", "Hello")[1])
     shown: list[str] = []
@@ -258,6 +262,7 @@ def test_ctrl_c_ends_the_answer_only(chat, monkeypatch: pytest.MonkeyPatch) -> N
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.system
 def test_a_turn_without_an_answer_is_forgotten(chat) -> None:
     limits = ["--max-context", "64", "--json"]
     code, out, err = chat(
@@ -308,6 +313,7 @@ def test_a_prompts_file_that_is_not_text(call, tmp_path: Path) -> None:
     assert_refused(call("--prompts-file", str(tmp_path)), "Is a directory")
 
 
+@pytest.mark.system
 def test_a_reader_that_goes_away_ends_the_run_quietly() -> None:
     flags = ["--prompt", STORY, "--n", "4", "--json", "--max-tokens", "9"]
     pipe = subprocess.PIPE
@@ -318,6 +324,7 @@ def test_a_reader_that_goes_away_ends_the_run_quietly() -> None:
         assert running.wait() == 141
 
 
+@pytest.mark.system
 def test_without_a_home_steps_are_compiled_but_not_kept() -> None:
     env = {**os.environ, "XDG_CACHE_HOME": "", "HOME": "/dev/null"}
     done = subprocess.run(
@@ -329,6 +336,7 @@ def test_without_a_home_steps_are_compiled_but_not_kept() -> None:
     )
 
 
+@pytest.mark.system
 def test_json_is_utf8_whatever_the_terminal_speaks(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONIOENCODING": "ascii", "XDG_CACHE_HOME": str(tmp_path)}
     for flags, expected in ((["--json"], "caf\u00e9".encode()), ([], b"caf?")):
@@ -341,6 +349,7 @@ def program(*flags: str) -> list[str]:
     return [sys.executable, "-m", "jaxserve.generate", "--model", str(BUNDLED), *SMALL, *flags]
 
 
+@pytest.mark.system
 def test_as_a_program() -> None:
     """The module runs as its docstring says, from any folder."""
     run = program("--prompt", STORY, "--max-tokens", "5", "--json")

@@ -258,6 +258,7 @@ def test_more_prompts_than_rows_and_pages(llm: LLM) -> None:
     assert {c.finish_reason for c in done} <= {"length", "stop"}
 
 
+@pytest.mark.system
 def test_chat(llm: LLM) -> None:
     conversation = [
         *HELLO,
@@ -279,6 +280,7 @@ def test_chat(llm: LLM) -> None:
     assert "".join(delta.text for delta in llm.stream(conversation, GREEDY)) == done.text
 
 
+@pytest.mark.system
 def test_chat_of_several_conversations(llm: LLM) -> None:
     others = [[{"role": "system", "content": "Tell"}, *HELLO], HELLO]
     params = [SamplingParams(temperature=0, max_tokens=n, n=2) for n in (3, 4)]
@@ -289,6 +291,7 @@ def test_chat_of_several_conversations(llm: LLM) -> None:
     assert llm.chat_template == TEMPLATE
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("messages", "kind", "message"),
     [

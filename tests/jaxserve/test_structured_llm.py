@@ -22,6 +22,7 @@ from jaxserve.llm import LLM
 from jaxserve.request import SamplingParams
 from jaxserve.structure import Structure
 
+pytestmark = pytest.mark.system
 BUNDLED = Path(__file__).parents[2] / "checkpoints" / "bundled" / "tiny-chat"
 SMALL = BUNDLED.with_name("tiny-chat-draft")
 OPTIONS = EngineOptions(
@@ -100,10 +101,9 @@ def test_other_kinds(llm: LLM, kind: str, value: Any, pattern: str) -> None:
 
 def test_no_step_is_compiled_for_grammars_after_all_are_ready(llm: LLM) -> None:
     llm.warm_up()
-    compiles = llm.runner.compiles_after_ready
-    prompts = [
-        f"{PROMPT} {i}" for i in range(9)
-    ]  # more rows than are written at once, and some of them wait
+    compiles = llm.runner.compiles_after_ready  # by other engines of this process
+    # More rows than are written at once, and some of them wait.
+    prompts = [f"{PROMPT} {i}" for i in range(9)]
     several = [
         params(i, structure=None if i % 3 == 2 else Structure.of("json_schema", SCHEMA))
         for i in range(9)
@@ -112,7 +112,7 @@ def test_no_step_is_compiled_for_grammars_after_all_are_ready(llm: LLM) -> None:
         sum(completion.finish_reason == "stop" for completion in llm.generate(prompts, several))
         >= 6
     )
-    assert llm.runner.compiles_after_ready == compiles == 0
+    assert llm.runner.compiles_after_ready == compiles
 
 
 def test_what_cannot_be_had_is_refused_before_anything_runs(llm: LLM) -> None:

@@ -204,11 +204,11 @@ def test_marks_leave_the_ids_of_a_text(case: Case) -> None:
 
 def test_a_thousand_names_cost_little() -> None:
     splitter = NameSplitter(NamedToken(f"<|reserved_{number}|>", number) for number in range(1000))
-    text = "A < B, <|reserved, <|reserved_1000|>. " * 10_000 + "<|reserved_77|>"
-    started = time.monotonic()
+    text = "A < B, <|reserved, <|reserved_1000|>. " * 40_000 + "<|reserved_77|>"
+    started = time.thread_time()
     ids = splitter.encode(text, lambda part, opening: [len(part), opening])
     assert ids == [len(text) - len("<|reserved_77|>"), True, 77]
-    assert time.monotonic() - started < 10, "with a group for each name it takes minutes"
+    assert time.thread_time() - started < 60, "with a group for each name it takes minutes"
 
 
 @pytest.mark.parametrize("legacy", [True, False, None])
@@ -432,6 +432,7 @@ def test_byte_tokenizer_keeps_the_protocol() -> None:
     assert tokenizer.encode_special(f"<bos>n<eo{MARK}s>") == [256, *b"n<eos>"]
 
 
+@pytest.mark.system
 def test_the_tokenizer_does_not_import_jax() -> None:
     code = "import sys, jaxserve.tokenizer; sys.exit('jax' in sys.modules)"
     root = Path(__file__).parents[2]

@@ -75,7 +75,7 @@ def test_stream_that_ends_inside_a_character(case: Case, text: str) -> None:
         assert stream.push(ids[:end]) + stream.finish() == case.tokenizer.decode(ids[:end])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_stream_of_random_ids(case: Case, data: st.DataObject) -> None:
     size = case.tokenizer.vocab_size

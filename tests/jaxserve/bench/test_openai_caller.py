@@ -131,6 +131,7 @@ def test_what_went_wrong_is_counted_by_its_status(status: int, body: str, counte
     )
 
 
+@pytest.mark.system
 def test_a_server_that_never_answers() -> None:
     async def silent(_: httpx.Request) -> httpx.Response:
         await asyncio.Event().wait()

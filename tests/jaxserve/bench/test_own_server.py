@@ -3,7 +3,6 @@
 import asyncio
 import json
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +12,8 @@ import pytest
 from jaxserve.bench.__main__ import main
 from jaxserve.bench.own_server import free_ports, running
 from jaxserve.errors import ConfigError
+
+pytestmark = pytest.mark.system
 
 
 @pytest.mark.slow
@@ -66,7 +67,5 @@ def test_a_server_always_ends(tmp_path: Path, deaf: bool, monkeypatch: pytest.Mo
         with suppress(asyncio.CancelledError):
             await starting
 
-    began = time.monotonic()
     asyncio.run(run())
-    assert time.monotonic() - began < 30
     assert not Path(f"/proc/{here.read_text()}").exists()

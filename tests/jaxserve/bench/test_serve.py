@@ -10,10 +10,12 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
+from jaxserve.bench import loops
 from jaxserve.bench.__main__ import main
 from jaxserve.bench.flags import parser
 from jaxserve.bench.latency import Objective
@@ -23,6 +25,8 @@ from jaxserve.bench.report import Report
 from jaxserve.bench.serve import measure
 from jaxserve.client import CallError
 from jaxserve.errors import ConfigError
+from jaxserve.server.core.answer import Answer
+from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.security.auth import BearerTokens
 from tests.jaxserve.client.test_connection import signed
@@ -62,7 +66,7 @@ def empty() -> Report:
 
 def test_rates_over_grpc(tmp_path: Path) -> None:
     flags = (
-        "--rate 100,200 --requests 12 --prompt-tokens 5-40 --output-tokens 6 --slo ttft=10000"
+        "--rate 100,200 --requests 12 --prompt-tokens 5-40 --output-tokens 6 --slo ttft=600000"
     ).split()
 
     async def run() -> Report:
@@ -127,13 +131,17 @@ def test_a_closed_loop_keeps_so_many_running(tmp_path: Path, protocol: str) -> N
     assert all(point.offered_per_second is None and not point.interrupted for point in points)
 
 
-def test_a_closed_loop_of_some_seconds_sends_nothing_after_them(tmp_path: Path) -> None:
+def test_a_closed_loop_of_some_seconds_sends_nothing_after_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At least two rounds, then what runs is waited for; the same lengths again and again, with
-    other prompts.
+    other prompts. The clock is that of the device.
     """
 
     async def run() -> Report:
-        async with harness.running(tmp_path, seconds=STEP) as server:
+        async with harness.running(tmp_path) as server:
+            clock = SimpleNamespace(monotonic=lambda: server.runner.steps * STEP)
+            monkeypatch.setattr(loops, "time", clock)
             flags = "--concurrency 2 --duration 0.5 --prompt-tokens 20 --output-tokens 3".split()
             return await measured([*flags, "--target", f"grpc://{server.address}"], empty())
 
@@ -187,6 +195,7 @@ def address(http: http_harness.Http, protocol: str) -> str:
     return f"grpc://{http.server.address}" if protocol == "grpc" else f"{http.base}/v1"
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("protocol", ["grpc", "openai"])
 def test_a_trace_with_shared_blocks(tmp_path: Path, protocol: str) -> None:
     """Blocks of 16 tokens in pages of 4: the second request finds the 32 tokens that it shares with
@@ -211,6 +220,14 @@ def test_a_trace_with_shared_blocks(tmp_path: Path, protocol: str) -> None:
 
     async def run() -> Report:
         async with http_harness.serving(tmp_path) as http:
+            service = http.server.service
+            answer = service.answer
+
+            async def in_turn(call: IncomingRequest) -> Answer:
+                await harness.until(lambda: not service.in_flight)
+                return await answer(call)
+
+            service.answer = in_turn  # type: ignore[method-assign, assignment]
             return await measured(
                 [*flags, "--vocab-size", "200", "--target", address(http, protocol)], empty()
             )
@@ -223,9 +240,11 @@ def test_a_trace_with_shared_blocks(tmp_path: Path, protocol: str) -> None:
         32 + 6 + 32 + 12,
         32,
     )
-    assert s.busy_seconds == pytest.approx(0.45, abs=0.2)
+    assert point.offered_per_second == pytest.approx(1 / 0.45, rel=1e-3)
+    assert s.lag and s.busy_seconds > 0.44 - 2e-3 * s.lag.mean, "one was sent before its time"
 
 
+@pytest.mark.system
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl program")
 @pytest.mark.parametrize("protocol", ["grpc", "openai"])
 def test_a_server_with_certificates_and_a_token(tmp_path: Path, protocol: str) -> None:
@@ -288,7 +307,7 @@ def test_refused_requests_are_counted(tmp_path: Path) -> None:
         limits = Limits(max_waiting_requests=8)
         async with harness.running(tmp_path, seconds=STEP, limits=limits) as server:
             flags = (
-                "--rate 10000 --requests 60 --prompt-tokens 5 --output-tokens 5 --slo ttft=10000"
+                "--rate 10000 --requests 60 --prompt-tokens 5 --output-tokens 5 --slo ttft=600000"
             ).split()
             return await measured([*flags, "--target", f"grpc://{server.address}"], empty(), words)
 
@@ -319,7 +338,7 @@ def test_cancelled_it_reports_what_it_has(tmp_path: Path) -> None:
             measuring = asyncio.create_task(
                 measured([*flags, "--target", f"grpc://{server.address}"], empty())
             )
-            await asyncio.sleep(1.2)
+            await harness.until(lambda: server.runner.steps > 40)
             measuring.cancel()
             report = await measuring
             await server.at_rest()  # what was in flight was cancelled
@@ -331,6 +350,7 @@ def test_cancelled_it_reports_what_it_has(tmp_path: Path) -> None:
     assert s.ok + s.unfinished == s.requests < 400
 
 
+@pytest.mark.system
 def test_a_signal_ends_the_program_with_a_report(tmp_path: Path) -> None:
     async def run() -> tuple[int, bytes, bytes]:
         async with harness.running(tmp_path, seconds=0.002) as server:
@@ -348,8 +368,7 @@ def test_a_signal_ends_the_program_with_a_report(tmp_path: Path) -> None:
             process = await asyncio.create_subprocess_exec(
                 *command, stderr=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
             )
-            while server.runner.steps < 20:
-                await asyncio.sleep(0.02)
+            await harness.until(lambda: server.runner.steps > 20)
             process.send_signal(signal.SIGINT)
             out, words = await process.communicate()
             assert process.returncode is not None
@@ -373,8 +392,7 @@ def test_a_server_that_is_lost(tmp_path: Path) -> None:
             measuring = asyncio.create_task(
                 measured([*flags, "--target", f"grpc://{server.address}"], report)
             )
-            while server.runner.steps < 40:
-                await asyncio.sleep(0.01)
+            await harness.until(lambda: server.runner.steps > 40)
             await server.stop(0)
             with pytest.raises(CallError, match="UNAVAILABLE"):
                 await measuring

@@ -28,6 +28,7 @@ MODEL = {
 
 
 @pytest.mark.slow
+@pytest.mark.system
 def test_a_cold_and_a_cached_start(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["startup", *FLAGS, "--repetitions", "1", "--output", "json"]) == 0
     out, err = capsys.readouterr()
@@ -85,6 +86,7 @@ def test_tables() -> None:
     assert [line.split(",")[2] for line in lines] == ["cold", "cached"] * 2
 
 
+@pytest.mark.system
 def test_a_program_that_ends_early_says_why() -> None:
     with pytest.raises(
         ConfigError, match=r"ended with exit code 2: --max-batch is 0; it must be between"

@@ -18,6 +18,7 @@ from jaxserve.tokenizer import MARK, load_tokenizer
 from tests.byte_tokenizer import ByteTokenizer
 from tests.tokenizer_cases import append_special_tokens
 
+pytestmark = pytest.mark.system
 GOLDEN = json.loads(
     (Path(__file__).parents[2] / "golden" / "chat_ids.json").read_text(encoding="utf-8")
 )

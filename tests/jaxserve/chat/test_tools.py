@@ -14,6 +14,7 @@ from jaxserve.chat.tools import with_arguments
 from jaxserve.errors import ChatError, RequestError
 from tests.byte_tokenizer import ByteTokenizer
 
+pytestmark = pytest.mark.system
 GOLDEN = json.loads(
     (Path(__file__).parents[2] / "golden" / "chat_tools.json").read_text(encoding="utf-8")
 )

@@ -6,6 +6,9 @@ import time
 from pathlib import Path
 from subprocess import PIPE
 
+import pytest
+
+pytestmark = pytest.mark.system
 ROOT = Path(__file__).parents[3]
 PROCESSES = 4
 STEPS = 6

@@ -7,6 +7,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
+pytestmark = pytest.mark.system
 ROOT = Path(__file__).parents[3]
 # Programs are interrupted at points of the code, not after a time: a slow machine changes nothing.
 # SIGINT is set first, because a shell may have started the tests with SIGINT ignored.

@@ -183,6 +183,7 @@ def without_times(result: results.Result) -> Any:
     return result.request_id, choices, usage, result.prompt_logprobs
 
 
+@pytest.mark.system
 @both
 def test_chat(tmp_path: Path, kind: type) -> None:
     async def main() -> None:
@@ -197,6 +198,7 @@ def test_chat(tmp_path: Path, kind: type) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.system
 @both
 def test_score_tokenize_detokenize(tmp_path: Path, kind: type) -> None:
     async def main() -> None:
@@ -244,7 +246,7 @@ def test_for_operators(tmp_path: Path, kind: type) -> None:
     async def main() -> None:
         async with (
             running(tmp_path, seconds=0.01) as server,
-            opened(kind, server.address) as client,
+            opened(kind, server.address, retries=0) as client,
         ):
             server.drain = server.readiness.set_draining
             running_one = asyncio.create_task(
@@ -277,7 +279,7 @@ def test_for_operators(tmp_path: Path, kind: type) -> None:
             assert await client.flush_cache() is None
             assert await client.drain() == 0 and server.readiness.phase is Phase.DRAINING
             with pytest.raises(DrainingError):
-                await client.generate(TEXT, timeout=1)
+                await client.generate(TEXT)
             await server.at_rest()
 
     asyncio.run(main())
@@ -385,6 +387,7 @@ import jaxserve.client
 """
 
 
+@pytest.mark.system
 def test_it_imports_where_there_is_no_jax() -> None:
     root = Path(__file__).parents[3]
     done = subprocess.run(

@@ -178,6 +178,7 @@ def test_nobody_listens(kind: type) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.system
 @both
 def test_deadlines(tmp_path: Path, kind: type) -> None:
     async def main() -> None:
@@ -190,9 +191,10 @@ def test_deadlines(tmp_path: Path, kind: type) -> None:
                 with pytest.raises(JaxserveError) as caught:
                     await call
                 assert caught.value.code == "DEADLINE_EXCEEDED"
-                await server.at_rest(1.0)
+                await server.at_rest()
+            assert max(server.runner.launches.values(), default=0) < 400, "one ran to its end"
             some = {**GREEDY, "max_tokens": 10}  # 0.2 s
-            for seconds in (30, float("inf")):
+            for seconds in (60, float("inf")):
                 assert (
                     await client.generate("x", timeout=seconds, **some)
                 ).usage.completion_tokens == 10

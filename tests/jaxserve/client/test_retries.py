@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -13,11 +15,11 @@ import pytest
 
 from jaxserve.client import CallError, Client, PromptInfo, SamplingParams, retrying
 from jaxserve.client.connection import Connection
+from jaxserve.client.retrying import Attempts
 from jaxserve.errors import (
     ConfigError,
     DrainingError,
     JaxserveError,
-    LoadingError,
     QueueFullError,
     RequestError,
     SlowConsumerError,
@@ -26,6 +28,7 @@ from jaxserve.server.core.status import trailers
 from jaxserve.v1 import admin_pb2_grpc, inference_pb2_grpc
 from jaxserve.v1 import inference_pb2 as pb
 from tests.jaxserve.client.test_client import Looping, Waiting, opened
+from tests.jaxserve.server.harness import until
 
 Fails = Callable[[grpc.ServicerContext], None]
 
@@ -50,6 +53,7 @@ def bare(code: grpc.StatusCode, pushback: str | None = None) -> Fails:
 
 
 FULL = refuse(QueueFullError("9 requests wait already", 0.15))
+FULL_FOR_LONG = refuse(QueueFullError("9 requests wait already", retrying.LONGEST))
 AWAY = bare(grpc.StatusCode.UNAVAILABLE)
 
 
@@ -130,30 +134,45 @@ every = pytest.mark.parametrize(
 
 
 @pytest.fixture(autouse=True)
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+def delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return the seconds before each attempt but the first; a back-off is short."""
     monkeypatch.setattr(retrying, "FIRST_BACKOFF", 0.02)
+    found: list[float] = []
+    next_delay = Attempts.next_delay
+
+    def noted(attempts: Attempts, failure: grpc.RpcError) -> float:
+        found.append(next_delay(attempts, failure))
+        return found[-1]
+
+    monkeypatch.setattr(Attempts, "next_delay", noted)
+    return found
 
 
+@pytest.mark.system
 @every
-def test_a_refused_call_comes_back_when_it_is_told_to(kind: Any) -> None:
+def test_a_refused_call_comes_back_when_it_is_told_to(kind: Any, delays: list[float]) -> None:
     async def main() -> None:
         with served(FULL, FULL) as server:
             async with asking(kind, server) as ask:
                 assert await ask() == "done"
             first, second, third = server.times
-            assert 0.15 <= second - first < 1 and 0.15 <= third - second < 1
+            assert delays == [0.15, 0.15] and min(second - first, third - second) >= 0.15
 
     asyncio.run(main())
 
 
+@pytest.mark.system
 @every
-def test_without_a_time_to_come_back_only_the_unavailable_is_asked_again(kind: Any) -> None:
+def test_without_a_time_to_come_back_only_the_unavailable_is_asked_again(
+    kind: Any, delays: list[float]
+) -> None:
     async def main() -> None:
         with served(AWAY, AWAY, AWAY) as server:
             async with asking(kind, server) as ask:
                 assert await ask() == "done"
-            gaps = [b - a for a, b in zip(server.times, server.times[1:], strict=False)]
-            assert len(gaps) == 3 and all(gap >= 0.8 * 0.02 * 2**n for n, gap in enumerate(gaps))
+            gaps = [b - a for a, b in pairwise(server.times)]
+            assert all(gap >= delay for gap, delay in zip(gaps, delays, strict=True))
+            assert [delay / 0.02 for delay in delays] == pytest.approx([1, 2, 4], rel=0.2)
         with served(bare(grpc.StatusCode.RESOURCE_EXHAUSTED)) as server:
             async with asking(kind, server) as ask:
                 with pytest.raises(CallError) as caught:
@@ -223,21 +242,26 @@ def test_the_number_of_attempts_is_bounded(kind: Any) -> None:
 
 
 @every
-def test_a_deadline_bounds_it_all(kind: Any) -> None:
+def test_a_deadline_bounds_it_all(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wait that would pass it is not begun: the reason is told at once."""
+    clock = [0.0]
+    next_delay = Attempts.next_delay
+
+    def passed(attempts: Attempts, failure: grpc.RpcError) -> float:
+        """Let the time of a delay pass on the clock alone."""
+        clock[0] += next_delay(attempts, failure)
+        return 0.0
+
+    monkeypatch.setattr(Attempts, "next_delay", passed)
+    monkeypatch.setattr(retrying, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
     async def main() -> None:
-        with served(*[refuse(LoadingError("is loading"))] * 9) as server:  # 5 s
-            async with asking(kind, server) as ask:
-                began = time.monotonic()
-                with pytest.raises(LoadingError):
-                    await ask(timeout=2)
-                assert time.monotonic() - began < 1 and len(server.times) == 1
-        with served(*[FULL] * 9) as server:
-            async with asking(kind, server, retries=9, timeout=0.4) as ask:
-                with pytest.raises(QueueFullError):
-                    await ask()
-                assert 2 <= len(server.times) <= 3
+        for timeout, attempts in ((retrying.LONGEST, 1), (3 * retrying.LONGEST - 1, 3)):
+            with served(*[FULL_FOR_LONG] * 9) as server:
+                async with asking(kind, server, retries=9) as ask:
+                    with pytest.raises(QueueFullError):
+                        await ask(timeout=timeout)
+                assert len(server.times) == attempts
 
     asyncio.run(main())
 
@@ -271,12 +295,9 @@ def test_long_prompts_are_retried_and_too_long_ones_are_not(
         assert caught.value.code == "RESOURCE_EXHAUSTED" and len(calls) == 3
 
 
-def test_a_stream_that_is_closed_while_it_waits_ends() -> None:
+def test_a_stream_that_is_closed_while_it_waits_ends(delays: list[float]) -> None:
     async def main() -> None:
-        with (
-            served(*[refuse(LoadingError("is loading"))] * 2) as server,
-            Client(server.address) as client,
-        ):
+        with served(*[FULL_FOR_LONG] * 2) as server, Client(server.address) as client:
             async with Looping(server.address) as other:
                 streams = client.stream("x"), other.stream("x", SamplingParams())
 
@@ -284,11 +305,10 @@ def test_a_stream_that_is_closed_while_it_waits_ends() -> None:
                     return [event async for event in streams[1]]
 
                 readers = asyncio.gather(asyncio.to_thread(list, streams[0]), read())
-                await asyncio.sleep(0.2)
+                await until(lambda: len(delays) == 2)
                 streams[0].close()
                 await streams[1].close()
-                async with asyncio.timeout(60):
-                    assert await readers == [[], []]
+                assert await readers == [[], []]
                 assert len(server.times) == 2
 
     asyncio.run(main())

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from tests.compiled_steps import compiled_steps_folder
+
 ROOT = Path(__file__).parents[3]
 DRAFT = ROOT / "checkpoints" / "bundled" / "tiny-chat-draft"
 SMALL = [
@@ -24,8 +26,7 @@ SMALL = [
     "--dtype",
     "float32",
 ]
-WORKER = os.environ.get("PYTEST_XDIST_WORKER", "alone")
-CACHE = ["--compilation-cache", str(ROOT / ".pytest_cache" / "xla-pods" / WORKER)]
+CACHE = ["--compilation-cache", str(compiled_steps_folder())]
 
 
 def free_port() -> int:
@@ -102,9 +103,9 @@ class Pod:
             self.start(index, *flags)
         return self
 
-    def wait(self, seconds: float = 240) -> list[int]:
+    def wait(self) -> list[int]:
         """Wait for the processes; return exit codes by host."""
-        until = time.monotonic() + seconds
+        until = time.monotonic() + 240
         return [
             self.hosts[i].popen.wait(max(0.1, until - time.monotonic())) for i in sorted(self.hosts)
         ]

@@ -26,7 +26,7 @@ def pages_seen(policy: KVPolicy, position: int) -> set[int]:
     return {token // policy.page_size for token in seen}
 
 
-@settings(derandomize=True, deadline=None)
+@settings(derandomize=True)
 @given(POLICIES, FOUND, st.integers(0, 12))
 def test_covered_is_the_longest_prefix_that_the_next_token_can_go_on_from(
     policy: KVPolicy, found: list[int], limit: int
@@ -37,7 +37,7 @@ def test_covered_is_the_longest_prefix_that_the_next_token_can_go_on_from(
     assert policy.covered(found, limit) == max(lengths)
 
 
-@settings(derandomize=True, deadline=None)
+@settings(derandomize=True)
 @given(POLICIES, st.integers(0, 60))
 def test_released_pages_are_those_that_no_later_token_sees(policy: KVPolicy, settled: int) -> None:
     table = list(range(policy.span(61)))
@@ -49,7 +49,7 @@ def test_released_pages_are_those_that_no_later_token_sees(policy: KVPolicy, set
         assert released | needed | own == set(table)
 
 
-@settings(derandomize=True, deadline=None)
+@settings(derandomize=True)
 @given(POLICIES, st.integers(1, 60), st.data())
 def test_held_is_the_most_that_a_sequence_holds(
     policy: KVPolicy, tokens: int, data: st.DataObject

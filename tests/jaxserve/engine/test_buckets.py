@@ -181,7 +181,7 @@ def configs(draw: st.DrawFn) -> EngineConfig:
     )
 
 
-@settings(max_examples=150, derandomize=True, deadline=None)
+@settings(max_examples=150, derandomize=True)
 @given(configs(), PROMPTS)
 def test_prompts_never_leave_what_is_reachable_for_them(
     config: EngineConfig, prompts: list[tuple[int, int, int | None]]

@@ -100,7 +100,7 @@ class House:
     def install(self, pieces: list[KVSegment]) -> int:
         arriving = self.engine.transfers.receive(self.prompt)
         for piece in pieces:
-            for staged in arriving.stage(piece, timeout=1):
+            for staged in arriving.stage(piece, timeout=60):
                 arriving.install(staged)
                 self.engine.scheduler.check_invariants()
         return arriving.installed
@@ -209,7 +209,7 @@ def test_while_others_run_on_both_sides() -> None:
     outcome = Outcome()
     pieces = one.pieces("prefill", 0, 8)
     arriving = other.engine.transfers.receive(other.prompt)
-    staged = (staged for piece in pieces for staged in arriving.stage(piece, timeout=1))
+    staged = (staged for piece in pieces for staged in arriving.stage(piece, timeout=60))
     while other.engine.has_work:
         for event in other.engine.step():
             outcome.add(event)

@@ -308,6 +308,7 @@ Path(sys.argv[4]).write_text(json.dumps(told))
 """
 
 
+@pytest.mark.system
 def test_two_hosts_read_their_own_experts(converted: Callable[[str], Path], tmp_path: Path) -> None:
     """Two processes with two devices each read disjoint files of eight experts.
 
@@ -321,7 +322,7 @@ def test_two_hosts_read_their_own_experts(converted: Callable[[str], Path], tmp_
         subprocess.Popen([*start, path.name, str(folder), str(path)], cwd=ROOT) for path in said
     ]
     try:
-        assert [host.wait(60) for host in hosts] == [0, 0]
+        assert [host.wait(240) for host in hosts] == [0, 0]
     finally:
         for host in hosts:
             host.kill()

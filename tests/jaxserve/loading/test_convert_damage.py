@@ -174,6 +174,7 @@ def kill_at(point: str, source: Path, target: Path) -> None:
     )
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("point", ["layer", "finalize", "configs", "manifest", "rename"])
 def test_a_killed_conversion_leaves_nothing_that_loads(point: str, tmp_path: Path) -> None:
     target = tmp_path / "target"
@@ -190,6 +191,7 @@ def test_a_killed_conversion_leaves_nothing_that_loads(point: str, tmp_path: Pat
         load(left, mesh())
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("point", ["manifest", "rename"])
 def test_a_killed_conversion_back(
     point: str, converted: Callable[[str], Path], tmp_path: Path

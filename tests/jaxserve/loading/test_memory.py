@@ -127,6 +127,7 @@ def write_sparse_checkpoint(folder: Path, config: dict) -> tuple[int, int]:
     return end, largest
 
 
+@pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "expert", "tensor", "weights", "share"),
@@ -159,6 +160,7 @@ def test_loading_gigabytes_takes_one_tensor_more(
     )
 
 
+@pytest.mark.system
 @pytest.mark.slow
 def test_converting_takes_a_layer_and_restoring_a_tensor_more(tmp_path: Path) -> None:
     """Converting takes one layer, and loading the result one tensor, beside library buffers.

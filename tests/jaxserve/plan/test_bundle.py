@@ -221,6 +221,7 @@ def serve(bundle: Path) -> list[str]:
     return lines
 
 
+@pytest.mark.system
 @pytest.mark.slow
 def test_compiled_in_one_process_and_found_in_another(tmp_path: Path) -> None:
     """All of it; but for an entry that somebody took out, which is named and not put back."""

@@ -161,6 +161,7 @@ class Calls:
         return Limits(4 * self.size / self.seconds["read"], max(flops))
 
 
+@pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case",

@@ -2,11 +2,12 @@
 
 import asyncio
 import json
+import threading
 import time
 from argparse import Namespace
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ class SlowRunner(FakeRunner):
         self.steps = 0
         self.launches: Counter[str] = Counter()  # by the client's request id
         self.names: Callable[[int], str] = str  # of a sequence's request
-        self.hook: Callable[[int], None] = lambda number: None
+        self.hook: Callable[[int], object] = lambda number: None
 
     def launch(self, plan: StepPlan) -> StepOutput:
         self.steps += 1
@@ -122,11 +123,22 @@ class Running:
         """Stop listening."""
         await self.process.listeners.stop(grace)
 
-    async def at_rest(self, seconds: float = 60.0) -> None:
+    @contextmanager
+    def holding(self, step: int = 1) -> Iterator[None]:
+        """Let the device wait before its `step`-th step from now on, until the block ends."""
+        go_on = threading.Event()
+        first = self.runner.steps + step
+        self.runner.hook = lambda number: number >= first and go_on.wait()
+        try:
+            yield
+        finally:
+            go_on.set()
+
+    async def at_rest(self) -> None:
         """Wait until nothing runs, and check that everything was given back."""
-        until = time.monotonic() + seconds
+        end = time.monotonic() + 60
         while self.service.in_flight or self.engine.has_work or self.service.loads.pages_used:
-            assert time.monotonic() < until, (
+            assert time.monotonic() < end, (
                 self.service.in_flight,
                 self.engine.has_work,
                 self.service.loads,
@@ -134,6 +146,14 @@ class Running:
             await asyncio.sleep(0.002)
         self.engine.scheduler.check_invariants()
         assert not (self.service.waiting_tokens or self.service._admission or self.service._timers)
+
+
+async def until(holds: Callable[[], object]) -> None:
+    """Wait until a condition holds, a minute at most."""
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end, "it did not come to that"
+        await asyncio.sleep(0.002)
 
 
 def new_engine(

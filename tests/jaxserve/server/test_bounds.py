@@ -249,6 +249,7 @@ async def embedding_canary(server: Running) -> tuple[int, bytes]:
     return server.runner.launches["canary"] - before, response.SerializeToString(deterministic=True)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("embeds", [False, True])
 def test_every_bound(tmp_path: Path, embeds: bool) -> None:
     canary = embedding_canary if embeds else generating_canary

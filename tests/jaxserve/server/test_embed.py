@@ -1,7 +1,6 @@
 """Embed over a socket, on the fake device: several inputs in one request, and how it ends."""
 
 import asyncio
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from jaxserve.server.observe.metrics import Metrics
 from jaxserve.v1 import admin_pb2, common_pb2, inference_pb2
 from tests.byte_tokenizer import ByteTokenizer
 from tests.fake_model import naive_embedding
-from tests.jaxserve.server.harness import Running, running
+from tests.jaxserve.server.harness import Running, running, until
 
 TEXT = "The quick brown fox"
 LONG = "x" * 200
@@ -218,7 +217,8 @@ def test_the_last_of_its_own_may_end_before_the_queue_says_no(tmp_path: Path) ->
                 raise QueueFullError("others were quicker", 1.0)
 
             server.service.answer = answering  # type: ignore[method-assign]
-            reason, text = await failure(ask(server, [TEXT, LONG], timeout=5), "RESOURCE_EXHAUSTED")
+            call = ask(server, [TEXT, LONG], timeout=60)
+            reason, text = await failure(call, "RESOURCE_EXHAUSTED")
             assert (reason, text) == ("QUEUE_FULL", "others were quicker") and asked == [
                 False,
                 True,
@@ -229,6 +229,7 @@ def test_the_last_of_its_own_may_end_before_the_queue_says_no(tmp_path: Path) ->
     asyncio.run(main())
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("ending", ["cancelled", "deadline", "abort", "age"])
 def test_however_it_ends_everything_comes_back(tmp_path: Path, ending: str) -> None:
     limits = Limits(max_request_seconds=0.2) if ending == "age" else Limits()
@@ -267,26 +268,14 @@ def test_values_that_are_not_finite(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with running(tmp_path, embeds=True) as server:
-            held = threading.Event()
-            go = threading.Event()
-
-            def hold(step: int) -> None:
-                if step == 1:
-                    held.set()
-                    go.wait(10)
-
-            server.runner.hook = hold
             server.runner.spoils = lambda number, lane, row: row == 2
-            first = asyncio.ensure_future(ask(server, ["first"]))
-            await asyncio.to_thread(held.wait, 10)
-            good = ask(server, ["good"])
-            bad = None
-            while server.service.in_flight < 2:
-                await asyncio.sleep(0.001)
-            bad = ask(server, ["bad"])
-            while server.service.in_flight < 3:
-                await asyncio.sleep(0.001)
-            go.set()
+            with server.holding():
+                first = asyncio.ensure_future(ask(server, ["first"]))
+                await until(lambda: server.runner.steps)
+                good = ask(server, ["good"])
+                await until(lambda: len(server.service._answers) == 2)
+                bad = ask(server, ["bad"])
+                await until(lambda: len(server.service._answers) == 3)
             reason, text = await failure(bad, "INTERNAL")
             assert (
                 reason == "NON_FINITE_LOGITS"

@@ -13,10 +13,12 @@ import grpc
 import pytest
 from grpc import aio
 
+from jaxserve.errors import DeadlineError
+from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.core.workers import MAX_TOKENIZE_CALLS
 from jaxserve.v1 import admin_pb2, common_pb2, inference_pb2
-from tests.jaxserve.server.harness import Running, running
+from tests.jaxserve.server.harness import Running, running, until
 
 KINDS = {"unary": 1, "stream": 1, "n=4": 4}  # choices
 TOKENS = 24
@@ -142,7 +144,13 @@ ENDINGS: dict[str, tuple[Ending, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", ENDINGS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.system if name == "deadline" else ())
+        for name in ENDINGS
+    ],
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_ending(tmp_path: Path, kind: str, name: str) -> None:
     ending, expected = ENDINGS[name]
@@ -159,8 +167,7 @@ def test_ending(tmp_path: Path, kind: str, name: str) -> None:
             await server.at_rest()
             assert await ok(server, kind) == "OK"  # everybody else is served as before
             await server.at_rest()
-            await asyncio.sleep(0.02)
-            assert len(asyncio.all_tasks()) <= tasks + 1
+            await until(lambda: len(asyncio.all_tasks()) <= tasks + 1)
 
     before = set(threading.enumerate())
     asyncio.run(main())
@@ -184,7 +191,7 @@ def test_ten_thousand_cancels(tmp_path: Path) -> None:
                 len(asyncio.all_tasks()) > 100
             ):  # a cancelled call is over for its client long before grpc is done
                 await asyncio.sleep(0.001)
-        await server.at_rest(30)
+        await server.at_rest()
         assert not server.service._answers and not server.service._requests
         server.runner.launches.clear()
         gc.collect()
@@ -214,13 +221,10 @@ def test_an_id_in_flight_is_refused(tmp_path: Path) -> None:
 
 async def refused_of(server: Running, texts: list[str], refused: int) -> list[Any]:
     """Return the refused calls while the device holds its first step; all others end with OK."""
-    hold = threading.Event()
-    server.runner.hook = lambda number: hold.wait(20) and None
-    calls = [start(server, "unary", request_id="", text=text) for text in texts]
-    outcomes = [asyncio.create_task(outcome(call, "unary")) for call in calls]
-    while sum(each.done() for each in outcomes) < refused:
-        await asyncio.sleep(0.001)
-    hold.set()
+    with server.holding():
+        calls = [start(server, "unary", request_id="", text=text) for text in texts]
+        outcomes = [asyncio.create_task(outcome(call, "unary")) for call in calls]
+        await until(lambda: sum(each.done() for each in outcomes) >= refused)
     names = await asyncio.gather(*outcomes)
     assert names.count("OK") == len(texts) - refused
     await server.at_rest()
@@ -259,12 +263,11 @@ def test_a_deadline_that_cannot_be_met_is_refused_at_once(tmp_path: Path) -> Non
             alone = start(server, "unary", timeout=60)
             assert await outcome(alone, "unary") == "OK"  # now the step's time is known
             before = [start(server, "unary", request_id="", text="x" * 400) for _ in range(3)]
-            while not server.service.loads.running:
-                await asyncio.sleep(0.001)
-            late = start(server, "unary", text="x" * 10, timeout=0.5)
-            assert await outcome(late, "unary") == "DEADLINE_EXCEEDED"
-            assert "at best" in await late.details() and server.runner.launches["one"] == TOKENS
-            first = start(server, "unary", text="x" * 10, timeout=30, priority=-1)
+            await until(lambda: len(server.service._answers) == 3)
+            # Not over gRPC, which ends a call at its deadline whatever the server says.
+            with pytest.raises(DeadlineError, match="at best"):
+                await server.service.answer(IncomingRequest(prompt="x" * 10, timeout=0.5))
+            first = start(server, "unary", text="x" * 10, timeout=60, priority=-1)
             assert await outcome(first, "unary") == "OK"
             assert [await outcome(call, "unary") for call in before] == ["OK"] * 3
             await server.at_rest()
@@ -272,6 +275,7 @@ def test_a_deadline_that_cannot_be_met_is_refused_at_once(tmp_path: Path) -> Non
     asyncio.run(main())
 
 
+@pytest.mark.system
 def test_aborted_while_it_is_tokenized(tmp_path: Path) -> None:
     """A conversation that is aborted while it is rendered ends with reason abort and never runs.
 
@@ -283,7 +287,7 @@ def test_aborted_while_it_is_tokenized(tmp_path: Path) -> None:
         async with running(tmp_path) as server:
             tokenizer = server.service.prompts.tokenizer
             encode = tokenizer.encode_special
-            tokenizer.encode_special = lambda text: (release.wait(20), encode(text))[1]  # type: ignore[method-assign]
+            tokenizer.encode_special = lambda text: (release.wait(60), encode(text))[1]  # type: ignore[method-assign]
             messages = [inference_pb2.ChatMessage(role="u", content="hi")]
             request = inference_pb2.ChatStreamRequest(
                 request_id="one", messages=messages, sampling=sampling(1)
@@ -324,28 +328,22 @@ def test_a_score_that_is_aborted_has_no_total(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.system
 def test_a_call_that_gives_up_on_the_engine_does_not_end_it(tmp_path: Path) -> None:
     async def main() -> None:
-        held = threading.Event()
-        go = threading.Event()
-
-        def hold(step: int) -> None:
-            held.set()
-            go.wait(10)
-
         async with running(tmp_path) as server:
-            server.runner.hook = hold
-            call = start(server, "stream")
-            await asyncio.to_thread(held.wait, 10)
-            flush = server.admin.FlushCache(admin_pb2.FlushCacheRequest(), timeout=0.02)
-            assert await outcome(flush, "unary") == "DEADLINE_EXCEEDED"
-            go.set()
+            with server.holding():
+                call = start(server, "stream")
+                await until(lambda: server.runner.steps)
+                flush = server.admin.FlushCache(admin_pb2.FlushCacheRequest(), timeout=0.02)
+                assert await outcome(flush, "unary") == "DEADLINE_EXCEEDED"
             assert await outcome(call, "stream") == "OK" and not server.failures
             await server.at_rest()
 
     asyncio.run(main())
 
 
+@pytest.mark.system
 def test_tokenizing_for_its_own_sake_is_bounded_and_apart(tmp_path: Path) -> None:
     """Many calls of Tokenize do not hold up requests, which are tokenized on other threads."""
     release = threading.Event()
@@ -354,7 +352,7 @@ def test_tokenizing_for_its_own_sake_is_bounded_and_apart(tmp_path: Path) -> Non
         async with running(tmp_path) as server:
             tokenizer = server.service.prompts.tokenizer
             decode = tokenizer.decode
-            tokenizer.decode = lambda ids: (release.wait(20), decode(ids))[1]  # type: ignore[method-assign]
+            tokenizer.decode = lambda ids: (release.wait(60), decode(ids))[1]  # type: ignore[method-assign]
             request = inference_pb2.DetokenizeRequest(token_ids=[1])
             calls = [server.inference.Detokenize(request) for _ in range(MAX_TOKENIZE_CALLS + 3)]
             tasks = [asyncio.create_task(outcome(call, "unary")) for call in calls]
@@ -375,17 +373,19 @@ def test_tokenizing_for_its_own_sake_is_bounded_and_apart(tmp_path: Path) -> Non
 
 def test_priorities(tmp_path: Path) -> None:
     async def main() -> None:
-        async with running(tmp_path, seconds=0.003, max_batch=1) as server:
+        async with running(tmp_path, max_batch=1) as server:
             order: list[int] = []
 
             async def one(priority: int) -> None:
                 await outcome(start(server, "unary", request_id="", priority=priority), "unary")
                 order.append(priority)
 
-            first = asyncio.create_task(one(0))
-            while not server.runner.steps:
-                await asyncio.sleep(0.001)
-            await asyncio.gather(first, *(one(priority) for priority in (5, 1, -3)))
+            with server.holding(step=2):
+                calls = [asyncio.create_task(one(0))]
+                await until(lambda: server.runner.steps)
+                calls += [asyncio.create_task(one(priority)) for priority in (5, 1, -3)]
+                await until(lambda: len(server.service._answers) == 4)
+            await asyncio.gather(*calls)
             assert order == [0, -3, 1, 5]
             await server.at_rest()
 

@@ -87,6 +87,7 @@ def test_an_exception(
     asyncio.run(main())
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_delay(tmp_path: Path, kind: str, place: str) -> None:

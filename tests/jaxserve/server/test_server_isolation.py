@@ -20,7 +20,7 @@ from tests.jaxserve.server.harness import Running, running
 
 MEBI = 2**20
 TOKENS = 40
-LIMITS = Limits(max_unread_tokens=64, slow_client_seconds=0.5, max_message_bytes=32 * MEBI)
+LIMITS = Limits(max_unread_tokens=64, slow_client_seconds=600, max_message_bytes=32 * MEBI)
 Trouble = Callable[[Running], Awaitable[None]]
 
 
@@ -108,7 +108,14 @@ async def while_(trouble: Trouble, server: Running) -> AsyncIterator[None]:
     await task
 
 
-TROUBLES = (stopped_reader, resets, invalid_flood, too_large, garbage, half_open_connections)
+TROUBLES = (
+    pytest.param(stopped_reader, marks=pytest.mark.system),
+    resets,
+    invalid_flood,
+    too_large,
+    garbage,
+    pytest.param(half_open_connections, marks=pytest.mark.system),
+)
 
 
 @pytest.mark.parametrize("trouble", TROUBLES, ids=lambda trouble: trouble.__name__)
@@ -123,7 +130,7 @@ def test_others_do_not_feel(tmp_path: Path, trouble: Trouble) -> None:
             async with while_(trouble, server):
                 beside = [await canary(server) for _ in range(3)]
             assert beside == [alone] * 3
-            await server.at_rest(10)
+            await server.at_rest()
             limit = 50 * 1024 + (
                 3 * 40 * 1024 if trouble is too_large else 0
             )  # the client's own messages

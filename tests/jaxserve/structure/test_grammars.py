@@ -21,6 +21,7 @@ from jaxserve.structure.worker import definition
 from jaxserve.tokenizer import Tokenizer, load_tokenizer
 from tests.byte_tokenizer import ByteTokenizer
 
+pytestmark = pytest.mark.system
 BUNDLED = Path(__file__).parents[3] / "checkpoints" / "bundled" / "tiny-chat"
 END = 257
 

@@ -90,7 +90,7 @@ def test_the_golden_answers_are_not_all_alike() -> None:
 @pytest.mark.parametrize("form", ["none", *TOOL_FORMATS])
 @pytest.mark.parametrize("thinks", [False, True])
 @given(pieces=st.lists(st.text('ab{}[]"\\:, \n<>|/_｜▁thinkcol;.', max_size=12), max_size=8))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_text_without_marks_passes_unchanged(form: str, thinks: bool, pieces: list[str]) -> None:
     text = "".join(pieces)
     if any(
@@ -148,7 +148,7 @@ FRAGMENTS = (
 
 @pytest.mark.parametrize("form", list(TOOL_FORMATS))
 @given(fragments=st.lists(st.sampled_from(FRAGMENTS), max_size=14), data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_cuts_change_nothing_of_anything(
     form: str, fragments: list[str], data: st.DataObject
 ) -> None:
@@ -203,11 +203,11 @@ def test_time_is_linear(form: str, text: str) -> None:
     minutes.
     """
     long = text * (400_000 // len(text))
-    began = time.monotonic()
+    began = time.thread_time()
     pieces = [long[at : at + 4000] for at in range(0, len(long), 4000)]
     assert parts_of(reading_of(form), pieces) == [Content(long)]
     assert reading_of(form).read(long).content == long
-    assert time.monotonic() - began < 10
+    assert time.thread_time() - began < 60
 
 
 def test_the_first_call_only() -> None:

@@ -22,6 +22,7 @@ from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
 from jaxserve.engine.kv_segment import KVSegment
 
 MEBI = 2**20
+SECONDS = 600.0  # that a transfer may take, unless a test is about that
 MODEL = {"the model": "abc", "the model's weights": "def"}
 DTYPES = ("float32", "bfloat16", "int8", "float8_e4m3fn")
 # A connection of its own for every channel, found again soon.
@@ -93,6 +94,24 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
+@dataclass
+class TurnedClock:
+    """The clock of an event loop that a test has turned on by some seconds."""
+
+    seconds: float = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.seconds
+
+
+def pass_time(seconds: float) -> None:
+    """Let time pass for what waits on the event loop; deadlines of gRPC are of another clock."""
+    loop = asyncio.get_running_loop()
+    if not isinstance(loop.time, TurnedClock):
+        loop.time = TurnedClock()  # type: ignore[method-assign]
+    loop.time.seconds += seconds  # type: ignore[attr-defined]
+
+
 async def do_nothing(number: int) -> None: ...
 
 
@@ -133,6 +152,7 @@ class Servers:
 
     source: FakeSource
     offers: OfferStore
+    servicer: PrefillServicer
     server: aio.Server
     port: int
     channel: aio.Channel
@@ -144,13 +164,13 @@ class Servers:
         return client_of(channel, self.budget, metadata)
 
     async def fetch_all(
-        self, seconds: float = 10.0, prompt: PrefillPrompt | None = None
+        self, seconds: float = SECONDS, prompt: PrefillPrompt | None = None
     ) -> list[KVSegment]:
         return await fetch_all(self.client, seconds, prompt)
 
-    async def wait_until_idle(self, seconds: float = 60.0) -> None:
-        """Wait until nothing is held or computed any more."""
-        until = time.monotonic() + seconds
+    async def wait_until_idle(self) -> None:
+        """Wait until nothing is held or computed any more, a minute at most."""
+        until = time.monotonic() + 60
         while self.offers.budget.held or self.budget.held or self.source.open:
             held = (self.offers.budget.held, self.budget.held, self.source.open)
             assert time.monotonic() < until, held
@@ -165,7 +185,7 @@ class Servers:
 
 
 async def fetch_all(
-    client: PrefillClient, seconds: float = 10.0, prompt: PrefillPrompt | None = None
+    client: PrefillClient, seconds: float = SECONDS, prompt: PrefillPrompt | None = None
 ) -> list[KVSegment]:
     async with aclosing(client.segments(prompt or prompt_of((1, 2, 3)), now() + seconds)) as pieces:
         return [piece async for piece in pieces]
@@ -183,25 +203,25 @@ async def servers(
     *given: KVSegment,
     buffer: int = 64 * MEBI,
     room: int = 64 * MEBI,
-    seconds: float = 10.0,
     handshake: Handshake = HANDSHAKE,
 ) -> AsyncIterator[Servers]:
     """Yield a server that computes prompts, one that asks it, and the channel between them.
 
-    buffer, room: bytes that the sender and the receiver may hold. seconds: that a piece is on
-    offer. handshake: the sender's.
+    buffer, room: bytes that the sender and the receiver may hold. handshake: the sender's.
     """
     source = FakeSource(given, handshake)
     offers = OfferStore(buffer)
     budget = ByteBudget(room)
     server = aio.server(options=[("grpc.so_reuseport", 0)])
-    rpc.add_PrefillServiceServicer_to_server(PrefillServicer(source, offers, seconds), server)
+    servicer = PrefillServicer(source, offers, SECONDS)
+    rpc.add_PrefillServiceServicer_to_server(servicer, server)
     TransferServicer(offers).add_to(server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
         async with aio.insecure_channel(f"127.0.0.1:{port}", OPTIONS) as channel:
-            yield Servers(source, offers, server, port, channel, budget, client_of(channel, budget))
+            client = client_of(channel, budget)
+            yield Servers(source, offers, servicer, server, port, channel, budget, client)
     finally:
         await server.stop(0)
 

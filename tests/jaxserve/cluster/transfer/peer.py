@@ -16,6 +16,7 @@ from grpc import aio
 from jaxserve.cluster.transfer.byte_budget import ByteBudget
 from tests.jaxserve.cluster.transfer.harness import (
     MEBI,
+    SECONDS,
     client_of,
     large_segment,
     now,
@@ -33,7 +34,7 @@ async def send() -> None:
 async def receive(port: int) -> None:
     async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         client = client_of(channel, ByteBudget(400 * MEBI))
-        async with aclosing(client.segments(prompt_of((1,)), now() + 60)) as pieces:
+        async with aclosing(client.segments(prompt_of((1,)), now() + SECONDS)) as pieces:
             async for _ in pieces:
                 print("piece", flush=True)
                 await asyncio.Event().wait()

@@ -6,7 +6,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
 
 import pytest
@@ -24,6 +24,7 @@ from tests.jaxserve.cluster.transfer.harness import (
     HANDSHAKE,
     MEBI,
     OPTIONS,
+    SECONDS,
     Proxy,
     Servers,
     do_nothing,
@@ -31,6 +32,7 @@ from tests.jaxserve.cluster.transfer.harness import (
     fetch_all,
     large_segment,
     now,
+    pass_time,
     prompt_of,
     random_segment,
     refusal,
@@ -42,14 +44,16 @@ async def wait_forever(number: int) -> None:
     await asyncio.Event().wait()
 
 
-def prefill(s: Servers, seconds: float = 10.0) -> aio.UnaryStreamCall:
+def prefill(s: Servers) -> aio.UnaryStreamCall:
     """Make the call of a `PrefillClient` by hand."""
     request = pb.PrefillRequest(token_ids=[1], page_size=4, **HANDSHAKE.fields())
-    return rpc.PrefillServiceStub(s.channel).Prefill(request, timeout=seconds)
+    return rpc.PrefillServiceStub(s.channel).Prefill(request, timeout=2 * SECONDS)
 
 
-def fetch(s: Servers, ticket: bytes, seconds: float = 10.0) -> aio.UnaryStreamCall:
-    return rpc.TransferServiceStub(s.channel).Fetch(pb.FetchRequest(ticket=ticket), timeout=seconds)
+def fetch(s: Servers, ticket: bytes) -> aio.UnaryStreamCall:
+    return rpc.TransferServiceStub(s.channel).Fetch(
+        pb.FetchRequest(ticket=ticket), timeout=2 * SECONDS
+    )
 
 
 @asynccontextmanager
@@ -64,41 +68,41 @@ async def behind_a_proxy(s: Servers) -> AsyncIterator[tuple[Proxy, PrefillClient
 # ---- somebody stalls
 
 
+@pytest.mark.system
 def test_an_engine_that_stalls() -> None:
     async def main() -> None:
         async with servers(random_segment()) as s:
             s.source.before = wait_forever
-            began = time.monotonic()
-            error = await refusal(s.fetch_all(0.2))
-            assert error.code == "DEADLINE_EXCEEDED" and time.monotonic() - began < 5
+            assert (await refusal(s.fetch_all(0.2))).code == "DEADLINE_EXCEEDED"
             await s.wait_until_idle()
 
     asyncio.run(main())
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_network_that_stalls(begun: bool) -> None:
     """The network stalls before or within a segment: no connection is closed, and nothing comes."""
 
     async def main() -> None:
         async with (
-            servers(random_segment(), large_segment(40 * MEBI), seconds=1.5) as s,
+            servers(random_segment(), large_segment(40 * MEBI)) as s,
             behind_a_proxy(s) as (proxy, client),
         ):
-            async with aclosing(client.segments(prompt_of((1,)), now() + 1.5)) as pieces:
-                await anext(pieces)
-                second = asyncio.create_task(anext(pieces))
-                while begun and proxy.received_bytes < 10 * MEBI:
-                    await asyncio.sleep(0)
-                proxy.frozen.set()
-                began = time.monotonic()
-                assert (await refusal(second)).code == "DEADLINE_EXCEEDED"
-            assert time.monotonic() - began < 5
+            # On a machine that stalls, the deadline may pass before all of that has come.
+            work = asyncio.create_task(fetch_all(client, 1.5))
+            while not (s.offers.counts.fetched or work.done()):
+                await asyncio.sleep(0)
+            while begun and not (proxy.received_bytes > 10 * MEBI or work.done()):
+                await asyncio.sleep(0)
+            proxy.frozen.set()
+            assert (await refusal(work)).code == "DEADLINE_EXCEEDED"
             await s.wait_until_idle()
 
     asyncio.run(main())
 
 
+@pytest.mark.system
 def test_a_receiver_that_stops_reading_is_held_back_and_then_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -113,12 +117,13 @@ def test_a_receiver_that_stops_reading_is_held_back_and_then_dropped(
     monkeypatch.setattr(fetching, "chunks", counted)
 
     async def main() -> None:
-        async with servers(large_segment(40 * MEBI), seconds=2.0) as s:
+        async with servers(large_segment(40 * MEBI)) as s:
             offers = prefill(s)
             stalled = fetch(s, (await offers.read()).ticket)
             assert len((await stalled.read()).data) == MEBI
             await asyncio.sleep(0.3)
             assert sent[0] < 16 * MEBI and s.offers.budget.held == 40 * MEBI
+            pass_time(SECONDS)
             await s.wait_until_idle()
             assert s.offers.counts == Counts(offered=1, broken=1)
             with pytest.raises(aio.AioRpcError) as caught:
@@ -135,13 +140,14 @@ def test_a_piece_that_was_dropped_is_in_memory_no_more() -> None:
     """The failed call does not keep the segment in a reference cycle."""
 
     async def main() -> None:
-        async with servers(seconds=0.3) as s:
+        async with servers() as s:
             s.source.given = [large_segment(40 * MEBI)]
             piece = weakref.ref(s.source.given[0].k)
             offers = prefill(s)
             stalled = fetch(s, (await offers.read()).ticket)
             s.source.given = ()
             await stalled.read()
+            pass_time(SECONDS)
             await s.wait_until_idle()
             assert s.offers.counts == Counts(offered=1, broken=1) and piece() is None
             stalled.cancel()
@@ -154,11 +160,12 @@ def test_a_receiver_that_fetches_nothing() -> None:
     """Later pieces wait for room, the first one's time passes, and the prompt is given up."""
 
     async def main() -> None:
-        async with servers(
-            large_segment(600), large_segment(600), large_segment(600), buffer=1000, seconds=0.2
-        ) as s:
+        async with servers(*[large_segment(600)] * 3, buffer=1000) as s:
             offers = prefill(s)
             first = await offers.read()
+            while not s.offers.budget.waiting:
+                await asyncio.sleep(0)
+            pass_time(SECONDS)
             with pytest.raises(aio.AioRpcError) as caught:
                 while await offers.read() is not aio.EOF:
                     pass
@@ -177,9 +184,10 @@ def test_a_receiver_that_fetches_nothing() -> None:
 
 def test_a_receiver_that_does_not_read_its_offers() -> None:
     async def main() -> None:
-        async with servers(*[large_segment(4)] * 3000, seconds=0.3) as s:
+        async with servers(*[large_segment(4)] * 3000) as s:
             offers = prefill(s)
             await offers.read()
+            pass_time(SECONDS)
             await s.wait_until_idle()
             assert s.offers.counts.fetched == 0 < s.offers.counts.expired
             offers.cancel()
@@ -196,7 +204,7 @@ def test_a_network_that_breaks() -> None:
             servers(random_segment(), large_segment(40 * MEBI)) as s,
             behind_a_proxy(s) as (proxy, client),
         ):
-            async with aclosing(client.segments(prompt_of((1,)), now() + 10)) as pieces:
+            async with aclosing(client.segments(prompt_of((1,)), now() + SECONDS)) as pieces:
                 await anext(pieces)
                 second = asyncio.create_task(anext(pieces))
                 while proxy.received_bytes < 10 * MEBI:
@@ -207,7 +215,11 @@ def test_a_network_that_breaks() -> None:
             assert s.offers.counts == Counts(
                 offered=2, fetched=1, broken=1, bytes=random_segment().nbytes
             )
-            assert len(await fetch_all(client)) == 2, "the next prompt finds its way again"
+            found: list[KVSegment] = []
+            while not found:  # the channel may notice the cut only when it is used again
+                with suppress(TransferError):
+                    found = await fetch_all(client)
+            assert len(found) == 2, "the next prompt finds its way again"
 
     asyncio.run(main())
 
@@ -215,7 +227,7 @@ def test_a_network_that_breaks() -> None:
 def test_a_server_that_ends() -> None:
     async def main() -> None:
         async with servers(random_segment(), random_segment()) as s:
-            async with aclosing(s.client.segments(prompt_of((1,)), now() + 10)) as pieces:
+            async with aclosing(s.client.segments(prompt_of((1,)), now() + SECONDS)) as pieces:
                 await anext(pieces)
                 await s.server.stop(0)
                 assert (await refusal(anext(pieces))).code == "UNAVAILABLE"
@@ -295,17 +307,17 @@ def test_a_cancelled_request_gives_everything_up_at_once(stage: Stage) -> None:
         async with servers(large_segment(40 * MEBI), large_segment(40 * MEBI)) as s:
 
             async def receive() -> None:
-                async with aclosing(s.client.segments(prompt_of((1,)), now() + 10)) as pieces:
+                async with aclosing(s.client.segments(prompt_of((1,)), now() + SECONDS)) as pieces:
                     async for _ in pieces:
                         await asyncio.Event().wait()
 
             work = asyncio.create_task(receive())
-            await asyncio.wait_for(stage(s, work), 5)
+            await stage(s, work)
             assert not work.done()
             work.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await work
-            await s.wait_until_idle(2)
+            await s.wait_until_idle()
 
     asyncio.run(main())
 
@@ -315,7 +327,7 @@ def test_a_cancelled_request_gives_everything_up_at_once(stage: Stage) -> None:
 
 def test_wrong_tickets() -> None:
     async def main() -> None:
-        async with servers(random_segment(), seconds=5) as s:
+        async with servers(random_segment()) as s:
             offers = prefill(s)
             ticket = (await offers.read()).ticket
             for wrong in (b"", ticket[:-1], bytes(16), ticket + b"x"):
@@ -354,13 +366,14 @@ KINDS = {"INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "ZeroDivisionError", "C
 PIECES = [random_segment(20, 20 * i, seed=i) for i in range(4)] + [large_segment(3 * MEBI // 2)]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("batches", [1, pytest.param(10, marks=pytest.mark.slow)])
 def test_hundreds_of_transfers_with_faults_leave_nothing_behind(batches: int) -> None:
     """The network cuts and stalls, and so do engines and receivers."""
 
     async def main() -> None:
         rng = random.Random(7)
-        limits = {"buffer": 20 * MEBI, "room": 20 * MEBI, "seconds": 0.7}
+        limits = {"buffer": 20 * MEBI, "room": 20 * MEBI}
         async with servers(*PIECES, **limits) as s, Proxy.before(s.port) as proxy:
             proxy.limits = lambda: rng.choice((1e9, 1e9, 1e9, rng.uniform(0, 3 * MEBI)))
             began = time.monotonic()
@@ -369,10 +382,12 @@ def test_hundreds_of_transfers_with_faults_leave_nothing_behind(batches: int) ->
             before = len(asyncio.all_tasks() - proxy._tasks)
             outcomes = Counter[str]()
             s.source.before = partial(failing_engine, rng)
+            s.servicer._seconds = 0.7
             for _ in range(batches):
                 outcomes.update(await asyncio.gather(*(receivers.transfer() for _ in range(100))))
                 s.offers.check_invariants()
             s.source.before = do_nothing
+            s.servicer._seconds = SECONDS
             await s.wait_until_idle()
             assert outcomes.total() == 100 * batches and outcomes["OK"] > 10 * batches, outcomes
             assert outcomes.keys() >= KINDS, outcomes

@@ -4,7 +4,6 @@ import asyncio
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
 from pathlib import Path
@@ -16,15 +15,18 @@ from jaxserve.cluster.transfer.byte_budget import ByteBudget
 from tests.jaxserve.cluster.transfer.harness import (
     MEBI,
     OPTIONS,
+    SECONDS,
     client_of,
     fetch_all,
     large_segment,
     now,
+    pass_time,
     prompt_of,
     refusal,
     servers,
 )
 
+pytestmark = pytest.mark.system
 ROOT = Path(__file__).parents[4]
 Process = subprocess.Popen[str]
 
@@ -59,32 +61,33 @@ def test_a_sender(stage: str, number: signal.Signals, code: str) -> None:
                 assert len(await fetch_all(client)) == 3
             if stage in ("before", "after"):
                 sender.send_signal(number)
-            deadline = now() + 1.5
-            async with aclosing(client.segments(prompt_of((1,)), deadline)) as pieces:
-                if stage not in ("before", "after"):
-                    await anext(pieces)
-                if stage == "between two pieces":
-                    sender.send_signal(number)
-                    await asyncio.sleep(0.1)
-                work = asyncio.create_task(anext(pieces))
-                if stage == "in the midst of one":
-                    while not budget.held:  # granted as the fetch begins
-                        await asyncio.sleep(0)
-                    await asyncio.sleep(0.005)
-                    sender.send_signal(number)
-                error = await refusal(_read_all(work, pieces))
-            assert error.code == code and now() < deadline + 1
+            # A killed sender is noticed long before the deadline, a stopped one by it: on a machine
+            # that stalls, perhaps before it was stopped.
+            deadline = now() + (SECONDS if number == signal.SIGKILL else 1.5)
+
+            async def read_all() -> None:
+                async with aclosing(client.segments(prompt_of((1,)), deadline)) as pieces:
+                    if stage not in ("before", "after"):
+                        await anext(pieces)
+                    if stage == "between two pieces":
+                        sender.send_signal(number)
+                        await asyncio.sleep(0.1)
+                    work = asyncio.create_task(anext(pieces))
+                    if stage == "in the midst of one":
+                        while not (budget.held or work.done()):  # granted as the fetch begins
+                            await asyncio.sleep(0)
+                        await asyncio.sleep(0.005)
+                        sender.send_signal(number)
+                    await work
+                    async for _ in pieces:
+                        pass
+
+            assert (await refusal(read_all())).code == code
             assert not budget.held
             sender.kill()
 
     with peer_process("sender") as sender:
         asyncio.run(main(sender))
-
-
-async def _read_all(first: "asyncio.Task[object]", rest: object) -> None:
-    await first
-    async for _ in rest:  # type: ignore[attr-defined]
-        pass
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -96,21 +99,16 @@ def test_a_receiver(number: signal.Signals) -> None:
 
     async def main() -> None:
         pieces = [large_segment(40 * MEBI)] * 3
-        async with servers(*pieces, buffer=200 * MEBI, seconds=2.0) as s:
+        async with servers(*pieces, buffer=200 * MEBI) as s:
             with peer_process("receiver", str(s.port)) as receiver:
                 assert await asyncio.to_thread(read_line, receiver) == "piece\n"
-                began = time.monotonic()
                 receiver.send_signal(number)
+                if number == signal.SIGSTOP:
+                    pass_time(SECONDS)
                 await s.wait_until_idle()
-                took = time.monotonic() - began
                 counts = s.offers.counts
-                assert counts.fetched == 1
-                if number == signal.SIGKILL:
-                    assert took < 1 and counts.withdrawn == 2
-                else:
-                    assert (
-                        took < 3 and counts.expired >= 1 and counts.expired + counts.withdrawn == 2
-                    )
+                assert counts.fetched == 1 and counts.expired + counts.withdrawn == 2
+                assert (counts.expired > 0) == (number == signal.SIGSTOP)
             assert len(await s.fetch_all()) == 3
 
     asyncio.run(main())

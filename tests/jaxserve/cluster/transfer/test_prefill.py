@@ -23,6 +23,7 @@ from tests.jaxserve.cluster.transfer.harness import (
     MEBI,
     MODEL,
     PIECES,
+    SECONDS,
     FakeSource,
     equal_segments,
     fetch_all,
@@ -81,7 +82,7 @@ def test_pieces_come_while_later_ones_are_computed() -> None:
                     await came.acquire()
 
             s.source.before = after_the_one_before
-            async with aclosing(s.client.segments(prompt_of((1,)), now() + 10)) as pieces:
+            async with aclosing(s.client.segments(prompt_of((1,)), now() + SECONDS)) as pieces:
                 async for _ in pieces:
                     came.release()
             await s.wait_until_idle()
@@ -105,7 +106,7 @@ def test_neither_side_holds_more_than_its_budget() -> None:
                     await asyncio.sleep(0)
 
             watching = asyncio.create_task(watch())
-            found = await asyncio.gather(*(s.fetch_all(20) for _ in range(4)))
+            found = await asyncio.gather(*(s.fetch_all() for _ in range(4)))
             done.set()
             await watching
             assert [[piece.nbytes for piece in pieces] for pieces in found] == [sizes] * 4
@@ -118,7 +119,7 @@ def test_neither_side_holds_more_than_its_budget() -> None:
 def test_a_piece_takes_up_room_until_the_next_one_is_asked_for() -> None:
     async def main() -> None:
         async with servers(large_segment(1000), large_segment(2000)) as s:
-            async with aclosing(s.client.segments(prompt_of((1,)), now() + 10)) as pieces:
+            async with aclosing(s.client.segments(prompt_of((1,)), now() + SECONDS)) as pieces:
                 held = [s.budget.held async for _ in pieces]
             assert held == [1000, 2000] and s.budget.held == 0
 
@@ -169,7 +170,7 @@ def test_a_caller_that_states_nothing_is_refused() -> None:
     async def main() -> None:
         async with servers(*PIECES) as s:
             call = rpc.PrefillServiceStub(s.channel).Prefill(
-                pb.PrefillRequest(token_ids=[1]), timeout=10
+                pb.PrefillRequest(token_ids=[1]), timeout=60
             )
             with pytest.raises(aio.AioRpcError) as caught:
                 await call.read()
@@ -263,7 +264,9 @@ def test_it_stands_behind_the_servers_tokens() -> None:
         source = FakeSource([random_segment()])
 
         def add(server: aio.Server) -> None:
-            rpc.add_PrefillServiceServicer_to_server(PrefillServicer(source, offers, 10), server)
+            rpc.add_PrefillServiceServicer_to_server(
+                PrefillServicer(source, offers, SECONDS), server
+            )
             TransferServicer(offers).add_to(server)
 
         face = GrpcEndpoint("jaxserve.cluster.v1.PrefillService", add)

@@ -91,7 +91,7 @@ def test_ties_stay_in() -> None:
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False), min_size=16, max_size=16))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_ordered_has_the_order_of_the_floats(values: list[float]) -> None:
     special = [
         0.0,

@@ -6,7 +6,7 @@ The device checks that whatever a query attends to is still in its page or slot.
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxserve.config import EngineConfig, EngineOptions, Pool, SlotPool, resolve
@@ -57,9 +57,7 @@ def slot_config(**changes: Any) -> EngineConfig:
     return resolve(options, max_positions=40, lanes=1, affordable_tokens=0, slot_groups=1)
 
 
-@settings(
-    max_examples=200, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+@settings(max_examples=200, derandomize=True)
 @given(
     st.sampled_from(MIXTURES).flatmap(lambda groups: engine_setups(groups=groups)),
     st.lists(ACTIONS, min_size=4, max_size=16),
@@ -68,9 +66,7 @@ def test_any_traffic(setup: EngineSetup, actions: list[tuple[str, Any]]) -> None
     play(setup.driver(), actions)
 
 
-@settings(
-    max_examples=100, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+@settings(max_examples=100, derandomize=True)
 @given(
     st.sampled_from(MIXTURES).flatmap(
         lambda groups: st.tuples(st.just(groups), configs(deterministic=True, groups=groups))
@@ -84,9 +80,7 @@ def test_any_traffic_deterministic(
     play(Driver(config, groups=groups), actions)
 
 
-@settings(
-    max_examples=40, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+@settings(max_examples=40, derandomize=True)
 @given(
     st.sampled_from(SLOTS).flatmap(lambda groups: engine_setups(embeds=True, groups=groups)),
     st.lists(ACTIONS, min_size=4, max_size=16),

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxserve.config import EngineConfig, EngineOptions, resolve
@@ -173,9 +173,7 @@ class Pair:
             ) == SEGMENTS_ON_DEVICE
 
 
-@settings(
-    max_examples=300, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+@settings(max_examples=300, derandomize=True)
 @given(
     st.sampled_from(GROUPS).flatmap(
         lambda groups: st.tuples(st.just(groups), configs(groups), configs(groups))

@@ -105,7 +105,7 @@ OPERATIONS = st.tuples(
 )
 
 
-@settings(max_examples=300, derandomize=True, deadline=None)
+@settings(max_examples=300, derandomize=True)
 @given(st.integers(1, 6), st.lists(OPERATIONS, max_size=60))
 def test_pool_against_a_model(size: int, operations: list[tuple[str, int, int]]) -> None:
     """Compare with tables of pages and a set of cached pages; held pages never change hands."""

@@ -1,8 +1,6 @@
 """Servers over fake devices: a decode server, its prefill servers, and the network between."""
 
-import asyncio
-import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +18,7 @@ from jaxserve.server.disaggregation.roles import DecodeRole, PrefillRole
 from jaxserve.server.readiness import Readiness
 from jaxserve.v1 import common_pb2, inference_pb2
 from tests.jaxserve.cluster.transfer.harness import Proxy
-from tests.jaxserve.server.harness import Running, running
+from tests.jaxserve.server.harness import Running, running, until
 
 HANDSHAKE = Handshake({"the model": "fake"}, "float32", ("float32",))
 MEBI = 2**20
@@ -35,7 +33,7 @@ PLAN = Disaggregation(
     servers_file=None,
     policy=Policy(64, 4096),
     buffer=64 * MEBI,
-    seconds=10.0,
+    seconds=600.0,
 )
 
 
@@ -78,31 +76,24 @@ class Apart:
     def states(self) -> dict[str, int]:
         return {str(state): count for state, count in self.role._pool.states.items()}
 
-    async def until(self, state: State, count: int = 1, seconds: float = 60.0) -> None:
+    async def until(self, state: State, count: int = 1) -> None:
         """Wait until this number of prefill servers is in the state."""
-        await until(lambda: self.states.get(str(state), 0) == count, seconds)
+        await until(lambda: self.states.get(str(state), 0) == count)
 
-    async def at_rest(self, seconds: float = 60.0) -> None:
+    async def at_rest(self) -> None:
         """Wait until nothing runs, and nothing is held on either side."""
-        await self.decode.at_rest(seconds)
-        await until(lambda: not (self.role._budget.held or self.role._budget.waiting), seconds)
+        await self.decode.at_rest()
+        await until(lambda: not (self.role._budget.held or self.role._budget.waiting))
         for server, role in zip(self.prefills, self.prefill_roles, strict=True):
             if not server.failures:
-                await server.at_rest(seconds)
+                await server.at_rest()
                 transfers = server.engine.transfers
-                await until(lambda: not transfers._exports, seconds)  # noqa: B023
-            await until(lambda: not role.offers.budget.held, seconds)  # noqa: B023
+                await until(lambda: not transfers._exports)  # noqa: B023
+            await until(lambda: not role.offers.budget.held)  # noqa: B023
             role.offers.check_invariants()
         for server in (self.decode, *self.prefills):
             room: Any = server.engine.transfers.slots
-            await until(lambda: room._value == room._initial_value, seconds)  # noqa: B023
-
-
-async def until(holds: Callable[[], object], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it did not come to that in time"
-        await asyncio.sleep(0.005)
+            await until(lambda: room._value == room._initial_value)  # noqa: B023
 
 
 @asynccontextmanager

@@ -3,8 +3,7 @@ over loopback.
 """
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +32,7 @@ from jaxserve.server.process import ServerProcess
 from jaxserve.server.serving_state import ServingState
 from sharding.mesh import MeshSpec
 from tests.jaxserve.engine.host.checks import check_rest
+from tests.jaxserve.server.harness import until
 
 
 @dataclass(frozen=True)
@@ -117,13 +117,6 @@ class Server:
         if self.llm.runner.config.page_exchange:
             assert self.number("disaggregation_buffer_bytes") == 0
             assert engine.transfers.slots._value == SEGMENTS_ON_DEVICE  # type: ignore[attr-defined]
-
-
-async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never came to that"
-        await asyncio.sleep(0.005)
 
 
 @asynccontextmanager

@@ -35,7 +35,7 @@ from sharding.mesh import MeshSpec
 from tests.jaxserve.engine.test_families_on_meshes import check
 from tests.jaxserve.engine.test_page_exchange import House, Side
 from tests.jaxserve.server.disaggregation.two_meshes import GREEDY, joined, taken
-from tests.jaxserve.server.harness import running
+from tests.jaxserve.server.harness import running, until
 from tests.jaxserve.server.test_lifecycle import living
 from tests.jaxserve.server.test_serve_process import DRAFT, get, launch
 
@@ -85,7 +85,7 @@ def test_pages_go_from_device_to_device(
     with monkeypatch.context() as patched:
         patched.setattr(PagesRead, "to_host", no_host)
         for outgoing in one.parts("prefill", arriving.cached, 4):
-            for staged in arriving.move(outgoing, timeout=1):
+            for staged in arriving.move(outgoing, timeout=60):
                 arriving.install(staged)
                 other.engine.scheduler.check_invariants()
     sent, found = (house.pieces("again", 0, 4, compute=False) for house in (one, other))
@@ -192,7 +192,7 @@ def test_whoever_goes_away_leaves_nothing(
 
         def slowly(store: PageStore, *args: Any) -> None:
             began.set()
-            assert go_on.wait(10)
+            assert go_on.wait(60)
             write(store, *args)
 
         write = PageStore.write_pages
@@ -201,7 +201,7 @@ def test_whoever_goes_away_leaves_nothing(
             for delay in (None, 0.0, 0.003, 0.01, 0.03):
                 task = asyncio.create_task(both.ask(*prompts(200), salt=str(delay)))
                 if delay is None:
-                    assert await asyncio.to_thread(began.wait, 10)
+                    await until(began.is_set)
                 else:
                     await asyncio.sleep(delay)
                 task.cancel()
@@ -221,7 +221,7 @@ def test_what_came_and_nobody_took_is_dropped(prefiller: LLM, decoder: LLM) -> N
         async with joined(prefiller, decoder) as both:
             prompt = PrefillPrompt(token_ids=prompts(200)[0], salt=both.salt, page_size=16)
             async with aclosing(
-                both.mesh.compute(prompt, asyncio.get_running_loop().time() + 10)
+                both.mesh.compute(prompt, asyncio.get_running_loop().time() + 600)
             ) as arrivals:
                 assert (await anext(arrivals)).nbytes > 0
                 assert taken(both.engines[0].transfers.slots) > 0
@@ -239,12 +239,9 @@ def test_who_goes_away_while_pages_wait_to_be_read_ends_that(prefiller: LLM, dec
             for _ in range(SEGMENTS_ON_DEVICE):
                 engine.transfers.slots.acquire()
             task = asyncio.create_task(both.ask(*prompts(200)))
-            async with asyncio.timeout(60):
-                while not engine.transfers._exports or both.prefill.service.in_flight:
-                    await asyncio.sleep(0.01)
-                task.cancel()
-                while engine.transfers._exports:
-                    await asyncio.sleep(0.01)
+            await until(lambda: engine.transfers._exports and not both.prefill.service.in_flight)
+            task.cancel()
+            await until(lambda: not engine.transfers._exports)
             engine.transfers.slots.release(SEGMENTS_ON_DEVICE)
             await both.at_rest()
 
@@ -278,6 +275,7 @@ def test_what_fails_on_the_way_is_computed_here(
 # ---- the server's life
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("how", ["raises", "hangs"])
 def test_the_end_of_either_engine_is_the_end(tmp_path: Path, how: str) -> None:
     """Here of the one that clients do not see."""
@@ -289,7 +287,7 @@ def test_the_end_of_either_engine_is_the_end(tmp_path: Path, how: str) -> None:
         def hook(number: int) -> None:
             if how == "raises":
                 raise ValueError("the device is gone")
-            hang.wait(10)
+            hang.wait()
 
         async with (
             running(tmp_path, opened=False) as server,
@@ -304,8 +302,10 @@ def test_the_end_of_either_engine_is_the_end(tmp_path: Path, how: str) -> None:
                 other.served.thread.submit(
                     (await other.service.answer(IncomingRequest(prompt=(1, 2, 3)))).prepared.request
                 )
-                assert await asyncio.wait_for(task, 60) == FAILED
-                hang.set()
+                try:
+                    assert await asyncio.wait_for(task, 60) == FAILED
+                finally:
+                    hang.set()
 
     asyncio.run(main())
 
@@ -390,6 +390,7 @@ def test_only_who_decodes_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- the process
 
 
+@pytest.mark.system
 def test_serve_with_two_meshes(alone: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
     process = launch(

@@ -9,8 +9,10 @@ import pytest
 from jaxserve.errors import ConfigError
 from jaxserve.server.disaggregation.addresses import check_address, read_addresses
 from jaxserve.server.disaggregation.prefill_pool import State
-from tests.jaxserve.server.disaggregation.harness import LONG, PLAN, apart, asking, until
+from tests.jaxserve.cluster.transfer.harness import pass_time
+from tests.jaxserve.server.disaggregation.harness import LONG, PLAN, apart, asking
 from tests.jaxserve.server.disaggregation.test_remote_prefill_faults import before_step
+from tests.jaxserve.server.harness import until
 
 
 @pytest.mark.parametrize(
@@ -79,6 +81,7 @@ def test_who_has_a_prefix_is_asked_again(tmp_path: Path, monkeypatch: pytest.Mon
     asyncio.run(main())
 
 
+@pytest.mark.system
 def test_servers_come_and_go_without_a_restart(tmp_path: Path) -> None:
     """A prompt that a removed server computes is finished."""
     file = tmp_path / "servers"
@@ -117,9 +120,10 @@ def test_servers_come_and_go_without_a_restart(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("grace", [10.0, 0.2])
-def test_a_server_that_is_removed_sends_what_it_computes(tmp_path: Path, grace: float) -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_a_server_that_is_removed_sends_what_it_computes(tmp_path: Path, late: bool) -> None:
     """After the grace the prompt is computed here, from the pages that came."""
+    grace = 60.0
 
     async def main() -> None:
         async with apart(tmp_path) as servers:
@@ -128,15 +132,19 @@ def test_a_server_that_is_removed_sends_what_it_computes(tmp_path: Path, grace: 
                 await there.wait()
                 servers.role._pool._grace = grace
                 servers.role._pool.change(lambda address: pytest.fail("nobody is new"), ())
-                await asyncio.sleep(0.5)
+                await asyncio.sleep(0)  # closing it begins
+                pass_time(grace if late else grace / 2)
+                if late:
+                    await until(lambda: not servers.role._pool._closing)
             assert (await answering).choices
-            assert servers.failures == ({} if grace > 1 else {"cancelled": 1})
+            assert servers.failures == ({"cancelled": 1} if late else {})
             await until(lambda: not servers.role._pool._closing)
             await servers.at_rest()
 
     asyncio.run(main())
 
 
+@pytest.mark.system
 def test_a_server_that_is_not_there_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -144,9 +152,7 @@ def test_a_server_that_is_not_there_is_named(
 
     async def main() -> None:
         async with apart(tmp_path, plan=replace(PLAN, servers=("127.0.0.1:1",)), prefills=0):
-            async with asyncio.timeout(60):
-                while "prefill server 127.0.0.1:1 is unreachable: " not in caplog.text:
-                    await asyncio.sleep(0.01)
+            await until(lambda: "prefill server 127.0.0.1:1 is unreachable: " in caplog.text)
             await asyncio.sleep(2.5)
             assert caplog.text.count("127.0.0.1:1 is") == 1
 

@@ -14,6 +14,7 @@ from jaxserve.client import TLS, Client
 from tests.jaxserve.client.test_connection import signed
 from tests.jaxserve.server.test_serve_process import Process, get, launch
 
+pytestmark = pytest.mark.system
 STORY = (
     "Once upon a time there was a fox who wanted to learn to play the flute. " * 12
 )  # some 250 tokens
@@ -29,8 +30,8 @@ def metric(server: Process, name: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
-def wait_for(server: Process, name: str, value: float, seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
+def wait_for(server: Process, name: str, value: float) -> None:
+    end = time.monotonic() + 120
     while metric(server, name) != value:
         assert time.monotonic() < end, (name, metric(server, name), "".join(server.lines))
         time.sleep(0.1)

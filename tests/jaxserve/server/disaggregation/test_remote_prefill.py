@@ -22,8 +22,8 @@ from tests.jaxserve.server.disaggregation.harness import (
     plain,
     reachable,
     tokens_of,
-    until,
 )
+from tests.jaxserve.server.harness import until
 
 
 def run(work: Any) -> None:
@@ -120,16 +120,17 @@ def test_a_salt_goes_with_the_prompt(tmp_path: Path) -> None:
 def test_what_stays_here(tmp_path: Path) -> None:
     async def main() -> None:
         plan = replace(PLAN, policy=Policy(64, 0))
-        async with apart(tmp_path, plan=plan, prefill_seconds=0.05) as servers:
+        async with apart(tmp_path, plan=plan) as servers:
             generate = servers.decode.inference.Generate
             await generate(asking("short"))
             assert servers.decisions("local_short") == 1
             await generate(asking("a" + LONG, sampling={"prompt_logprobs": 0}))
             assert servers.decisions("local_scored") == 1
-            first = asyncio.ensure_future(generate(asking()))
-            await until(lambda: servers.decisions("remote") == 1)
-            await generate(asking("b" + LONG))
-            assert servers.decisions("local_busy") == 1
+            with servers.prefills[0].holding():
+                first = asyncio.ensure_future(generate(asking()))
+                await until(lambda: servers.decisions("remote") == 1)
+                await generate(asking("b" + LONG))
+                assert servers.decisions("local_busy") == 1
             await first
             await servers.prefills[0].stop(0)
             await servers.until(State.UNREACHABLE)
@@ -152,6 +153,7 @@ def test_a_prefill_server_refuses_clients(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("handshake", "problem"),
     [
@@ -181,6 +183,7 @@ def test_servers_that_do_not_fit_together(
     run(main())
 
 
+@pytest.mark.system
 def test_the_wait_elsewhere_counts(tmp_path: Path) -> None:
     """Times begin with the client's wait, not with the request's submission."""
 
@@ -216,11 +219,12 @@ def test_many_at_once_are_what_one_server_says(tmp_path: Path) -> None:
 
 def test_a_request_id_is_known_while_its_prompt_is_away(tmp_path: Path) -> None:
     async def main() -> None:
-        async with apart(tmp_path, prefill_seconds=0.05) as servers:
-            first = servers.decode.inference.Generate(asking(request_id="one"))
-            await until(lambda: servers.decisions("remote"))
-            with pytest.raises(aio.AioRpcError) as refused:
-                await servers.decode.inference.Generate(asking("hello", request_id="one"))
+        async with apart(tmp_path) as servers:
+            with servers.prefills[0].holding():
+                first = servers.decode.inference.Generate(asking(request_id="one"))
+                await until(lambda: servers.decisions("remote"))
+                with pytest.raises(aio.AioRpcError) as refused:
+                    await servers.decode.inference.Generate(asking("hello", request_id="one"))
             assert refused.value.code() is grpc.StatusCode.ALREADY_EXISTS
             assert (await first).choices[0].finish.reason == common_pb2.FINISH_REASON_LENGTH
             await servers.at_rest()

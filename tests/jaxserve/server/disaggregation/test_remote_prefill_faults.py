@@ -11,6 +11,7 @@ import grpc
 import pytest
 from grpc import aio
 
+from jaxserve.cluster.transfer import prefill as prefilling
 from jaxserve.errors import DeadlineError, DrainingError
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.limits import Limits
@@ -18,6 +19,7 @@ from jaxserve.server.core.prompt_encoder import SHORT_PROMPT
 from jaxserve.server.disaggregation.prefill_pool import State
 from jaxserve.server.lifecycle import Lifecycle
 from jaxserve.v1 import admin_pb2
+from tests.jaxserve.cluster.transfer.harness import now, pass_time
 from tests.jaxserve.server.disaggregation.harness import (
     LONG,
     PLAN,
@@ -26,8 +28,8 @@ from tests.jaxserve.server.disaggregation.harness import (
     asking,
     plain,
     tokens_of,
-    until,
 )
+from tests.jaxserve.server.harness import until
 
 Fault = Callable[[Apart], Awaitable[None]]
 
@@ -60,7 +62,6 @@ WHY = {  # a connection that was cut may be there again before the next piece is
     "frozen": {"deadline_exceeded"},
     "broken": {"unavailable"},
 }
-QUICK = replace(PLAN, seconds=1.0)
 
 
 @asynccontextmanager
@@ -93,18 +94,21 @@ def test_while_the_prompt_is_computed(
 
     async def main() -> None:
         [expected] = await plain(tmp_path, asking())
-        async with apart(tmp_path, plan=QUICK) as servers:
+        async with apart(tmp_path) as servers:
             async with before_step(servers, step) as there:
                 answering = asyncio.ensure_future(servers.decode.inference.Generate(asking()))
                 await there.wait()
                 if step > 1:
-                    await until(lambda: servers.count("received_bytes_total"))
+                    await until(lambda: len(servers.decode.engine.scheduler.lanes[0].caches[0]))
                 await FAULTS[fault](servers)
+                if fault == "frozen":
+                    pass_time(PLAN.seconds)
             response = await answering
             assert tokens_of(response) == expected
             assert (response.usage.cached_prompt_tokens > 0) == (step > 1)
             assert sum(servers.failures.values()) == 1 and servers.failures.keys() <= WHY[fault]
             assert not servers.count("seconds_count")
+            servers.proxies[0].cut()  # what was computed meanwhile is on offer for long
             await servers.at_rest()
             assert tokens_of(await servers.decode.inference.Generate(asking())) == expected
             await servers.at_rest()
@@ -119,12 +123,16 @@ def test_before_and_after(tmp_path: Path, fault: str) -> None:
     async def main() -> None:
         requests = [asking(), asking("b" + LONG)]
         expected = await plain(tmp_path, *requests)
-        async with apart(tmp_path, plan=QUICK) as servers:
+        async with apart(tmp_path) as servers:
             first = await servers.decode.inference.Generate(requests[0])
             await FAULTS[fault](servers)
             again = await servers.decode.inference.Generate(requests[0])
             assert again.usage.cached_prompt_tokens >= first.usage.cached_prompt_tokens > 0
-            other = await servers.decode.inference.Generate(requests[1])
+            asked = asyncio.ensure_future(servers.decode.inference.Generate(requests[1]))
+            if fault == "frozen":
+                await until(lambda: servers.decisions("remote") == 2)
+                pass_time(PLAN.seconds)
+            other = await asked
             assert [tokens_of(response) for response in (first, other)] == expected
             assert tokens_of(again) == expected[0]
             assert 1 <= sum(servers.failures.values()) + servers.decisions("local_no_server") <= 2
@@ -134,18 +142,16 @@ def test_before_and_after(tmp_path: Path, fault: str) -> None:
 
 
 @pytest.mark.parametrize("fault", ["cut", "killed", "frozen", "broken"])
-def test_a_server_that_is_gone_is_noticed(
-    tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("jaxserve.cluster.transfer.prefill.SILENCE", 1.0)
-
+def test_a_server_that_is_gone_is_noticed(tmp_path: Path, fault: str) -> None:
     async def main() -> None:
-        async with apart(tmp_path, plan=QUICK) as servers:
+        async with apart(tmp_path) as servers:
             if fault == "broken":
                 await break_engine(servers)
                 await servers.decode.inference.Generate(asking())  # an engine fails when it runs
             else:
                 await FAULTS[fault](servers)
+            if fault == "frozen":
+                pass_time(prefilling.SILENCE)
             await servers.until(State.UNREACHABLE)
             if fault == "cut":
                 await servers.until(State.READY)
@@ -153,20 +159,17 @@ def test_a_server_that_is_gone_is_noticed(
     asyncio.run(main())
 
 
-def test_nobody_waits_for_a_server_that_fell_silent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_waits_for_a_server_that_fell_silent(tmp_path: Path) -> None:
     """A stopped process keeps its connection, and is noticed long before --transfer-timeout."""
-    monkeypatch.setattr("jaxserve.cluster.transfer.prefill.SILENCE", 1.0)
 
     async def main() -> None:
-        async with apart(tmp_path, plan=replace(PLAN, seconds=1000.0)) as servers:
+        async with apart(tmp_path, plan=replace(PLAN, seconds=10 * prefilling.SILENCE)) as servers:
             async with before_step(servers, 3) as there:
                 answering = asyncio.ensure_future(servers.decode.inference.Generate(asking()))
                 await there.wait()
                 await freeze(servers)
-                async with asyncio.timeout(60):
-                    assert tokens_of(await answering)
+                pass_time(prefilling.SILENCE)
+                assert tokens_of(await answering)
             assert servers.failures == {"deadline_exceeded": 1} and servers.states == {
                 "unreachable": 1
             }
@@ -246,25 +249,19 @@ def test_what_is_tokenized_when_all_ends_is_not_handed_over(tmp_path: Path) -> N
     asyncio.run(main())
 
 
+@pytest.mark.system
 def test_a_deadline_that_passes_before_the_decision(tmp_path: Path) -> None:
     """The number of cached tokens is asked between two steps, and a step may take long."""
 
     async def main() -> None:
         async with apart(tmp_path) as servers:
-            runner = servers.decode.runner
-            go_on = threading.Event()
-            runner.hook = lambda number: go_on.wait() and None
-            other = asyncio.ensure_future(servers.decode.inference.Generate(asking("short")))
-            await until(lambda: runner.steps)
-            try:
-                async with asyncio.timeout(60):
-                    answer = await servers.decode.service.answer(
-                        IncomingRequest(prompt=LONG, timeout=0.2)
-                    )
-                    with answer, pytest.raises(DeadlineError, match="the deadline has passed"):
+            with servers.decode.holding():
+                other = asyncio.ensure_future(servers.decode.inference.Generate(asking("short")))
+                await until(lambda: servers.decode.runner.steps)
+                with pytest.raises(DeadlineError):
+                    call = IncomingRequest(prompt=LONG, timeout=0.2)
+                    with await servers.decode.service.answer(call) as answer:
                         await answer.whole()
-            finally:
-                go_on.set()
             await other
             await servers.at_rest()
 
@@ -330,7 +327,7 @@ def test_prompts_that_are_away_count_as_waiting(tmp_path: Path) -> None:
 
 def test_a_server_that_fails_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failing server has the shortest queue and would get every prompt."""
-    monkeypatch.setattr("jaxserve.server.disaggregation.prefill_pool.REST_SECONDS", 1.0)
+    monkeypatch.setattr("jaxserve.server.disaggregation.prefill_pool.REST_SECONDS", 1e6)
 
     async def main() -> None:
         async with apart(tmp_path) as servers:
@@ -343,7 +340,8 @@ def test_a_server_that_fails_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPat
                 and servers.decisions("local_no_server") == 2
             )
             budget.nbytes = PLAN.buffer
-            await asyncio.sleep(1.1)
+            for server in servers.role._pool._servers.values():
+                server._rests_until -= 1e6
             await servers.decode.inference.Generate(asking())
             assert servers.count("seconds_count") == 1 and servers.decisions("remote") == 2
             await servers.at_rest()
@@ -368,9 +366,13 @@ def test_a_prompt_that_is_refused_is_no_fault_of_the_server(tmp_path: Path) -> N
 def test_half_of_a_deadline_is_for_this_server(tmp_path: Path) -> None:
     async def main() -> None:
         async with apart(tmp_path) as servers:
-            async with before_step(servers, 1):
-                response = await servers.decode.inference.Generate(asking(), timeout=3.0)
-                assert tokens_of(response) and servers.failures == {"deadline_exceeded": 1}
+            async with before_step(servers, 1) as there:
+                call = asyncio.ensure_future(
+                    servers.decode.inference.Generate(asking(), timeout=PLAN.seconds)
+                )
+                await there.wait()
+                pass_time(PLAN.seconds / 2)
+                assert tokens_of(await call) and servers.failures == {"deadline_exceeded": 1}
             await servers.at_rest()
 
     asyncio.run(main())
@@ -394,6 +396,7 @@ def test_a_prefill_server_that_drains(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.system
 def test_a_prefill_server_that_ends(tmp_path: Path) -> None:
     """The server takes calls until its segments are fetched, though no request runs any more."""
 
@@ -403,13 +406,14 @@ def test_a_prefill_server_that_ends(tmp_path: Path) -> None:
             role = servers.prefill_roles[0]
             buffer = servers.role._budget
             lifecycle = Lifecycle(
-                prefill.readiness, prefill.stop, leaving=lambda: role.exports_in_flight
+                prefill.readiness,
+                prefill.stop,
+                drain_timeout=600,
+                leaving=lambda: role.exports_in_flight,
             )
             life = asyncio.create_task(lifecycle.run(lambda: prefill.served))
             await servers.until(State.READY)
-            await buffer.take(
-                buffer.nbytes, asyncio.get_running_loop().time() + 1
-            )  # nothing is fetched
+            await buffer.take(buffer.nbytes, now())  # nothing is fetched
             answering = asyncio.ensure_future(servers.decode.inference.Generate(asking()))
             await until(lambda: prefill.runner.steps)
             lifecycle.drain()
@@ -418,8 +422,7 @@ def test_a_prefill_server_that_ends(tmp_path: Path) -> None:
             buffer.give(buffer.nbytes)
             assert tokens_of(await answering)
             assert not servers.failures and servers.count("seconds_count") == 1
-            async with asyncio.timeout(60):
-                assert await life == 0
+            assert await life == 0
 
     asyncio.run(main())
 

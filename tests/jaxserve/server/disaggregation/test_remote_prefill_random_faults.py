@@ -20,14 +20,15 @@ from tests.jaxserve.server.disaggregation.harness import (
     asking,
     plain,
     tokens_of,
-    until,
 )
+from tests.jaxserve.server.harness import until
 
 AT_ONCE = 25  # requests
 SALTS = 100
 TEXTS = [f"{i % 7}{LONG[: 100 + i]}" for i in range(90)]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("requests", [250, pytest.param(1000, marks=pytest.mark.slow)])
 def test_random_faults_leave_nothing_behind(
     tmp_path: Path, requests: int, monkeypatch: pytest.MonkeyPatch
@@ -122,6 +123,9 @@ async def serves_on(servers: Apart, folder: Path) -> None:
         proxy.cut()
     await servers.until(State.READY, 0)
     await servers.until(State.READY, 2)
+    servers.decode.service._remote_prefills._fetcher._seconds = PLAN.seconds
+    for role in servers.prefill_roles:
+        role._servicer._seconds = PLAN.seconds
     remote = servers.count("seconds_count")
     answer = await servers.decode.inference.Generate(asking())
     (expected,) = await plain(folder, asking())

@@ -220,6 +220,7 @@ def opened(folder: Path, case: Case, side: Side, first: int = 0, **options: Any)
     return llm
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("case", list(cases()))
 def test_tokens_are_those_of_one_engine(case: Case, tmp_path: Path) -> None:
     folder = with_letters(case.model, tmp_path / "model")

@@ -76,7 +76,7 @@ def taken(room: threading.BoundedSemaphore) -> int:
 
 
 @asynccontextmanager
-async def joined(prefill: LLM, decode: LLM, seconds: float = 30.0) -> AsyncIterator[Joined]:
+async def joined(prefill: LLM, decode: LLM, seconds: float = 600.0) -> AsyncIterator[Joined]:
     """Join two engines as `serve` does: prompts of 64 tokens and more are handed over.
 
     seconds: --transfer-timeout.

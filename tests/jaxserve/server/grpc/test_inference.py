@@ -103,6 +103,7 @@ def test_stop_string_across_messages(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.system
 def test_chat_renders_the_template(tmp_path: Path) -> None:
     async def main() -> None:
         async with running(tmp_path) as server:

@@ -30,6 +30,7 @@ def unpacked(bundle: bytes) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
+@pytest.mark.system
 def test_it_tokenizes_and_chats_as_the_server_does() -> None:
     ours = load_tokenizer(MODEL)
     chat = Chat(MODEL, ours)

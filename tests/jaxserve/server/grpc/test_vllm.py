@@ -24,6 +24,7 @@ from tests.byte_tokenizer import ByteTokenizer
 from tests.fake_model import naive_embedding
 from tests.jaxserve.server.grpc.test_inference import TEXT, expected, sampling
 from tests.jaxserve.server.grpc.vllm_harness import IDS, answered, failed, refused, request, serving
+from tests.jaxserve.server.harness import until
 
 LONG = 400  # tokens of a stream that is still under way when somebody ends it
 
@@ -217,10 +218,11 @@ def test_a_client_that_goes_frees_its_pages(tmp_path: Path, stream: bool) -> Non
     asyncio.run(main())
 
 
+@pytest.mark.system
 def test_statuses(tmp_path: Path) -> None:
     async def main() -> None:
         limits = Limits(max_waiting_requests=1)
-        async with serving(tmp_path, opened=False, seconds=0.01, max_batch=1, limits=limits) as (
+        async with serving(tmp_path, opened=False, max_batch=1, limits=limits) as (
             server,
             engine,
         ):
@@ -230,20 +232,19 @@ def test_statuses(tmp_path: Path) -> None:
             )
             await refused(engine.Generate(request()), "UNAVAILABLE")
             server.open()
-            running_ = asyncio.create_task(
-                answered(engine, request(request_id="first", max_tokens=50))
-            )
-            while not server.service.loads.running or server.service._admission:
-                await asyncio.sleep(0.002)
-            await refused(engine.Generate(request(request_id="first")), "ALREADY_EXISTS")
-            late = engine.Generate(request(max_tokens=LONG), timeout=0.05)
-            with pytest.raises(aio.AioRpcError) as caught:
-                await late.read()
-            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            queued = asyncio.create_task(answered(engine, request(request_id="second")))
-            while not server.service._admission:
-                await asyncio.sleep(0.002)
-            await refused(engine.Generate(request(request_id="third")), "RESOURCE_EXHAUSTED")
+            with server.holding(step=10):
+                running_ = asyncio.create_task(
+                    answered(engine, request(request_id="first", max_tokens=50))
+                )
+                await until(lambda: server.service.loads.running and not server.service._admission)
+                await refused(engine.Generate(request(request_id="first")), "ALREADY_EXISTS")
+                late = engine.Generate(request(max_tokens=LONG), timeout=0.05)
+                with pytest.raises(aio.AioRpcError) as caught:
+                    await late.read()
+                assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                queued = asyncio.create_task(answered(engine, request(request_id="second")))
+                await until(lambda: server.service._admission)
+                await refused(engine.Generate(request(request_id="third")), "RESOURCE_EXHAUSTED")
             server.readiness.set_draining()
             await refused(engine.Generate(request()), "UNAVAILABLE")
             assert (

@@ -65,6 +65,7 @@ BESIDE: dict[str, Any] = {
 }
 
 
+@pytest.mark.system
 def test_every_field_is_honoured_or_refused(tmp_path: Path) -> None:
     inside = {field.name for field in pb.SamplingParams.DESCRIPTOR.fields}
     assert inside == honoured().keys() | STRUCTURES.keys() | OTHERS.keys(), (

@@ -111,7 +111,7 @@ async def serving(
                     base_url=base, headers=headers, trust_env=False, timeout=60
                 ) as raw,
                 AsyncOpenAI(
-                    base_url=f"{base}/v1", api_key=token or "none", max_retries=0
+                    base_url=f"{base}/v1", api_key=token or "none", max_retries=0, timeout=60
                 ) as client,
             ):
                 yield Http(server, uvicorn, base, raw, client)

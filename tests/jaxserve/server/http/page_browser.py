@@ -16,7 +16,7 @@ from tests.jaxserve.server.http.harness import Http, serving
 
 
 class Browser:
-    """Actions of a user. Every one waits some seconds until the page allows it."""
+    """Actions of a user. Every one waits, a minute at most, until the page allows it."""
 
     def __init__(self, driver: webdriver.Chrome):
         self.driver = driver
@@ -36,8 +36,8 @@ class Browser:
         """Return the texts unchanged: `text` normalizes white space."""
         return [str(element.get_property("textContent")) for element in self.all(css)]
 
-    def until[T](self, read: Callable[[], T], seconds: float = 60.0) -> T:
-        end = time.monotonic() + seconds
+    def until[T](self, read: Callable[[], T]) -> T:
+        end = time.monotonic() + 60
         while not (found := read()):
             assert time.monotonic() < end, self.driver.find_element(By.TAG_NAME, "body").text
             time.sleep(0.02)
@@ -54,13 +54,11 @@ class Browser:
             field.clear()
             field.send_keys(str(value))
 
-    def ask(self, prompt: str, seconds: float = 60.0) -> None:
+    def ask(self, prompt: str) -> None:
         """Send a message, and wait for the answer."""
         turns = len(self.all(".facts"))
         self.find("#prompt").send_keys(prompt + Keys.ENTER)
-        self.until(
-            lambda: len(self.all(".facts")) > turns and self.find("#send").is_displayed(), seconds
-        )
+        self.until(lambda: len(self.all(".facts")) > turns and self.find("#send").is_displayed())
 
     def complete(self) -> None:
         self.driver.execute_script("document.querySelector('input[value=completion]').click()")

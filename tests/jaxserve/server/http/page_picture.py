@@ -51,7 +51,7 @@ def paint(browser: Browser, path: Path) -> None:
     browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     browser.find("#colors").click()
     time.sleep(60)
-    browser.ask("Tell me a short story about a dragon.", 30)
+    browser.ask("Tell me a short story about a dragon.")
     time.sleep(2)
     doubtful = browser.all(".token[data-doubt='4']")
     webdriver.ActionChains(browser.driver).move_to_element(

@@ -11,6 +11,7 @@ from langchain_openai import ChatOpenAI
 from tests.byte_tokenizer import ByteTokenizer
 from tests.jaxserve.server.http.harness import expected, serving
 
+pytestmark = pytest.mark.system
 PATH = "/v1/chat/completions"
 RENDERED = "system: be brief\nuser: hi\n"
 MESSAGES: list[Any] = [
@@ -216,6 +217,8 @@ def test_langchain(tmp_path: Path) -> None:
                 max_completion_tokens=8,
                 seed=1,
                 max_retries=0,
+                timeout=60,
+                http_async_client=http.raw,
             )
             messages = [("system", "be brief"), ("user", "hi")]
             reply = await model.ainvoke(messages)

@@ -71,7 +71,7 @@ def test_synchronous_client(tmp_path: Path) -> None:
         async with serving(tmp_path) as http:
 
             def ask() -> str:
-                with OpenAI(base_url=f"{http.base}/v1", api_key="none") as client:
+                with OpenAI(base_url=f"{http.base}/v1", api_key="none", timeout=60) as client:
                     stream = client.completions.create(
                         model="fake", prompt=TEXT, max_tokens=8, seed=1, stream=True
                     )
@@ -269,6 +269,7 @@ def test_echo_in_a_stream_is_the_whole_in_pieces(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.system
 def test_prompt_logprobs(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path, tops=True) as http:

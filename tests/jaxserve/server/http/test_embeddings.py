@@ -76,7 +76,7 @@ def test_openais_client(tmp_path: Path) -> None:
                 assert reply.usage.prompt_tokens == reply.usage.total_tokens == len(TEXT) + 1 + 2
 
             def ask() -> list[float]:
-                with OpenAI(base_url=f"{http.base}/v1", api_key="none") as client:
+                with OpenAI(base_url=f"{http.base}/v1", api_key="none", timeout=60) as client:
                     return client.embeddings.create(model="fake", input=[5, 6]).data[0].embedding
 
             assert await asyncio.to_thread(ask) == expected([5, 6])
@@ -119,7 +119,12 @@ def test_what_embeds_completes_nothing(tmp_path: Path) -> None:
 @asynccontextmanager
 async def langchain(http: Http, **given: Any) -> AsyncIterator[OpenAIEmbeddings]:
     model = OpenAIEmbeddings(
-        model="fake", base_url=f"{http.base}/v1", api_key="none", max_retries=0, **given
+        model="fake",
+        base_url=f"{http.base}/v1",
+        api_key="none",
+        max_retries=0,
+        timeout=60,
+        **given,
     )  # type: ignore[arg-type]
     try:
         yield model
@@ -201,6 +206,7 @@ def test_values_out_of_bounds(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("ending", ["gone", "deadline", "age"])
 def test_however_it_ends_everything_comes_back(tmp_path: Path, ending: str) -> None:
     limits = Limits(max_request_seconds=0.2) if ending == "age" else Limits()
@@ -212,7 +218,7 @@ def test_however_it_ends_everything_comes_back(tmp_path: Path, ending: str) -> N
         ) as http:
             if ending == "gone":
                 with pytest.raises(httpx.ReadTimeout):
-                    await http.post(PATH, body, timeout=0.2)
+                    await http.post(PATH, body, timeout=httpx.Timeout(60, read=0.2))
             else:
                 headers = {"x-request-timeout": "0.2"} if ending == "deadline" else {}
                 response = await http.post(PATH, body, headers=headers)

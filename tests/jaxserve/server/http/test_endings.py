@@ -5,8 +5,8 @@ import contextlib
 import json
 import logging
 import socket
-import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 
 from jaxserve.errors import EngineError
 from jaxserve.server.core.limits import Limits
+from tests.jaxserve.server.harness import until
 from tests.jaxserve.server.http.harness import TEXT, Http, expected, serving
 
 COMPLETIONS = "/v1/completions"
@@ -40,12 +41,18 @@ async def in_flight(http: Http, count: int = 1) -> None:
 
 
 async def at_rest_at_once(http: Http) -> None:
-    """Wait until nothing is left, long before the requests would have ended by themselves."""
-    await http.server.at_rest(1.0)
-    names = {task.get_coro().__qualname__ for task in asyncio.all_tasks()}  # type: ignore[union-attr]
-    assert not names & {"_forward", "_disconnect", "_stream", "_whole"}
+    """Wait until nothing is left; no request has ended by itself."""
+    await http.server.at_rest()
+    await until(lambda: not task_names() & {"_forward", "_disconnect", "_stream", "_whole"})
+    launches = http.server.runner.launches.values()
+    assert max(launches, default=0) < 400, "a request had a step for every token"
 
 
+def task_names() -> set[str]:
+    return {task.get_coro().__qualname__ for task in asyncio.all_tasks()}  # type: ignore[union-attr]
+
+
+@pytest.mark.system
 @pytest.mark.parametrize(
     "path, body",
     [
@@ -91,18 +98,20 @@ def test_a_client_that_goes_before_it_is_answered(
     asyncio.run(main())
 
 
+@pytest.mark.system
 def test_a_slow_reader_loses_its_stream(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The stream is larger than all buffers on the way."""
     caplog.set_level(logging.INFO, "jaxserve")
 
     async def main() -> None:
-        limits = Limits(slow_client_seconds=0.2, max_unread_tokens=10**6)
+        limits = Limits(max_unread_tokens=10**6)
         async with serving(tmp_path, tops=True, limits=limits) as http:
+            # Of streams alone: other requests may take their time.
+            http.server.service.limits = replace(limits, slow_client_seconds=0.2)
             canary = await http.canary()
             body = LONG_CHAT | {"n": 16, "logprobs": True, "top_logprobs": 20, "stream": True}
             with _connection(http) as connection:
                 await asyncio.get_running_loop().sock_sendall(connection, _post(CHAT, body))
-                await in_flight(http)
                 while "its client read nothing for 0.2 s" not in caplog.text:
                     await asyncio.sleep(0.01)
                 assert await http.canary() == canary  # while the connection is still there
@@ -127,6 +136,7 @@ def _connection(http: Http) -> socket.socket:
     return connection
 
 
+@pytest.mark.system
 def test_what_was_answered_is_read_to_its_end_before_the_server_ends(tmp_path: Path) -> None:
     """The body is larger than all buffers on the way, and its client begins to read late."""
 
@@ -137,8 +147,8 @@ def test_what_was_answered_is_read_to_its_end_before_the_server_ends(tmp_path: P
             with _connection(http) as connection:
                 await loop.sock_sendall(connection, _post(CHAT, body))
                 await in_flight(http)
-                await http.server.at_rest(60)
-                stopping = asyncio.create_task(http.server.stop(30))
+                await http.server.at_rest()
+                stopping = asyncio.create_task(http.server.stop(600))
                 await asyncio.sleep(0.5)
                 assert not stopping.done()
                 head, _, content = (await _all_of(connection)).partition(b"\r\n\r\n")
@@ -161,6 +171,7 @@ async def _all_of(connection: socket.socket) -> bytes:
 HEAD = b"GET /health HTTP/1.1\r\nhost: x\r\n"
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "sent",
     [b"", HEAD, HEAD + b"\r\nGET /hea"],
@@ -173,14 +184,13 @@ def test_headers_that_do_not_come(tmp_path: Path, sent: bytes) -> None:
 
     async def main() -> None:
         async with serving(tmp_path, limits=Limits(slow_client_seconds=0.3)) as http:
+            http.uvicorn.config.timeout_keep_alive = 3600
             loop = asyncio.get_running_loop()
-            began = time.monotonic()
             with _connection(http) as connection, _connection(http) as patient:
                 await loop.sock_sendall(patient, HEAD + b"\r\n")
                 await loop.sock_sendall(connection, sent)
                 closed = asyncio.create_task(_all_of(connection))
                 while not closed.done():
-                    assert time.monotonic() - began < 10, "the connection stays open"
                     await asyncio.sleep(0.05)
                     if sent and not closed.done():
                         with contextlib.suppress(ConnectionError):
@@ -236,6 +246,7 @@ def test_unread_tokens_end_a_stream_too(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.system
 def test_deadlines(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path, seconds=0.01) as http:
@@ -258,12 +269,12 @@ def test_deadlines(tmp_path: Path) -> None:
                     400,
                     "x-request-timeout",
                 )
-            with pytest.raises(openai.APIError, match="the deadline has passed"):
+            with pytest.raises(openai.APIError, match="deadline"):
                 stream = await http.client.completions.create(
                     model="fake", prompt=TEXT, max_tokens=400, stream=True, extra_headers=soon
                 )
-                pieces = [chunk.choices[0].text async for chunk in stream]
-                assert pieces
+                async for _ in stream:
+                    pass
             assert await http.canary() == canary
             await http.server.at_rest()
 
@@ -347,8 +358,7 @@ def test_the_engine_fails_in_a_stream(tmp_path: Path, caplog: pytest.LogCaptureF
     async def main() -> None:
         async with serving(tmp_path, seconds=0.005) as http:
             request = asyncio.create_task(http.events(COMPLETIONS, LONG))
-            await in_flight(http)
-            await asyncio.sleep(0.05)
+            await until(lambda: http.server.runner.steps > 5)
             http.server.service.fail_all(EngineError("/a/path"))
             *_, last = await request
             assert last["error"]["code"] == "internal" and "/a/path" not in last["error"]["message"]

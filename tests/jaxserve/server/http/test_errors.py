@@ -23,6 +23,7 @@ from jaxserve.server.http.types import (
     StreamOptions,
     TokenizeBody,
 )
+from tests.jaxserve.server.harness import until
 from tests.jaxserve.server.http.harness import TEXT, Http, serving
 
 COMPLETIONS = "/v1/completions"
@@ -72,6 +73,7 @@ async def refused(
     return response.status_code, error["param"], error["code"]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("path", KINDS)
 def test_every_field_with_every_kind_of_value(tmp_path: Path, path: str) -> None:
     kind, good = KINDS[path]
@@ -102,6 +104,7 @@ def test_every_field_with_every_kind_of_value(tmp_path: Path, path: str) -> None
     asyncio.run(main())
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 def test_fields_that_are_not_heeded(tmp_path: Path, path: str) -> None:
     good = KINDS[path][1]
@@ -257,11 +260,11 @@ def test_what_nests_deeply(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.system
 def test_sizes_and_media_types(tmp_path: Path) -> None:
     async def main() -> None:
-        async with serving(
-            tmp_path, limits=Limits(max_body_bytes=2000, slow_client_seconds=0.3)
-        ) as http:
+        limits = Limits(max_body_bytes=2000)
+        async with serving(tmp_path, limits=limits) as http:
             canary = await http.canary()
             large = {"prompt": "x" * 2000}
             assert await refused(http, COMPLETIONS, large, canary) == (
@@ -286,13 +289,15 @@ def test_sizes_and_media_types(tmp_path: Path) -> None:
                 await asyncio.sleep(1)
                 yield b"}"
 
-            for content, status, code in (
-                (unannounced(), 413, "request_too_large"),
-                (slow(), 408, "request_timeout"),
+            for content, seconds, status, code in (
+                (unannounced(), 3600.0, 413, "request_too_large"),
+                (slow(), 0.3, 408, "request_timeout"),
             ):
+                object.__setattr__(limits, "slow_client_seconds", seconds)  # for bodies alone
                 headers = {"content-type": "application/json"}
                 response = await http.raw.post(COMPLETIONS, content=content, headers=headers)
                 assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+                object.__setattr__(limits, "slow_client_seconds", 3600.0)
                 assert await http.canary() == canary
             announced = await _answer(http, f"POST {COMPLETIONS} HTTP/1.1", "content-length: 2001")
             assert announced.startswith(b"HTTP/1.1 413") and b"request_too_large" in announced
@@ -370,13 +375,13 @@ def test_a_full_queue_is_tried_again(tmp_path: Path) -> None:
     """The refusal says when to try again, and OpenAI's client does so by itself."""
 
     async def main() -> None:
-        async with serving(tmp_path, limits=Limits(max_waiting_requests=1), seconds=0.05) as http:
+        async with serving(tmp_path, limits=Limits(max_waiting_requests=1)) as http:
             ask = {"model": "fake", "prompt": "x", "max_tokens": 3, "seed": 1}
-            blocker = asyncio.create_task(http.client.completions.create(**ask))  # type: ignore[arg-type]
-            while not http.server.service.in_flight:
-                await asyncio.sleep(0.001)
-            with pytest.raises(openai.RateLimitError) as full:
-                await http.client.completions.create(**ask)  # type: ignore[arg-type]
+            with http.server.holding():
+                blocker = asyncio.create_task(http.client.completions.create(**ask))  # type: ignore[arg-type]
+                await until(lambda: http.server.service.in_flight)
+                with pytest.raises(openai.RateLimitError) as full:
+                    await http.client.completions.create(**ask)  # type: ignore[arg-type]
             headers = full.value.response.headers
             assert (full.value.code, full.value.type) == ("rate_limit_exceeded", "rate_limit_error")
             assert headers["retry-after"] == "1" and 0 < int(headers["retry-after-ms"]) <= 1000

@@ -5,6 +5,8 @@ import socket
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
+
 from tests.jaxserve.server.http.harness import serving
 
 OPEN = {"/health"}
@@ -52,6 +54,7 @@ def test_plain_questions(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.system
 def test_tokenize(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path) as http:

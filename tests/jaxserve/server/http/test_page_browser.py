@@ -27,6 +27,7 @@ from tests.jaxserve.server.http.page_picture import loaded, paint
 from tests.jaxserve.server.observe.test_metrics import values
 from tests.jaxserve.server.test_serve_process import ROOT, launch
 
+pytestmark = pytest.mark.system
 MODEL = ROOT / "checkpoints" / "bundled" / "tiny-chat"
 TOKENS = 12
 
@@ -103,7 +104,9 @@ def test_probabilities_of_a_token(browser: Browser, tmp_path: Path, mode: str) -
         assert len(spans) == TOKENS
         body = {"prompt": chat_ids(("user", "The fox")) if mode == "chat" else "The fox"}
         asked = body | {"max_tokens": TOKENS, "logprobs": 5, "seed": 1}
-        (choice,) = httpx.post(f"{http.base}/v1/completions", json=asked).json()["choices"]
+        (choice,) = httpx.post(f"{http.base}/v1/completions", json=asked, timeout=60).json()[
+            "choices"
+        ]
         assert "".join(browser.texts(".token")) == choice["text"]
         logprobs = choice["logprobs"]
 
@@ -196,7 +199,7 @@ def test_the_live_view_says_what_metrics_says(browser: Browser, tmp_path: Path) 
         browser.open(http.base)
         browser.ready()
         body = {"prompt": "The quick brown fox jumps", "max_tokens": 300, "n": 5}
-        with httpx.Client(base_url=http.base) as client:
+        with httpx.Client(base_url=http.base, timeout=60) as client:
             with client.stream("POST", "/v1/completions", json=body | {"stream": True}):
                 browser.until(lambda: (shown()["running"], shown()["waiting"]) == (4, 1))
                 assert browser.until(lambda: shown()["pages"])
@@ -262,7 +265,7 @@ def test_a_tab_that_is_hidden_does_not_watch(browser: Browser, tmp_path: Path) -
 
 def test_one_watcher_too_many_can_still_play(browser: Browser, tmp_path: Path) -> None:
     def use(http: Http) -> None:
-        with httpx.stream("GET", f"{http.base}/live"):
+        with httpx.stream("GET", f"{http.base}/live", timeout=60):
             browser.open(http.base)
             problem = browser.until(lambda: browser.find("#live-problem").text)
             assert (
@@ -317,7 +320,7 @@ def test_errors_are_shown_as_they_are(browser: Browser, tmp_path: Path) -> None:
             browser.set(**{"temperature": "", "seed": "", "max_tokens": "", name: value})
             given: Any = int(value) if value.isdigit() and int(value) < 2**53 else value
             body = {"messages": [{"role": "user", "content": "x"}], name: given}
-            refused = httpx.post(f"{http.base}/v1/chat/completions", json=body)
+            refused = httpx.post(f"{http.base}/v1/chat/completions", json=body, timeout=60)
             browser.ask("x")
             error = refused.json()["error"]
             assert browser.texts(".turn .error strong")[-1] == f"400 Bad Request · {error['code']}"
@@ -421,7 +424,7 @@ def test_the_bundled_model(browser: Browser, request: pytest.FixtureRequest) -> 
             browser.open(process.http)
             browser.ready()
             browser.set(seed=5)
-            browser.ask("What is 7 plus 5?", 30)
+            browser.ask("What is 7 plus 5?")
             assert browser.texts(".text")[-1] == "7 plus 5 is 12."
             if picture:
                 paint(browser, picture)
@@ -439,9 +442,9 @@ def test_the_bundled_model(browser: Browser, request: pytest.FixtureRequest) -> 
 
 def settled(browser: Browser, base: str) -> list[dict[str, Any]]:
     """Return the steps of /live once the page shows them and /metrics has counted their tokens."""
-    with httpx.stream("GET", f"{base}/live") as response:
+    with httpx.stream("GET", f"{base}/live", timeout=60) as response:
         message = json.loads(next(response.iter_lines()).removeprefix("data: "))
-    told = values(httpx.get(f"{base}/metrics").content)
+    told = values(httpx.get(f"{base}/metrics", timeout=60).content)
     assert message["metrics"]["compiles_after_ready"] == 0
     computed = sum(row["computed_tokens"] for row in message["steps"])
     if (

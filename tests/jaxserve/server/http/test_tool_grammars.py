@@ -23,6 +23,7 @@ from tests.jaxserve.server.http.scripted_model import (
     speaking,
 )
 
+pytestmark = pytest.mark.system
 ROOT = Path(__file__).parents[4]
 
 BOUNDED = {

@@ -28,6 +28,7 @@ from tests.jaxserve.server.http.scripted_model import (
     speaking,
 )
 
+pytestmark = pytest.mark.system
 ROOT = Path(__file__).parents[4]
 
 
@@ -208,6 +209,8 @@ def test_langchain_calls_and_goes_on(
                 base_url=f"{http.base}/v1",
                 api_key="none",  # type: ignore[arg-type]
                 max_retries=0,
+                timeout=60,
+                http_async_client=http.raw,
             ).bind_tools([ADD])
             reply = await model.ainvoke("7 plus 5?")
             (call,) = reply.tool_calls

@@ -25,6 +25,7 @@ from jaxserve.server.readiness import Readiness
 from jaxserve.server.security.auth import BearerTokens
 from jaxserve.v1 import admin_pb2
 from jaxserve.v1.admin_pb2_grpc import AdminServiceStub
+from tests.jaxserve.server.harness import until
 
 
 def traces(folder: str | Path) -> list[Path]:
@@ -64,7 +65,7 @@ def test_over_grpc(tmp_path: Path) -> None:
                     await admin.StopProfile(admin_pb2.StopProfileRequest())
                 assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
                 folder = (
-                    await admin.StartProfile(admin_pb2.StartProfileRequest(max_seconds=30))
+                    await admin.StartProfile(admin_pb2.StartProfileRequest(max_seconds=60))
                 ).folder
                 with pytest.raises(
                     aio.AioRpcError, match=f"a profile is being written to {folder}"
@@ -73,7 +74,9 @@ def test_over_grpc(tmp_path: Path) -> None:
                 assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
                 await asyncio.to_thread(busy)
                 assert (await admin.StopProfile(admin_pb2.StopProfileRequest())).folder == folder
-                again = (await admin.StartProfile(admin_pb2.StartProfileRequest())).folder
+                again = (
+                    await admin.StartProfile(admin_pb2.StartProfileRequest(max_seconds=60))
+                ).folder
                 await admin.StopProfile(admin_pb2.StopProfileRequest())
                 assert again != folder, "within a second, too"
             await server.stop(0)
@@ -85,14 +88,13 @@ def test_over_grpc(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.system
 def test_it_ends_by_itself(tmp_path: Path) -> None:
     async def main() -> None:
         async with profiler(tmp_path) as found:
             folder = await found.start(0.2)
             began = time.monotonic()
-            while not traces(folder):
-                assert time.monotonic() - began < 20
-                await asyncio.sleep(0.01)
+            await until(lambda: traces(folder))
             assert time.monotonic() - began > 0.2
             await found.start()  # another one may begin
         assert len(list(tmp_path.iterdir())) == 2, "close ended it"
@@ -101,6 +103,7 @@ def test_it_ends_by_itself(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.system
 def test_a_client_that_leaves_does_not_make_it_endless(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,14 +115,11 @@ def test_a_client_that_leaves_does_not_make_it_endless(
     async def main() -> None:
         async with profiler(tmp_path) as found:
             call = asyncio.create_task(found.start(0.1))
-            await asyncio.to_thread(begun.wait, 10)
+            await until(begun.is_set)
             call.cancel()
             await asyncio.sleep(0)
             go.set()
-            until = time.monotonic() + 20
-            while not traces(tmp_path):
-                assert time.monotonic() < until
-                await asyncio.sleep(0.01)
+            await until(lambda: traces(tmp_path))
             with pytest.raises(ConfigError, match="no profile"):
                 await found.stop()
 
@@ -131,7 +131,7 @@ def held(
 ) -> Callable[..., Any]:
     def waiting(*args: Any) -> Any:
         begun.set()
-        go.wait(10)
+        go.wait(60)
         return function(*args)
 
     return waiting
@@ -147,16 +147,16 @@ def test_the_time_of_one_does_not_end_the_next(
 
     async def main() -> None:
         async with profiler(tmp_path) as found:
-            first = Path(await found.start(30))
+            first = Path(await found.start(60))
             stopping = asyncio.create_task(found.stop())
-            await asyncio.to_thread(begun.wait, 10)
+            await until(begun.is_set)
             found._expire(first)
-            starting = asyncio.create_task(found.start(30))
+            starting = asyncio.create_task(found.start(60))
             await asyncio.sleep(0.01)
             go.set()
             await stopping
             second = await starting
-            await asyncio.sleep(0.05)
+            await asyncio.gather(*found._tasks)
             assert await found.stop() == second
 
     asyncio.run(main())

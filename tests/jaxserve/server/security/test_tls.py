@@ -27,7 +27,10 @@ from tests.jaxserve.client.test_connection import signed
 from tests.jaxserve.server.harness import Running, running
 from tests.jaxserve.server.http.harness import fake_metrics
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl program")
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl program"),
+]
 
 
 @asynccontextmanager
@@ -51,7 +54,7 @@ async def listening(
 
 
 async def grpc_answers(address: str, tls: TLS | None, admin: bool = False) -> bool:
-    async with AsyncClient(address, tls=tls, retries=0, timeout=5) as client:
+    async with AsyncClient(address, tls=tls, retries=0, timeout=60) as client:
         try:
             return bool(await (client.model_info() if admin else client.tokenize("x")))
         except CallError as error:
@@ -73,7 +76,7 @@ async def services(address: str, ca: Path) -> list[str]:
 
 
 async def http_answers(address: str, context: ssl.SSLContext) -> bool:
-    async with httpx.AsyncClient(verify=context) as http:
+    async with httpx.AsyncClient(verify=context, timeout=60) as http:
         try:
             return (await http.get(f"https://{address}/health")).status_code == 200
         except (httpx.ConnectError, httpx.ReadError):
