@@ -91,8 +91,9 @@ class Listeners:
         admin: AdminServicer,
     ) -> None:
         admin_has_port = args.admin_port is not None
-        # Refused, where its package is missing, before any port is taken.
-        vllm = _vllm_endpoint(self._readiness) if args.vllm_port is not None else None
+        vllm_endpoints: list[GrpcEndpoint] = []
+        if args.vllm_port is not None:  # refused without its package before any port is taken
+            vllm_endpoints.append(_vllm_endpoint(self._readiness))
 
         def bind_server(
             flag: str,
@@ -116,8 +117,8 @@ class Listeners:
         )
         if admin_has_port:
             self.ports["admin"] = bind_server("--admin-port", args.admin_port, admin=admin)
-        if vllm:
-            self.ports["vLLM"] = bind_server("--vllm-port", args.vllm_port, vllm)
+        if args.vllm_port is not None:
+            self.ports["vLLM"] = bind_server("--vllm-port", args.vllm_port, *vllm_endpoints)
 
     def tell(self, phase: Phase) -> None:
         """Report a new phase to health checks."""
