@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from hypothesis import HealthCheck, settings
 from jax.experimental.compilation_cache import compilation_cache
 
 from jaxserve.cli.compilation_cache import share_compiled
@@ -23,6 +24,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Engines of the same shape are built by many tests, in several processes and in every run: each
 # step is compiled once.
 CACHE = compiled_steps_folder()
+# A machine may stall for seconds.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

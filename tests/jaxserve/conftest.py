@@ -6,7 +6,6 @@ A test that needs a limit to pass sets one itself, and lets nothing else happen 
 from collections.abc import Iterator, Sequence
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from jaxserve.chat import renderer
 from jaxserve.sandbox_process import LineProcess
@@ -14,9 +13,6 @@ from jaxserve.structure import grammars
 
 MINUTE = 60.0
 HOUR = 3600.0
-
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
 
 
 class PatientProcess(LineProcess):
