@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from jaxserve.cli.interrupts import exit_on_interrupt, interrupts_raise
+from jaxserve.progress import Bar
 
 if __name__ == "__main__":
     exit_on_interrupt()  # before the imports that take seconds
@@ -15,7 +16,6 @@ from rich.console import Console
 
 from checkpoints.errors import CheckpointError
 from jaxserve.chat.conversation import Conversation
-from jaxserve.cli.compilation_cache import use_compilation_cache
 from jaxserve.cli.exits import BAD_INPUT, complain, exit_code
 from jaxserve.cli.flags import (
     check_chat_flags,
@@ -24,10 +24,11 @@ from jaxserve.cli.flags import (
     parser,
 )
 from jaxserve.cli.inputs import is_typed, read_prompts, read_turns
-from jaxserve.cli.output import Bar, JsonPrinter, TextPrinter, prepare_output, summary
+from jaxserve.cli.output import JsonPrinter, TextPrinter, prepare_output, summary
 from jaxserve.cli.sampling_flags import sampling_params
 from jaxserve.cluster.bootstrap import Hosts, Pod, join, leave
 from jaxserve.cluster.compatibility import facts_of_engine, facts_of_start
+from jaxserve.compilation_cache import use_compilation_cache
 from jaxserve.completion import Completion, Delta
 from jaxserve.engine.device.weight_report import describe_weights, weight_sizes
 from jaxserve.errors import JaxserveError, RequestError

@@ -1,14 +1,18 @@
 """LLM, the Python API: prompts and conversations in, completions or embeddings out."""
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import numpy as np
+from rich.console import Console
 
 from jaxserve.chat import Chat, Message, Rendered
+from jaxserve.compilation_cache import compiled_steps_kept, usable_cache
 from jaxserve.completion import Completion, Delta
 from jaxserve.config import EngineOptions
 from jaxserve.delta_streams import DeltaStreams
@@ -20,32 +24,51 @@ from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.request_limits import max_new_tokens
 from jaxserve.engine.step_costs import measure
-from jaxserve.errors import RequestError
+from jaxserve.errors import ConfigError, RequestError
 from jaxserve.loading.draft import check_choice, load_draft
-from jaxserve.loading.folder import load
+from jaxserve.loading.folder import Model, load
+from jaxserve.progress import Bar
 from jaxserve.prompts import Prepared, Prompt, Prompts, is_conversation
-from jaxserve.request import SamplingParams
+from jaxserve.request import SamplingFields, SamplingParams
 from jaxserve.structure.grammars import DEFAULT_BOUNDS, Bounds, Grammars
 from sharding.mesh import MeshSpec
 
 
-def _silent(done: int, total: int, what: str) -> None:
-    """Report no progress."""
-
-
-def _names(prompts: Sequence[Prompt]) -> list[str]:
-    """Return the prompts' names for errors: prompts[0], prompts[1] and so on."""
+def _listed(prompts: Prompt | Sequence[Prompt]) -> tuple[Sequence[Prompt], list[str]]:
+    """Return prompts, or a single text, as a list, and their names for errors: prompts[0] etc."""
     if isinstance(prompts, str):
-        raise RequestError("prompts", "is a string; give a list of prompts")
-    return [f"prompts[{i}]" for i in range(len(prompts))]
+        return [prompts], ["prompts"]
+    return prompts, [f"prompts[{i}]" for i in range(len(prompts))]
+
+
+def _mesh_spec(mesh: MeshSpec | None, data: int, expert: int, tensor: int) -> MeshSpec:
+    """Return the mesh, however it was given; ConfigError if it was given twice."""
+    axes = MeshSpec(data=data, expert=expert, tensor=tensor)
+    if mesh and axes != MeshSpec():
+        raise ConfigError(f"mesh {mesh} is given, and {axes} as data, expert, tensor; give one")
+    return mesh or axes
+
+
+def _engine_options(options: EngineOptions | None, max_context: int | None) -> EngineOptions:
+    """Return the options with max_context; ConfigError if options have another one."""
+    options = options or EngineOptions()
+    if max_context is None:
+        return options
+    if options.max_context not in (None, max_context):
+        raise ConfigError(
+            f"max_context is {max_context}, and {options.max_context} in options; give one"
+        )
+    return replace(options, max_context=max_context)
 
 
 class LLM:
     """A checkpoint on this machine's devices, ready to generate text or to embed.
 
     Close it, or use it as a context manager, to free its device memory. Steps are compiled when the
-    first prompts that need them come, before any of these prompts runs. An LLM is not thread-safe;
-    it installs no signal handlers and sets no environment variable and no jax.config option.
+    first prompts that need them come, before any of these prompts runs. An LLM is not thread-safe.
+    It installs no signal handlers and sets no environment variable. While it loads and compiles,
+    jax.config names the folder of its compiled steps, unless the program, or
+    JAX_COMPILATION_CACHE_DIR, names one already; afterwards jax.config is as it was before.
 
     Args:
         model: Folder of a checkpoint as Hugging Face publishes it, or as checkpoints.convert
@@ -53,8 +76,12 @@ class LLM:
         dtype: Type to compute in: "auto" (as the checkpoint says), "float32" or "bfloat16".
         weights: Type to hold the weights in: "auto" (as stored), or a quantization such as "int8",
             "fp8", "int4" or "int4-g32".
+        max_context: The longest prompt plus output, in tokens; None is the model's.
+        data: Devices along the mesh axis that shares the rows and their pages.
+        expert: Devices along the axis that shares the experts, and the rows as well.
+        tensor: Devices along the axis that shares every layer's weights and KV heads.
         options: Sizes and features of the engine; None takes the defaults.
-        mesh: Number of devices along each axis to spread over; None is a single device.
+        mesh: MeshSpec instead of data, expert and tensor.
         devices: Devices of which the mesh takes the first ones; None is all that JAX sees.
         chat_template: File to use instead of the folder's chat template.
         tool_parser: Format of tool calls in answers, "auto" or one of TOOL_PARSERS. A server takes
@@ -63,8 +90,14 @@ class LLM:
         draft_model: Folder of a smaller model with the same vocabulary, for options that let it
             draft tokens.
         grammar_bounds: Limits on the size, compile time and cache of structured output.
-        on_load: Function called with (done, total, what) while the checkpoint is loaded.
-        on_compile: Function called with (done, total, what) while steps are compiled.
+        compilation_cache: Folder that keeps compiled steps for the next start, unless the program
+            or JAX_COMPILATION_CACHE_DIR has chosen one for jax. "auto" is jaxserve/xla in the
+            user's cache, the folder of the commands; None keeps nothing.
+        progress: Show bars while the checkpoint is loaded, steps are compiled and `generate`,
+            `chat` or `embed` runs: on a terminal's standard error and in notebooks, nowhere else.
+        on_load: Function called with (done, total, what) while the checkpoint is loaded, instead
+            of a bar.
+        on_compile: Function called so while steps are compiled, instead of a bar.
         new_runner: Factory of the object that drives the devices.
 
     The attributes are for programs that drive the engine themselves, as the server and the
@@ -82,7 +115,8 @@ class LLM:
         CheckpointError: The files of the checkpoint are damaged or incomplete.
         TokenizerError: The tokenizer's files cannot be read.
         ShardingError: The model cannot be spread over this mesh.
-        ConfigError: An option is out of its bounds, or the model does not fit the devices.
+        ConfigError: An option is out of its bounds or given twice, the model does not fit the
+            devices, or the folder of compilation_cache cannot be written.
         KernelError: The devices cannot run a kernel that was asked for.
     """
 
@@ -92,6 +126,10 @@ class LLM:
         *,
         dtype: str = "auto",
         weights: str = "auto",
+        max_context: int | None = None,
+        data: int = 1,
+        expert: int = 1,
+        tensor: int = 1,
         options: EngineOptions | None = None,
         mesh: MeshSpec | None = None,
         devices: Sequence[Any] | None = None,
@@ -100,26 +138,41 @@ class LLM:
         reasoning_parser: str = "auto",
         draft_model: str | Path | None = None,
         grammar_bounds: Bounds = DEFAULT_BOUNDS,
-        on_load: Progress = _silent,
-        on_compile: Progress = _silent,
+        compilation_cache: str | Path | None = "auto",
+        progress: bool = True,
+        on_load: Progress | None = None,
+        on_compile: Progress | None = None,
         new_runner: NewRunner = DeviceRunner,
     ):
-        spread = (mesh or MeshSpec()).build(devices or jax.devices())
-        options = options or EngineOptions()
+        spread = _mesh_spec(mesh, data, expert, tensor).build(devices or jax.devices())
+        options = _engine_options(options, max_context)
         check_choice(options, draft_model)
-        self.model = load(Path(model), spread, dtype, on_load, weights)
-        self.draft = load_draft(Path(draft_model), self.model, on_load) if draft_model else None
+        self._name = Path(model).name
+        self._cache: Path | None = None
+        if compilation_cache is not None and not jax.config.jax_compilation_cache_dir:
+            chosen = None if compilation_cache == "auto" else Path(compilation_cache)
+            self._cache = usable_cache(chosen)
+        self._progress = progress
+        self._on_compile = on_compile
+        self.model: Model
+        self.draft: Model | None = None
         self.engine: Engine
         self.runner: DeviceRunner
-        self.engine, self.runner = build_engine(
-            self.model.spec,
-            self.model.params,
-            spread,
-            options,
-            self.model.fingerprint,
-            new_runner,
-            DraftModel(self.draft.spec, self.draft.params) if self.draft else None,
-        )
+        with compiled_steps_kept(self._cache):
+            with self._bar("loading") as bar:
+                told = on_load or bar.update
+                self.model = load(Path(model), spread, dtype, told, weights)
+                if draft_model:
+                    self.draft = load_draft(Path(draft_model), self.model, told)
+            self.engine, self.runner = build_engine(
+                self.model.spec,
+                self.model.params,
+                spread,
+                options,
+                self.model.fingerprint,
+                new_runner,
+                DraftModel(self.draft.spec, self.draft.params) if self.draft else None,
+            )
         self._chat = Chat(
             Path(model),
             self.model.tokenizer,
@@ -140,7 +193,6 @@ class LLM:
             self._grammars,
             self.runner.config.embeds,
         )
-        self._on_compile = on_compile
         self._measured: tuple[Bucket, ...] = ()
         self._streams = DeltaStreams(self.engine, self.model.tokenizer)
         self._next_id = 0
@@ -149,14 +201,16 @@ class LLM:
 
     def generate(
         self,
-        prompts: Sequence[Prompt],
+        prompts: str | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **sampling: Unpack[SamplingFields],
     ) -> list[Completion]:
         """Generate for all prompts together and return when the last one is finished.
 
         Args:
-            prompts: Texts, lists of token ids, or conversations.
+            prompts: List of texts, lists of token ids, or conversations; or a single text.
             params: Sampling parameters for all prompts, or one per prompt; None is the default.
+            **sampling: Single fields of SamplingParams, which override those of params.
 
         Returns:
             The completions in the order of the prompts, the n choices of a prompt in a row.
@@ -170,13 +224,15 @@ class LLM:
             EngineError: The LLM is closed, or a step has failed.
         """
         self._check(embed=False)
-        names = _names(prompts)
-        return self._complete(list(map(self.prompts.encode, prompts, names)), params, names)
+        given, names = _listed(prompts)
+        encoded = list(map(self.prompts.encode, given, names))
+        return self._complete(encoded, params, sampling, names)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **sampling: Unpack[SamplingFields],
     ) -> list[Completion]:
         """Answer a conversation, or each of a list of conversations.
 
@@ -187,6 +243,7 @@ class LLM:
         Args:
             messages: Conversation, a list of {"role": ..., "content": ...}, or a list of those.
             params: Sampling parameters for all conversations, or one per conversation.
+            **sampling: Single fields of SamplingParams, which override those of params.
 
         Returns:
             The completions, in the order that `generate` returns them in.
@@ -209,9 +266,9 @@ class LLM:
         else:
             named = {"messages": messages}
         prompts = [self._chat.render(m, name) for name, m in named.items()]
-        return self._complete(prompts, params, list(named))
+        return self._complete(prompts, params, sampling, list(named))
 
-    def embed(self, prompts: Sequence[str | Sequence[int]]) -> list[np.ndarray]:
+    def embed(self, prompts: str | Sequence[str | Sequence[int]]) -> list[np.ndarray]:
         """Return the embedding of every prompt, from a model that embeds.
 
         A text gets the special tokens that the tokenizer's files put around it; token ids are taken
@@ -219,7 +276,7 @@ class LLM:
         the caller to write before the text.
 
         Args:
-            prompts: Texts or lists of token ids.
+            prompts: List of texts or lists of token ids; or a single text.
 
         Returns:
             One float32 array of shape [D] and Euclidean length 1 per prompt, in their order.
@@ -230,11 +287,11 @@ class LLM:
             EngineError: The LLM is closed, or a step has failed.
         """
         self._check(embed=True)
-        names = _names(prompts)
-        for name, prompt in zip(names, prompts, strict=True):
+        given, names = _listed(prompts)
+        for name, prompt in zip(names, given, strict=True):
             if is_conversation(prompt):
                 raise RequestError(name, "is a conversation; give a text or its token ids")
-        done = self._complete(list(map(self.prompts.encode, prompts, names)), None, names)
+        done = self._complete(list(map(self.prompts.encode, given, names)), None, {}, names)
         for completion in done:
             if completion.error:
                 raise completion.error
@@ -249,6 +306,7 @@ class LLM:
         self,
         prompts: list[Rendered],
         params: SamplingParams | Sequence[SamplingParams] | None,
+        sampling: SamplingFields,
         names: list[str],
     ) -> list[Completion]:
         """Check all prompts, run them together and return the completions in their order."""
@@ -263,11 +321,34 @@ class LLM:
                 f"has {len(each)} entries for {len(prompts)} prompts; "
                 "give one for all, or one per prompt",
             )
+        if sampling:
+            each = [replace(p or SamplingParams(), **sampling) for p in each]
         prepared = list(map(self._checked, prompts, each, names))
-        done = {(d.prompt_index, d.index): d.completion for d in self.run(prepared) if d.completion}
+        deltas = self._with_bar(self.run(prepared), sum(p.request.params.n for p in prepared))
+        done = {(d.prompt_index, d.index): d.completion for d in deltas if d.completion}
         return [done[key] for key in sorted(done)]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
+    def _with_bar(self, deltas: Iterator[Delta], choices: int) -> Iterator[Delta]:
+        """Pass deltas on, and show how many of the choices are finished, and the rate of tokens."""
+        finished = 0
+        tokens = 0
+        began = 0.0
+        with self._bar("embedding" if self.prompts.embeds else "generating") as bar:
+            for delta in deltas:
+                began = began or time.monotonic()  # what came before was compiling
+                tokens += len(delta.token_ids)
+                finished += delta.completion is not None
+                seconds = time.monotonic() - began
+                rate = f"{tokens / seconds:,.0f} tokens/s" if tokens and seconds else ""
+                bar.update(finished, choices, rate)
+                yield delta
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        **sampling: Unpack[SamplingFields],
+    ) -> Iterator[Delta]:
         """Generate for one prompt and yield the text as it grows.
 
         Leaving the iterator early aborts the request.
@@ -275,6 +356,7 @@ class LLM:
         Args:
             prompt: Text, token ids or conversation.
             params: Sampling parameters; None is the default.
+            **sampling: Single fields of SamplingParams, which override those of params.
 
         Returns:
             Iterator of deltas. The last delta of each of the n choices carries its completion.
@@ -284,6 +366,7 @@ class LLM:
             NotBuiltInError: The model makes embeddings and generates no text.
             EngineError: The LLM is closed, or a step has failed.
         """
+        params = replace(params or SamplingParams(), **sampling)
         return self.run([self.prepare(prompt, params)])
 
     def prepare(
@@ -359,8 +442,7 @@ class LLM:
         self.engine.check_usable()
         plan = self.runner.buckets
         if not prompts:
-            self.runner.warm_up(plan.buckets if prompts is None else (), self._on_compile)
-            self.measure_steps()
+            self._compile(plan.buckets if prompts is None else ())
             return
         sizes = [
             (len(p.request.prompt), max_new_tokens(self.runner.config, p.request))
@@ -370,8 +452,18 @@ class LLM:
         score = any(p.request.params.prompt_logprobs is not None for p in prompts)
         forced = any(p.request.grammar for p in prompts)
         buckets = plan.reachable(sizes, config=self.runner.config, score=score, forced=forced)
-        self.runner.warm_up(buckets, self._on_compile)
+        self._compile(buckets)
+
+    def _compile(self, buckets: Iterable[Bucket]) -> None:
+        """Compile these steps unless they are compiled, and measure what is new."""
+        buckets = tuple(buckets)
+        if not self.runner.executables.has(buckets):
+            with compiled_steps_kept(self._cache), self._bar("compiling") as bar:
+                self.runner.warm_up(buckets, self._on_compile or bar.update)
         self.measure_steps()
+
+    def _bar(self, title: str) -> Bar:
+        return Bar(Console(stderr=True, highlight=False), title, self._progress)
 
     def measure_steps(self) -> None:
         """Measure the compiled steps, where tokens are drafted, and give the engine the costs.
@@ -391,6 +483,15 @@ class LLM:
         """Share of padding among all computed tokens so far, 0.0 to 1.0."""
         total = self.runner.total
         return 1 - total.live_tokens / total.computed_tokens if total.computed_tokens else 0.0
+
+    def __repr__(self) -> str:
+        model = self.model
+        devices = "x".join(map(str, model.mesh.devices.shape))
+        return (
+            f"<LLM {self._name}: {model.spec.family}, {model.parameters / 1e6:,.1f} M parameters, "
+            f"{model.params['embed'].dtype}, context {self.runner.config.max_context}, "
+            f"{devices} {model.mesh.devices.flat[0].platform}>"
+        )
 
     def close(self) -> None:
         """Free parameters, pages and rows.

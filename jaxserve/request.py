@@ -7,6 +7,7 @@ the same text wherever it comes from.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypedDict
 
 from jaxserve.errors import RequestError
 from jaxserve.request_values import biases, check_token_ids, count, integers, number, strings
@@ -50,7 +51,7 @@ class SamplingParams:
         logit_bias: Amounts, -100.0 to 100.0, added to logits by token id; at most 1,024 entries.
         allowed_token_ids: Ids of the only tokens that may be chosen; None allows all.
         seed: Seed of the random draws, 0 to 2**64 - 1; None lets the engine choose one.
-        stop: Up to 16 strings of 1 to 256 UTF-8 bytes that end the text.
+        stop: Up to 16 strings of 1 to 256 UTF-8 bytes that end the text, or a single one.
         stop_token_ids: Ids of up to 32 tokens that end the text.
         include_stop: Keep in the text the stop string, or the spelling of the token, that ended it.
         ignore_eos: Go on after the model's own end tokens.
@@ -157,6 +158,32 @@ class SamplingParams:
         }
         for name, ids in sets.items():
             check_token_ids(name, ids, vocab_size)
+
+
+class SamplingFields(TypedDict, total=False):
+    """Keywords of a call that stand for single fields of SamplingParams."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    allowed_token_ids: Sequence[int] | None
+    seed: int | None
+    stop: Sequence[str]
+    stop_token_ids: Sequence[int]
+    include_stop: bool
+    ignore_eos: bool
+    min_tokens: int
+    max_tokens: int | None
+    n: int
+    logprobs: int | None
+    prompt_logprobs: int | None
+    echo: bool
+    structure: Structure | None
 
 
 _RANGES = (

@@ -60,12 +60,12 @@ def integers(name: str, values: object, limit: int | None = None) -> tuple[int, 
 
 
 def strings(name: str, values: object, limit: int, max_bytes: int) -> tuple[str, ...]:
-    """Return a list of strings as a tuple; otherwise raise RequestError.
+    """Return a string, or a list of them, as a tuple; otherwise raise RequestError.
 
     `limit` is the highest allowed number of strings. Each has 1 to `max_bytes` bytes of UTF-8.
     """
     if isinstance(values, str):
-        raise RequestError(name, "is a string; give a list of strings")
+        values = [values]
     texts = tuple(_entries(name, values, "strings"))
     if len(texts) > limit:
         raise RequestError(name, f"has {len(texts)} strings; the limit is {limit}")

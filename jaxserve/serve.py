@@ -13,9 +13,9 @@ import uvloop
 from rich.console import Console
 
 from checkpoints.errors import CheckpointError
-from jaxserve.cli.compilation_cache import use_compilation_cache
 from jaxserve.cli.exits import exit_code
 from jaxserve.cluster.bootstrap import Hosts, SingleHost, join, leave
+from jaxserve.compilation_cache import use_compilation_cache
 from jaxserve.errors import JaxserveError
 from jaxserve.plan.bundle import Manifest
 from jaxserve.server.disaggregation.flags import Meshes, disaggregation, meshes

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from jax.experimental.compilation_cache import compilation_cache
 
-from jaxserve.cli.compilation_cache import share_compiled
+from jaxserve.compilation_cache import share_compiled
 from tests.compiled_steps import BYTES, compiled_steps_folder
 from tests.leaks import LeakReporter
 from tests.outcome_tables import FAMILIES_ON_MESHES, FEATURE_PAIRS, OutcomeTable

@@ -341,7 +341,7 @@ def test_the_engine_needs_nothing_of_the_server() -> None:
 MAY_READ_JAX_CONFIG_AND_ENVIRONMENT = {
     "jaxserve.loading.convert",
     "jaxserve.server.observe.traces",  # reads the variables of OpenTelemetry's exporters
-    "jaxserve.cli.compilation_cache",
+    "jaxserve.compilation_cache",
     "jaxserve.cluster.bootstrap",
     "jaxserve.plan.platform",
 }

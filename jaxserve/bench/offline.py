@@ -26,13 +26,13 @@ from jaxserve.bench.checks import check_above
 from jaxserve.bench.environment import environment, footnote
 from jaxserve.bench.offline_cases import Case, cases_of, check_room, options_of
 from jaxserve.bench.output import Grid, comma_separated, deviation, markdown, spread
-from jaxserve.cli.compilation_cache import use_compilation_cache
-from jaxserve.cli.output import Bar
+from jaxserve.compilation_cache import use_compilation_cache
 from jaxserve.config import EngineOptions
 from jaxserve.engine.engine import Engine
 from jaxserve.errors import EngineError, JaxserveError
 from jaxserve.llm import LLM
 from jaxserve.models.quant import scheme_in
+from jaxserve.progress import Bar
 from jaxserve.request import Request, SamplingParams
 from jaxserve.tokenizer import TokenizerError
 from pallas_kernels.dispatch import KernelError

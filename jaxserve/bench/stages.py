@@ -32,8 +32,8 @@ def start(args: Any) -> int:
     from rich.console import Console
 
     from jaxserve.bench.offline import about, open_llm
-    from jaxserve.cli.compilation_cache import use_compilation_cache
     from jaxserve.cli.flags import engine_options
+    from jaxserve.compilation_cache import use_compilation_cache
     from jaxserve.request import SamplingParams
 
     tell("import")

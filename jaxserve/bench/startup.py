@@ -23,8 +23,8 @@ from jaxserve.bench.environment import environment, footnote
 from jaxserve.bench.output import Grid, comma_separated, markdown, spread
 from jaxserve.bench.own_server import last_line
 from jaxserve.bench.stages import STAGES
-from jaxserve.cli.output import Bar
 from jaxserve.errors import ConfigError
+from jaxserve.progress import Bar
 
 KINDS = ("cold", "cached")
 

@@ -1,12 +1,9 @@
-"""Output of the programs: progress bars, completions as text or JSON, and the last line."""
+"""Output of the programs: completions as text or JSON, and the last line."""
 
 import io
 import json
 import statistics
 import sys
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from jaxserve.completion import Completion, Delta
 from jaxserve.tokenizer import Tokenizer
@@ -22,38 +19,6 @@ def prepare_output(as_json: bool) -> None:
         sys.stdout.reconfigure(
             encoding="utf-8" if as_json else None, errors="strict" if as_json else "replace"
         )
-
-
-class Bar:
-    """A progress bar that appears with the first update and disappears with the last."""
-
-    def __init__(self, console: Console, title: str):
-        columns = (
-            TextColumn(f"{title:9}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.description}"),
-        )
-        self._progress = Progress(
-            *columns, console=console, transient=True, disable=not console.is_terminal
-        )
-        self._task = None
-
-    def __enter__(self) -> "Bar":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def update(self, done: int, total: int, what: str) -> None:
-        """Show that `done` of `total` steps are done."""
-        if self._task is None:
-            self._progress.start()
-            self._task = self._progress.add_task(what, total=total)
-        self._progress.update(self._task, completed=done, total=total, description=what)
-        if done >= total:
-            self._progress.stop()
 
 
 class JsonPrinter:

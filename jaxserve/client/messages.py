@@ -3,13 +3,13 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
-from typing import Any, TypedDict, cast
+from typing import Any, cast
 
 from google.protobuf.message import Message
 
 from jaxserve.client.results import ToolCall
 from jaxserve.errors import RequestError
-from jaxserve.request import SamplingParams
+from jaxserve.request import SamplingFields, SamplingParams
 from jaxserve.request_values import check_token_ids, integers
 from jaxserve.structure import Structure
 from jaxserve.v1 import common_pb2, inference_pb2
@@ -30,7 +30,7 @@ IDS = 2**32  # a message carries token ids below this
 DEFAULTS = SamplingParams()
 
 
-class Options(TypedDict, total=False):
+class Options(SamplingFields, total=False):
     """Keywords of a request that generates.
 
     timeout: seconds that it may take. request_id, priority and cache_salt: sent with it. The others
@@ -41,27 +41,6 @@ class Options(TypedDict, total=False):
     request_id: str
     priority: int
     cache_salt: str
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias: Mapping[int, float]
-    allowed_token_ids: Sequence[int] | None
-    seed: int | None
-    stop: Sequence[str]
-    stop_token_ids: Sequence[int]
-    include_stop: bool
-    ignore_eos: bool
-    min_tokens: int
-    max_tokens: int | None
-    n: int
-    logprobs: int | None
-    prompt_logprobs: int | None
-    echo: bool
-    structure: Structure | None
 
 
 class ChatOptions(Options, total=False):

@@ -16,7 +16,7 @@ from rich.console import Console
 from checkpoints.errors import CheckpointError
 from jaxserve.cli.exits import exit_code
 from jaxserve.cli.flags import engine_options
-from jaxserve.cli.output import Bar, prepare_output
+from jaxserve.cli.output import prepare_output
 from jaxserve.errors import ConfigError, JaxserveError, MemoryLimitError, flag_text
 from jaxserve.loading.parameters import DTYPES
 from jaxserve.loading.spec import read_spec
@@ -34,6 +34,7 @@ from jaxserve.plan.ranking import ranking_json, ranking_table
 from jaxserve.plan.report import GIB, show, to_json
 from jaxserve.plan.suggest import Precision, choices, confirmed, rank
 from jaxserve.plan.topology import Topology, parse
+from jaxserve.progress import Bar
 from pallas_kernels.dispatch import KernelError
 from sharding.chips import ChipError
 from sharding.mesh import MeshSpec

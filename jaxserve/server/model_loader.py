@@ -7,13 +7,13 @@ from functools import partial
 
 from rich.console import Console
 
-from jaxserve.cli.compilation_cache import read_compiled
 from jaxserve.cli.flags import draft_model, engine_options
-from jaxserve.cli.output import Bar
 from jaxserve.cluster.bootstrap import Pod
 from jaxserve.cluster.compatibility import facts_of_engine, facts_of_start
+from jaxserve.compilation_cache import read_compiled
 from jaxserve.llm import LLM
 from jaxserve.plan.bundle import CACHE, Manifest, check_engine, open_bundle
+from jaxserve.progress import Bar
 from jaxserve.server.disaggregation.local_mesh import Place
 from jaxserve.server.flags import check_bundle, limits
 from sharding.mesh import MeshSpec, device_kind

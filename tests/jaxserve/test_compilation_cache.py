@@ -9,7 +9,7 @@ from subprocess import PIPE
 import pytest
 
 pytestmark = pytest.mark.system
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 PROCESSES = 4
 STEPS = 6
 # Every process compiles the same steps, on a disk so slow that half an entry is there for a while.
@@ -18,7 +18,7 @@ import sys, time, warnings
 from pathlib import Path
 import jax, numpy as np
 from etils import epath
-from jaxserve.cli.compilation_cache import share_compiled
+from jaxserve.compilation_cache import share_compiled
 from jaxserve.engine.device.compile_counter import CompileCounter
 
 writes = 0

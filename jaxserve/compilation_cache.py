@@ -1,0 +1,121 @@
+"""Compilation cache on disk, which keeps compiled steps from one start to the next."""
+
+import errno
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import jax
+from jax.experimental.compilation_cache import compilation_cache as jax_cache
+
+from jaxserve.errors import ConfigError, flag_text
+
+# Beyond this size, the steps that were used longest ago are deleted. The bound is high (a step of a
+# large model on a TPU takes 100 MB), but there has to be one: without a bound, jax writes entries
+# without a lock, and another process may read half of one.
+CACHE_BYTES = 32 * 2**30
+# Options of jax that share_compiled sets.
+OPTIONS = (
+    "jax_compilation_cache_dir",
+    "jax_compilation_cache_max_size",
+    "jax_persistent_cache_min_compile_time_secs",
+    "jax_persistent_cache_min_entry_size_bytes",
+)
+
+
+def use_compilation_cache(chosen: Path | None) -> None:
+    """Keep compiled steps on disk, so that the next start of a command finds them.
+
+    chosen: the folder of --compilation-cache; None is the folder of JAX_COMPILATION_CACHE_DIR, as
+    jax uses it, or else the user's cache. Raises ConfigError if the chosen folder cannot be
+    written; if the user's cache cannot, a line on standard error says so.
+    """
+    if chosen is None and jax.config.jax_compilation_cache_dir:
+        return
+    folder = chosen or default_compilation_cache()
+    problem = _problem(folder)
+    if problem and chosen:
+        raise ConfigError(flag_text("--compilation-cache", chosen, f"it cannot be used: {problem}"))
+    if problem or folder is None:
+        print(
+            f"compiled steps are not kept: {folder or '~'}: {problem} (--compilation-cache)",
+            file=sys.stderr,
+        )
+        return
+    share_compiled(folder)
+
+
+def usable_cache(chosen: Path | None) -> Path | None:
+    """Return the folder in which an LLM keeps compiled steps.
+
+    chosen: the folder that the caller named; None is the user's cache. Raises ConfigError if the
+    chosen folder cannot be written. If the user's cache cannot, the result is None, and a
+    RuntimeWarning says so.
+    """
+    folder = chosen or default_compilation_cache()
+    problem = _problem(folder)
+    if problem is None:
+        return folder
+    if chosen:
+        raise ConfigError(f"compilation_cache {chosen} cannot be used: {problem}")
+    text = f"compiled steps are not kept: {folder or '~'}: {problem} (compilation_cache)"
+    warnings.warn(text, RuntimeWarning, stacklevel=3)
+    return None
+
+
+def _problem(folder: Path | None) -> str | None:
+    """Make the folder, and return why it cannot be used; None if it can."""
+    if folder is None:
+        return "there is no home directory"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return error.strerror
+    return None if os.access(folder, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
+
+
+@contextmanager
+def compiled_steps_kept(folder: Path | None) -> Iterator[None]:
+    """Read and write what compiles inside in a folder, unless the program has a cache of its own.
+
+    jax's options are the program's again afterwards. With None nothing is changed.
+    """
+    if folder is None or jax.config.jax_compilation_cache_dir:
+        yield
+        return
+    before = {name: getattr(jax.config, name) for name in OPTIONS}
+    try:
+        share_compiled(folder)
+        # jax looks at its options once, at the first compile, which may have been before.
+        jax_cache.reset_cache()
+        yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        jax_cache.reset_cache()
+
+
+def share_compiled(folder: Path) -> None:
+    """Read and write compiled steps in a folder that other processes use at the same time."""
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_compilation_cache_max_size", CACHE_BYTES)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def read_compiled(folder: Path) -> None:
+    """Find compiled steps in this folder, and write nothing to it."""
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update(
+        "jax_compilation_cache_max_size", -1
+    )  # a bounded cache writes a note of every use
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", float("inf"))
+
+
+def default_compilation_cache() -> Path | None:
+    """Return the user's cache folder for jaxserve; None for a user without a home."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "jaxserve" / "xla" if os.path.isabs(base) else None

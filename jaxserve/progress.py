@@ -1,0 +1,102 @@
+"""Progress bars, on a terminal and in a notebook."""
+
+import html
+import time
+from typing import Protocol, Self
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+
+class Shown(Protocol):
+    """A place where the state of a bar is drawn, until it is cleared."""
+
+    def draw(self, done: int, total: int, what: str) -> None: ...
+
+    def clear(self) -> None: ...
+
+
+class Bar:
+    """A progress bar that appears with the first update and disappears with the last.
+
+    It is drawn on the console's terminal, or else in the notebook that runs this program; nothing
+    is drawn where there is neither, or with shown=False.
+    """
+
+    def __init__(self, console: Console, title: str, shown: bool = True):
+        self._place: Shown | None = None
+        if shown and console.is_jupyter:
+            self._place = _InNotebook(title)
+        elif shown and console.is_terminal:
+            self._place = _OnTerminal(console, title)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._place:
+            self._place.clear()
+
+    def update(self, done: int, total: int, what: str) -> None:
+        """Show that `done` of `total` steps are done."""
+        if self._place is None:
+            return
+        self._place.draw(done, total, what)
+        if done >= total:
+            self._place.clear()
+
+
+class _OnTerminal:
+    def __init__(self, console: Console, title: str):
+        columns = (
+            TextColumn(f"{title:9}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}"),
+        )
+        self._progress = Progress(*columns, console=console, transient=True)
+        self._task = None
+
+    def draw(self, done: int, total: int, what: str) -> None:
+        self._progress.start()
+        if self._task is None:
+            self._task = self._progress.add_task("", total=total)
+        self._progress.update(self._task, completed=done, total=total, description=escape(what))
+
+    def clear(self) -> None:
+        self._progress.stop()
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+        self._task = None
+
+
+class _InNotebook:
+    """A bar of HTML, which needs no widgets: they are missing in many notebooks."""
+
+    PAUSE = 0.1  # seconds between two drawings: each is a message to the browser
+
+    def __init__(self, title: str):
+        self._title = title
+        self._handle = None
+        self._drawn = 0.0
+
+    def draw(self, done: int, total: int, what: str) -> None:
+        if time.monotonic() < self._drawn + self.PAUSE:
+            return
+        self._drawn = time.monotonic()
+        bar = f'<progress value="{done}" max="{total}"></progress>'
+        self._show(f"<pre>{self._title} {bar} {done}/{total} {html.escape(what)}</pre>")
+
+    def clear(self) -> None:
+        if self._handle:
+            self._show("")
+
+    def _show(self, text: str) -> None:
+        from IPython.display import HTML, display
+
+        if self._handle is None:
+            self._handle = display(HTML(text), display_id=True)
+        else:
+            self._handle.update(HTML(text))
