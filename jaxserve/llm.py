@@ -34,7 +34,7 @@ from jaxserve.structure.grammars import DEFAULT_BOUNDS, Bounds, Grammars
 from sharding.mesh import MeshSpec
 
 
-def _listed(prompts: Prompt | Sequence[Prompt]) -> tuple[Sequence[Prompt], list[str]]:
+def _listed(prompts: str | Sequence[Prompt]) -> tuple[Sequence[Prompt], list[str]]:
     """Return prompts, or a single text, as a list, and their names for errors: prompts[0] etc."""
     if isinstance(prompts, str):
         return [prompts], ["prompts"]

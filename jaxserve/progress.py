@@ -94,7 +94,7 @@ class _InNotebook:
             self._show("")
 
     def _show(self, text: str) -> None:
-        from IPython.display import HTML, display
+        from IPython.display import HTML, display  # pyright: ignore[reportMissingImports]
 
         if self._handle is None:
             self._handle = display(HTML(text), display_id=True)
