@@ -48,18 +48,20 @@ def use_compilation_cache(chosen: Path | None) -> None:
     share_compiled(folder)
 
 
-def usable_cache(chosen: Path | None) -> Path | None:
-    """Return the folder in which an LLM keeps compiled steps.
+def cache_of_llm(chosen: str | Path | None) -> Path | None:
+    """Return the folder in which an LLM keeps compiled steps; None if it keeps none of its own.
 
-    chosen: the folder that the caller named; None is the user's cache. Raises ConfigError if the
-    chosen folder cannot be written. If the user's cache cannot, the result is None, and a
-    RuntimeWarning says so.
+    chosen: a folder, "auto" for the user's cache, or None for no folder. The result is None, too,
+    where jax has been given a folder already, whatever is chosen. Raises ConfigError if the chosen
+    folder cannot be written; if the user's cache cannot, a RuntimeWarning says so.
     """
-    folder = chosen or default_compilation_cache()
+    if chosen is None or jax.config.jax_compilation_cache_dir:
+        return None
+    folder = default_compilation_cache() if chosen == "auto" else Path(chosen)
     problem = _problem(folder)
     if problem is None:
         return folder
-    if chosen:
+    if chosen != "auto":
         raise ConfigError(f"compilation_cache {chosen} cannot be used: {problem}")
     text = f"compiled steps are not kept: {folder or '~'}: {problem} (compilation_cache)"
     warnings.warn(text, RuntimeWarning, stacklevel=3)

@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 
 from jaxserve.chat import Chat, Message, Rendered
-from jaxserve.compilation_cache import compiled_steps_kept, usable_cache
+from jaxserve.compilation_cache import cache_of_llm, compiled_steps_kept
 from jaxserve.completion import Completion, Delta
 from jaxserve.config import EngineOptions
 from jaxserve.delta_streams import DeltaStreams
@@ -148,10 +148,7 @@ class LLM:
         options = _engine_options(options, max_context)
         check_choice(options, draft_model)
         self._name = Path(model).name
-        self._cache: Path | None = None
-        if compilation_cache is not None and not jax.config.jax_compilation_cache_dir:
-            chosen = None if compilation_cache == "auto" else Path(compilation_cache)
-            self._cache = usable_cache(chosen)
+        self._cache = cache_of_llm(compilation_cache)
         self._progress = progress
         self._on_compile = on_compile
         self.model: Model

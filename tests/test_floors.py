@@ -36,6 +36,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "completion": ("jaxserve.completion",),
     "prompts": ("jaxserve.prompts", "jaxserve.open_choices"),
     "cli": ("jaxserve.cli",),
+    "compilation cache": ("jaxserve.compilation_cache",),
+    "progress": ("jaxserve.progress",),
     "llm": ("jaxserve.llm", "jaxserve.delta_streams"),
     "generate": ("jaxserve.generate",),
     "plan": ("jaxserve.plan",),

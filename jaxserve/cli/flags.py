@@ -107,7 +107,8 @@ def engine_flags(group: argparse._ArgumentGroup) -> None:
         "--compilation-cache",
         type=Path,
         metavar="DIR",
-        help="folder in which compiled steps are kept (default: jaxserve/xla in the user's cache)",
+        help="folder in which compiled steps are kept (default: that of JAX_COMPILATION_CACHE_DIR, "
+        "or jaxserve/xla in the user's cache)",
     )
 
 

@@ -107,9 +107,14 @@ def test_the_longest_prompt(folder: Path) -> None:
             llm.embed([[1], PROMPTS[0]])
 
 
+def test_a_single_text_needs_no_list(llm: LLM) -> None:
+    (alone,) = llm.embed("w1")
+    (listed,) = llm.embed(["w1"])
+    assert np.array_equal(alone, listed)
+
+
 def test_what_is_no_prompt(llm: LLM) -> None:
     for prompts, message in (
-        ("w1", "prompts is a string"),
         ([[]], r"prompts\[0\] has no tokens"),
         ([[1], [96]], r"prompts\[1\]: entry 0 is 96"),
         ([[{"role": "user", "content": "w1"}]], r"prompts\[0\] is a conversation"),

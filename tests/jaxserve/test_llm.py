@@ -13,12 +13,14 @@ from jaxserve import LLM, EngineOptions, SamplingParams
 from jaxserve.errors import (
     CapacityError,
     ChatError,
+    ConfigError,
     ContextLengthError,
     EngineError,
     RequestError,
     RequestIdInUseError,
 )
 from jaxserve.tokenizer import completion_text
+from sharding.mesh import MeshSpec
 
 BUNDLED = Path(__file__).parents[2] / "checkpoints" / "bundled" / "tiny-chat-draft"
 TEMPLATE = (
@@ -382,8 +384,38 @@ def test_prompt_that_is_refused(
 def test_params_and_prompts_must_match(llm: LLM) -> None:
     with pytest.raises(RequestError, match="params has 2 entries for 1 prompts"):
         llm.generate([STORY], [GREEDY, GREEDY])
-    with pytest.raises(RequestError, match="is a string; give a list"):
-        llm.generate(STORY, GREEDY)
+
+
+def test_a_single_text_needs_no_list(llm: LLM) -> None:
+    (done,) = llm.generate(STORY, GREEDY)
+    (listed,) = llm.generate([STORY], GREEDY)
+    assert done.token_ids == listed.token_ids
+    with pytest.raises(RequestError, match=r"^prompts: 10001 tokens"):
+        llm.generate("a" * 10000)
+
+
+def test_keywords_override_the_parameters(llm: LLM) -> None:
+    (whole,) = llm.generate(STORY, GREEDY)
+    for params in (None, GREEDY, [GREEDY]):
+        (done,) = llm.generate(STORY, params, temperature=0, max_tokens=5)
+        assert done.token_ids == whole.token_ids[:5]
+    (answer,) = llm.chat(HELLO, GREEDY, max_tokens=3)
+    assert len(answer.token_ids) == 3
+    assert len([d for d in llm.stream(STORY, GREEDY, max_tokens=4) if d.token_ids]) == 4
+    with pytest.raises(RequestError, match="temperature is -1"):
+        llm.generate(STORY, temperature=-1)
+
+
+def test_axes_and_context_without_other_classes() -> None:
+    with LLM(BUNDLED, max_context=128, data=2, options=OPTIONS) as spread:
+        assert spread.runner.config.max_context == 128
+        assert repr(spread) == (
+            "<LLM tiny-chat-draft: llama, 0.4 M parameters, bfloat16, context 128, 2x1x1 cpu>"
+        )
+    with pytest.raises(ConfigError, match="mesh 1x1x2 is given, and 2x1x1 as data, expert, tensor"):
+        LLM(BUNDLED, data=2, mesh=MeshSpec(tensor=2))
+    with pytest.raises(ConfigError, match="max_context is 128, and 64 in options; give one"):
+        LLM(BUNDLED, max_context=128, options=EngineOptions(max_context=64))
 
 
 def test_prompt_that_no_pool_holds() -> None:

@@ -33,7 +33,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"min_tokens": 5, "max_tokens": 4}, "min_tokens is 5, more than max_tokens"),
     ({"logprobs": 21}, "logprobs is 21"),
     ({"prompt_logprobs": -1}, "prompt_logprobs is -1"),
-    ({"stop": "text"}, "stop is a string"),
+    ({"stop": ""}, "stop: entry 0 is ''; it must be a string of 1 to 256 bytes"),
+    ({"stop": b"text"}, "stop is b'text'; give a list of strings"),
     ({"stop": [""]}, "stop: entry 0 is ''; it must be a string of 1 to 256 bytes"),
     ({"stop": ["x" * 257]}, "stop: entry 0 is 'xxx.*; it must be a string of 1 to 256 bytes"),
     ({"stop": ["x"] * 17}, "stop has 17 strings; the limit is 16"),
@@ -136,3 +137,7 @@ def test_every_bound_itself_is_allowed() -> None:
         logprobs=20,
         prompt_logprobs=20,
     )
+
+
+def test_a_single_stop_string_needs_no_list() -> None:
+    assert SamplingParams(stop="end") == SamplingParams(stop=["end"])

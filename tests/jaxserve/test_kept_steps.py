@@ -1,0 +1,78 @@
+"""Compiled steps that an LLM keeps for the next process, beside caches that the program has."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from jaxserve import LLM, EngineOptions
+from jaxserve.compilation_cache import OPTIONS as OF_JAX
+from jaxserve.errors import ConfigError
+
+BUNDLED = Path(__file__).parents[2] / "checkpoints" / "bundled" / "tiny-chat-draft"
+SMALL = EngineOptions(max_batch=2, step_tokens=16, page_size=16, cache_tokens=64, max_context=64)
+
+
+@pytest.fixture
+def no_cache() -> Iterator[None]:
+    """Take the tests' own cache away from jax; conftest gives it back after the test."""
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+    yield
+
+
+def missed(**asked) -> tuple[list[str], int]:
+    """Names of the steps that were compiled for one answer, and how many were found."""
+    jax.clear_caches()  # what this process has compiled would not be looked for on disk
+    before = {name: getattr(jax.config, name) for name in OF_JAX}
+    with LLM(BUNDLED, options=SMALL, **asked) as llm:
+        llm.generate("Once", max_tokens=4)
+        assert llm.runner.compiles_after_ready == 0
+        found = (llm.runner.executables.missed, llm.runner.executables.found_compiled)
+    assert {name: getattr(jax.config, name) for name in OF_JAX} == before
+    return found
+
+
+def test_the_next_llm_compiles_nothing(no_cache: None, tmp_path: Path) -> None:
+    jax.jit(lambda x: x + 1)(2.0)  # jax has looked at its options before
+    first, _ = missed(compilation_cache=tmp_path)
+    assert any(name.startswith("decode") for name in first)
+    again, found = missed(compilation_cache=str(tmp_path))
+    assert not again and found == len(first)
+
+
+def test_auto_is_the_users_cache(
+    no_cache: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    missed()
+    assert any((tmp_path / "jaxserve" / "xla").iterdir())
+
+
+def test_none_keeps_nothing(
+    no_cache: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first, _ = missed(compilation_cache=None)
+    again, found = missed(compilation_cache=None)
+    assert again == first and not found and not list(tmp_path.iterdir())
+
+
+def test_a_cache_of_the_program_wins(no_cache: None, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    jax.config.update("jax_compilation_cache_dir", str(own))
+    missed(compilation_cache=tmp_path / "other")
+    assert list(own.iterdir()) and not (tmp_path / "other").exists()
+
+
+def test_a_folder_that_cannot_be_written(
+    no_cache: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"compilation_cache .*file/x cannot be used: Not a dir"):
+        LLM(BUNDLED, compilation_cache=tmp_path / "file" / "x")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.warns(RuntimeWarning, match=r"steps are not kept: .*file/jaxserve/xla: Not"):
+        LLM(BUNDLED, options=SMALL).close()
