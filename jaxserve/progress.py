@@ -60,10 +60,10 @@ class _OnTerminal:
         self._task = None
 
     def draw(self, done: int, total: int, what: str) -> None:
-        self._progress.start()
         if self._task is None:
             self._task = self._progress.add_task("", total=total)
         self._progress.update(self._task, completed=done, total=total, description=escape(what))
+        self._progress.start()  # where it is drawn already, it draws itself again soon
 
     def clear(self) -> None:
         self._progress.stop()
