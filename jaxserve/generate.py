@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from jaxserve.cli.interrupts import exit_on_interrupt, interrupts_raise
-from jaxserve.progress import Bar
 
 if __name__ == "__main__":
     exit_on_interrupt()  # before the imports that take seconds
@@ -33,6 +32,7 @@ from jaxserve.completion import Completion, Delta
 from jaxserve.engine.device.weight_report import describe_weights, weight_sizes
 from jaxserve.errors import JaxserveError, RequestError
 from jaxserve.llm import LLM
+from jaxserve.progress import Bar
 from jaxserve.prompts import Prepared
 from jaxserve.request import SamplingParams
 from jaxserve.tokenizer import TokenizerError
