@@ -57,7 +57,7 @@ def cache_of_llm(chosen: str | Path | None) -> Path | None:
     """
     if chosen is None or jax.config.jax_compilation_cache_dir:
         return None
-    folder = default_compilation_cache() if chosen == "auto" else Path(chosen)
+    folder = default_compilation_cache() if chosen == "auto" else Path(chosen).absolute()
     problem = _problem(folder)
     if problem is None:
         return folder

@@ -336,7 +336,8 @@ class LLM:
                 tokens += len(delta.token_ids)
                 finished += delta.completion is not None
                 seconds = time.monotonic() - began
-                rate = f"{tokens / seconds:,.0f} tokens/s" if tokens and seconds else ""
+                # Over a shorter time the tokens of one step would make a rate of their own.
+                rate = f"{tokens / seconds:,.0f} tokens/s" if tokens and seconds > 0.1 else ""
                 bar.update(finished, choices, rate)
                 yield delta
 

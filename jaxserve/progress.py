@@ -83,15 +83,17 @@ class _InNotebook:
         self._drawn = 0.0
 
     def draw(self, done: int, total: int, what: str) -> None:
-        if time.monotonic() < self._drawn + self.PAUSE:
+        now = time.monotonic()
+        if self._handle and now < self._drawn + self.PAUSE:
             return
-        self._drawn = time.monotonic()
+        self._drawn = now
         bar = f'<progress value="{done}" max="{total}"></progress>'
         self._show(f"<pre>{self._title} {bar} {done}/{total} {html.escape(what)}</pre>")
 
     def clear(self) -> None:
         if self._handle:
             self._show("")
+        self._handle = None
 
     def _show(self, text: str) -> None:
         from IPython.display import HTML, display  # pyright: ignore[reportMissingImports]

@@ -9,6 +9,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from jaxserve import LLM, EngineOptions
 from jaxserve.compilation_cache import OPTIONS as OF_JAX
+from jaxserve.compilation_cache import use_compilation_cache
 from jaxserve.errors import ConfigError
 
 BUNDLED = Path(__file__).parents[2] / "checkpoints" / "bundled" / "tiny-chat-draft"
@@ -65,6 +66,22 @@ def test_a_cache_of_the_program_wins(no_cache: None, tmp_path: Path) -> None:
     jax.config.update("jax_compilation_cache_dir", str(own))
     missed(compilation_cache=tmp_path / "other")
     assert list(own.iterdir()) and not (tmp_path / "other").exists()
+
+
+def test_commands_leave_a_cache_that_jax_was_given_unless_a_flag_names_one(
+    no_cache: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JAX_COMPILATION_CACHE_DIR sets the same option, when jax is imported."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "own"))
+    before = {name: getattr(jax.config, name) for name in OF_JAX}
+    use_compilation_cache(None)
+    assert {name: getattr(jax.config, name) for name in OF_JAX} == before
+    use_compilation_cache(tmp_path / "asked")
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "asked")
+    jax.config.update("jax_compilation_cache_dir", None)
+    use_compilation_cache(None)
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "jaxserve" / "xla")
 
 
 def test_a_folder_that_cannot_be_written(

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from jaxserve.llm import LLM
-from jaxserve.progress import Bar
+from jaxserve.progress import Bar, _InNotebook
 from tests.jaxserve.test_llm import BUNDLED, OPTIONS
 
 
@@ -45,6 +45,7 @@ def test_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     vars(ipython).update(HTML=str, display=display)
     monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
     monkeypatch.setitem(sys.modules, "IPython.display", ipython)
+    monkeypatch.setattr(_InNotebook, "PAUSE", 3600.0)
     console = Console(file=io.StringIO(), force_jupyter=True)
     with Bar(console, "loading") as bar:
         bar.update(1, 3, "<b>")
