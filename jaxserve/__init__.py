@@ -14,14 +14,16 @@ if TYPE_CHECKING:
     from jaxserve.config import EngineOptions
     from jaxserve.llm import LLM
     from jaxserve.request import SamplingParams
+    from jaxserve.structure import Structure
 
-__all__ = ["LLM", "Completion", "EngineOptions", "SamplingParams"]
+__all__ = ["LLM", "Completion", "EngineOptions", "SamplingParams", "Structure"]
 
 _HOMES = {
     "LLM": "llm",
     "Completion": "completion",
     "EngineOptions": "config",
     "SamplingParams": "request",
+    "Structure": "structure",
 }
 
 
@@ -30,6 +32,10 @@ def __getattr__(name: str) -> Any:
 
     Parts of jaxserve that run without jax, such as the client, import this package, too.
     """
-    if name not in _HOMES:
-        raise AttributeError(f"module 'jaxserve' has no attribute {name!r}")
-    return getattr(import_module(f"jaxserve.{_HOMES[name]}"), name)
+    if name in _HOMES:
+        return getattr(import_module(f"jaxserve.{_HOMES[name]}"), name)
+    names = import_module("jaxserve.names_elsewhere").PACKAGE_NAMES
+    if name in names:
+        # `from jaxserve import ...` would hide the text of an AttributeError.
+        raise ImportError(f"jaxserve has no {name}: {names[name]}", name=name)
+    raise AttributeError(f"module 'jaxserve' has no attribute {name!r}")

@@ -1,10 +1,12 @@
 """Completions: the text that token events become, while it grows and once it is finished."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
+from jaxserve.completion_html import completion_html
 from jaxserve.engine.events import FinishReason, Logprob, Times, TokenEvent
+from jaxserve.names_elsewhere import COMPLETION_ATTRIBUTES, explains_names
 from jaxserve.request import Request
 from jaxserve.tokenizer import StreamDecoder, Tokenizer
 
@@ -60,9 +62,14 @@ class Timings:
         )
 
 
+@explains_names(attributes=COMPLETION_ATTRIBUTES)
 @dataclass(frozen=True)
 class Completion:
     """One finished choice of one prompt.
+
+    A notebook shows it as text; where log-probabilities were asked for, the less probable a token
+    was, the stronger is its colour. (Not in a copy, or another process: a completion that was
+    pickled, copied or changed by dataclasses.replace has left its tokenizer behind.)
 
     Attributes:
         prompt: Text of the prompt; for a conversation, as the chat template renders it.
@@ -94,6 +101,18 @@ class Completion:
     timings: Timings
     error: Exception | None = None
     embedding: Sequence[float] | None = None
+    tokenizer: InitVar[Tokenizer | None] = None
+
+    def __post_init__(self, tokenizer: Tokenizer | None) -> None:
+        # No field: it takes no part in a comparison, in asdict or in a pickle.
+        object.__setattr__(self, "_tokenizer", tokenizer)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_tokenizer"}
+
+    def _repr_html_(self) -> str:
+        tokenizer = vars(self).get("_tokenizer")
+        return completion_html(self.prompt, self.text, self.logprobs, tokenizer)
 
     def to_json(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """Return the completion as plain JSON values.
@@ -263,6 +282,7 @@ class Assembler:
             timings=Timings.of(event.times, count),
             error=None if self.stopped else event.finish.error,
             embedding=event.embedding,
+            tokenizer=self.tokenizer,
         )
 
     def _trim(self, entries: Sequence[Logprob], alternatives: int | None) -> list[Logprob]:

@@ -1,5 +1,6 @@
 """Iterators over the text of running prompts, several of which share one engine."""
 
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from jaxserve.engine.engine import Engine
 from jaxserve.engine.events import TokenEvent
 from jaxserve.errors import EngineError
 from jaxserve.open_choices import OpenChoices
+from jaxserve.progress import Bar
 from jaxserve.prompts import Prepared
 from jaxserve.tokenizer import Tokenizer
 
@@ -92,3 +94,19 @@ class DeltaStreams:
             # Without another iterator no later step would run, and the aborted requests would keep
             # their pages.
             self._step()
+
+
+def with_bar(deltas: Iterable[Delta], choices: int, bar: Bar) -> Iterator[Delta]:
+    """Pass deltas on; the bar shows how many choices are finished, and the rate of tokens."""
+    finished = 0
+    tokens = 0
+    began = 0.0
+    for delta in deltas:
+        began = began or time.monotonic()  # what came before was compiling
+        tokens += len(delta.token_ids)
+        finished += delta.completion is not None
+        seconds = time.monotonic() - began
+        # Over a shorter time the tokens of one step would make a rate of their own.
+        rate = f"{tokens / seconds:,.0f} tokens/s" if tokens and seconds > 0.1 else ""
+        bar.update(finished, choices, rate)
+        yield delta

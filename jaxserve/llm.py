@@ -1,21 +1,20 @@
 """LLM, the Python API: prompts and conversations in, completions or embeddings out."""
 
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
 import jax
 import numpy as np
+from jax.typing import DTypeLike
 from rich.console import Console
 
 from jaxserve.chat import Chat, Message, Rendered
 from jaxserve.compilation_cache import cache_of_llm, compiled_steps_kept
 from jaxserve.completion import Completion, Delta
 from jaxserve.config import EngineOptions
-from jaxserve.delta_streams import DeltaStreams
+from jaxserve.delta_streams import DeltaStreams, with_bar
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.build import NewRunner, build_engine
 from jaxserve.engine.device.draft_model import DraftModel
@@ -24,9 +23,20 @@ from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.request_limits import max_new_tokens
 from jaxserve.engine.step_costs import measure
-from jaxserve.errors import ConfigError, RequestError
+from jaxserve.errors import RequestError
+from jaxserve.llm_arguments import (
+    OTHER_KEYWORDS,
+    dtype_name,
+    mesh_of,
+    named_conversations,
+    named_prompts,
+    options_of,
+    params_of,
+    params_of_each,
+)
 from jaxserve.loading.draft import check_choice, load_draft
 from jaxserve.loading.folder import Model, load
+from jaxserve.names_elsewhere import LLM_ATTRIBUTES, explains_names
 from jaxserve.progress import Bar
 from jaxserve.prompts import Prepared, Prompt, Prompts, is_conversation
 from jaxserve.request import SamplingFields, SamplingParams
@@ -34,33 +44,7 @@ from jaxserve.structure.grammars import DEFAULT_BOUNDS, Bounds, Grammars
 from sharding.mesh import MeshSpec
 
 
-def _listed(prompts: str | Sequence[Prompt]) -> tuple[Sequence[Prompt], list[str]]:
-    """Return prompts, or a single text, as a list, and their names for errors: prompts[0] etc."""
-    if isinstance(prompts, str):
-        return [prompts], ["prompts"]
-    return prompts, [f"prompts[{i}]" for i in range(len(prompts))]
-
-
-def _mesh_spec(mesh: MeshSpec | None, data: int, expert: int, tensor: int) -> MeshSpec:
-    """Return the mesh, however it was given; ConfigError if it was given twice."""
-    axes = MeshSpec(data=data, expert=expert, tensor=tensor)
-    if mesh and axes != MeshSpec():
-        raise ConfigError(f"mesh {mesh} is given, and {axes} as data, expert, tensor; give one")
-    return mesh or axes
-
-
-def _engine_options(options: EngineOptions | None, max_context: int | None) -> EngineOptions:
-    """Return the options with max_context; ConfigError if options have another one."""
-    options = options or EngineOptions()
-    if max_context is None:
-        return options
-    if options.max_context not in (None, max_context):
-        raise ConfigError(
-            f"max_context is {max_context}, and {options.max_context} in options; give one"
-        )
-    return replace(options, max_context=max_context)
-
-
+@explains_names(OTHER_KEYWORDS, LLM_ATTRIBUTES)
 class LLM:
     """A checkpoint on this machine's devices, ready to generate text or to embed.
 
@@ -73,7 +57,8 @@ class LLM:
     Args:
         model: Folder of a checkpoint as Hugging Face publishes it, or as checkpoints.convert
             writes it.
-        dtype: Type to compute in: "auto" (as the checkpoint says), "float32" or "bfloat16".
+        dtype: Type to compute in: "auto" (as the checkpoint says), "float32" or "bfloat16", or
+            jax's own object of it.
         weights: Type to hold the weights in: "auto" (as stored), or a quantization such as "int8",
             "fp8", "int4" or "int4-g32".
         max_context: The longest prompt plus output, in tokens; None is the model's.
@@ -124,7 +109,7 @@ class LLM:
         self,
         model: str | Path,
         *,
-        dtype: str = "auto",
+        dtype: DTypeLike = "auto",
         weights: str = "auto",
         max_context: int | None = None,
         data: int = 1,
@@ -144,32 +129,21 @@ class LLM:
         on_compile: Progress | None = None,
         new_runner: NewRunner = DeviceRunner,
     ):
-        spread = _mesh_spec(mesh, data, expert, tensor).build(devices or jax.devices())
-        options = _engine_options(options, max_context)
+        spread = mesh_of(mesh, data, expert, tensor).build(devices or jax.devices())
+        options = options_of(options, max_context)
         check_choice(options, draft_model)
         self._name = Path(model).name
         self._cache = cache_of_llm(compilation_cache)
         self._progress = progress
         self._on_compile = on_compile
-        self.model: Model
-        self.draft: Model | None = None
-        self.engine: Engine
-        self.runner: DeviceRunner
         with compiled_steps_kept(self._cache):
             with self._bar("loading") as bar:
                 told = on_load or bar.update
-                self.model = load(Path(model), spread, dtype, told, weights)
-                if draft_model:
-                    self.draft = load_draft(Path(draft_model), self.model, told)
-            self.engine, self.runner = build_engine(
-                self.model.spec,
-                self.model.params,
-                spread,
-                options,
-                self.model.fingerprint,
-                new_runner,
-                DraftModel(self.draft.spec, self.draft.params) if self.draft else None,
-            )
+                self.model: Model = load(Path(model), spread, dtype_name(dtype), told, weights)
+                self.draft: Model | None = (
+                    load_draft(Path(draft_model), self.model, told) if draft_model else None
+                )
+            self.engine, self.runner = self._build_engine(options, new_runner)
         self._chat = Chat(
             Path(model),
             self.model.tokenizer,
@@ -194,11 +168,25 @@ class LLM:
         self._streams = DeltaStreams(self.engine, self.model.tokenizer)
         self._next_id = 0
 
+    def _build_engine(
+        self, options: EngineOptions, new_runner: NewRunner
+    ) -> tuple[Engine, DeviceRunner]:
+        """Build the engine and the runner of the loaded model, and of its draft model if any."""
+        return build_engine(
+            self.model.spec,
+            self.model.params,
+            self.model.mesh,
+            options,
+            self.model.fingerprint,
+            new_runner,
+            DraftModel(self.draft.spec, self.draft.params) if self.draft else None,
+        )
+
     # ---- the calls
 
     def generate(
         self,
-        prompts: str | Sequence[Prompt],
+        prompts: str | Iterable[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         **sampling: Unpack[SamplingFields],
     ) -> list[Completion]:
@@ -221,9 +209,7 @@ class LLM:
             EngineError: The LLM is closed, or a step has failed.
         """
         self._check(embed=False)
-        given, names = _listed(prompts)
-        encoded = list(map(self.prompts.encode, given, names))
-        return self._complete(encoded, params, sampling, names)
+        return self._complete(self._encode(named_prompts(prompts)), params, sampling)
 
     def chat(
         self,
@@ -253,19 +239,11 @@ class LLM:
             EngineError: The LLM is closed, or a step has failed.
         """
         self._check(embed=False)
-        are_conversations = (
-            isinstance(messages, Sequence)
-            and messages
-            and all(isinstance(m, list | tuple) for m in messages)
-        )
-        if are_conversations:
-            named = {f"messages[{i}]": m for i, m in enumerate(messages)}
-        else:
-            named = {"messages": messages}
-        prompts = [self._chat.render(m, name) for name, m in named.items()]
-        return self._complete(prompts, params, sampling, list(named))
+        named = named_conversations(messages)
+        rendered = {name: self._chat.render(given, name) for name, given in named.items()}
+        return self._complete(rendered, params, sampling)
 
-    def embed(self, prompts: str | Sequence[str | Sequence[int]]) -> list[np.ndarray]:
+    def embed(self, prompts: str | Iterable[str | Sequence[int]]) -> list[np.ndarray]:
         """Return the embedding of every prompt, from a model that embeds.
 
         A text gets the special tokens that the tokenizer's files put around it; token ids are taken
@@ -284,11 +262,11 @@ class LLM:
             EngineError: The LLM is closed, or a step has failed.
         """
         self._check(embed=True)
-        given, names = _listed(prompts)
-        for name, prompt in zip(names, given, strict=True):
+        named = named_prompts(prompts)
+        for name, prompt in named.items():
             if is_conversation(prompt):
                 raise RequestError(name, "is a conversation; give a text or its token ids")
-        done = self._complete(list(map(self.prompts.encode, given, names)), None, {}, names)
+        done = self._complete(self._encode(named), None, {})
         for completion in done:
             if completion.error:
                 raise completion.error
@@ -299,47 +277,26 @@ class LLM:
         self.engine.check_usable()
         self.prompts.check_purpose(embed)
 
+    def _encode(self, named: Mapping[str, Prompt]) -> dict[str, Rendered]:
+        return {name: self.prompts.encode(prompt, name) for name, prompt in named.items()}
+
     def _complete(
         self,
-        prompts: list[Rendered],
+        prompts: Mapping[str, Rendered],
         params: SamplingParams | Sequence[SamplingParams] | None,
         sampling: SamplingFields,
-        names: list[str],
     ) -> list[Completion]:
-        """Check all prompts, run them together and return the completions in their order."""
-        each: Sequence[SamplingParams | None]
-        if params is None or isinstance(params, SamplingParams):
-            each = [params] * len(prompts)
-        else:
-            each = params
-        if len(each) != len(prompts):
-            raise RequestError(
-                "params",
-                f"has {len(each)} entries for {len(prompts)} prompts; "
-                "give one for all, or one per prompt",
-            )
-        if sampling:
-            each = [replace(p or SamplingParams(), **sampling) for p in each]
-        prepared = list(map(self._checked, prompts, each, names))
-        deltas = self._with_bar(self.run(prepared), sum(p.request.params.n for p in prepared))
+        """Check all prompts, run them together and return the completions in their order.
+
+        `prompts` are by their names for errors.
+        """
+        each = params_of_each(params, sampling, len(prompts))
+        prepared = list(map(self._checked, prompts.values(), each, prompts))
+        choices = sum(p.request.params.n for p in prepared)
+        with self._bar("embedding" if self.prompts.embeds else "generating") as bar:
+            deltas = list(with_bar(self.run(prepared), choices, bar))
         done = {(d.prompt_index, d.index): d.completion for d in deltas if d.completion}
         return [done[key] for key in sorted(done)]
-
-    def _with_bar(self, deltas: Iterator[Delta], choices: int) -> Iterator[Delta]:
-        """Pass deltas on, and show how many of the choices are finished, and the rate of tokens."""
-        finished = 0
-        tokens = 0
-        began = 0.0
-        with self._bar("embedding" if self.prompts.embeds else "generating") as bar:
-            for delta in deltas:
-                began = began or time.monotonic()  # what came before was compiling
-                tokens += len(delta.token_ids)
-                finished += delta.completion is not None
-                seconds = time.monotonic() - began
-                # Over a shorter time the tokens of one step would make a rate of their own.
-                rate = f"{tokens / seconds:,.0f} tokens/s" if tokens and seconds > 0.1 else ""
-                bar.update(finished, choices, rate)
-                yield delta
 
     def stream(
         self,
@@ -364,8 +321,7 @@ class LLM:
             NotBuiltInError: The model makes embeddings and generates no text.
             EngineError: The LLM is closed, or a step has failed.
         """
-        params = replace(params or SamplingParams(), **sampling)
-        return self.run([self.prepare(prompt, params)])
+        return self.run([self.prepare(prompt, params_of(params, sampling))])
 
     def prepare(
         self, prompt: Prompt, params: SamplingParams | None = None, name: str = ""
@@ -388,12 +344,12 @@ class LLM:
         """
         self._check(embed=False)
         name = name or ("messages" if is_conversation(prompt) else "prompt")
-        return self._checked(self.prompts.encode(prompt, name), params, name)
+        return self._checked(self.prompts.encode(prompt, name), params_of(params, {}), name)
 
-    def _checked(self, prompt: Rendered, params: SamplingParams | None, name: str) -> Prepared:
+    def _checked(self, prompt: Rendered, params: SamplingParams, name: str) -> Prepared:
         """Compile the grammar, if any, and check the request under an id of its own."""
         self._next_id += 1
-        params = self.prompts.constrain(prompt, params or SamplingParams())
+        params = self.prompts.constrain(prompt, params)
         grammar = self._grammars.compile(params.structure) if params.structure else None
         return self.prompts.check(prompt, params, name, id=str(self._next_id), grammar=grammar)
 

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TypedDict
 
 from jaxserve.errors import RequestError
+from jaxserve.names_elsewhere import SAMPLING_KEYWORDS, explains_names
 from jaxserve.request_values import biases, check_token_ids, count, integers, number, strings
 from jaxserve.structure import Grammar, Structure
 
@@ -24,6 +25,7 @@ MAX_ALLOWED_IDS = 2**18  # more than any published vocabulary has
 MAX_SEED = 2**64 - 1
 
 
+@explains_names(SAMPLING_KEYWORDS)
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """Parameters that say how tokens are chosen and where the text ends.
@@ -94,6 +96,8 @@ class SamplingParams:
     structure: Structure | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.top_k, int) and self.top_k == -1:  # what vLLM calls all
+            raise RequestError("top_k", "is -1; 0 stands for all tokens")
         for name, low, high in _RANGES:
             self._set(name, number(name, getattr(self, name), low, high))
         for name, low, high in _COUNTS:

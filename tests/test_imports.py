@@ -45,7 +45,13 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.errors": (),
     "jaxserve.config": ("jaxserve.config", "jaxserve.errors"),
     "jaxserve.sandbox_process": (),
-    "jaxserve.request": ("jaxserve.errors", "jaxserve.request_values", "jaxserve.structure"),
+    "jaxserve.names_elsewhere": (),
+    "jaxserve.request": (
+        "jaxserve.errors",
+        "jaxserve.names_elsewhere",
+        "jaxserve.request_values",
+        "jaxserve.structure",
+    ),
     "jaxserve.request_values": ("jaxserve.errors",),
     "jaxserve.structure": (
         "jaxserve.structure",
@@ -162,8 +168,16 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.structure",
         "jaxserve.tokenizer",
     ),
-    "jaxserve.completion": ("jaxserve.engine", "jaxserve.request", "jaxserve.tokenizer"),
+    "jaxserve.completion_html": ("jaxserve.engine.events", "jaxserve.tokenizer"),
+    "jaxserve.completion": (
+        "jaxserve.completion_html",
+        "jaxserve.engine",
+        "jaxserve.names_elsewhere",
+        "jaxserve.request",
+        "jaxserve.tokenizer",
+    ),
     "jaxserve.llm": ("jaxserve", "sharding"),
+    "jaxserve.llm_arguments": ("jaxserve", "sharding.mesh"),
     "jaxserve.generate": ("jaxserve", "sharding", "checkpoints.errors", "pallas_kernels.dispatch"),
     "jaxserve.plan": (
         "jaxserve",
