@@ -96,9 +96,10 @@ class _InNotebook:
         self._handle = None
 
     def _show(self, text: str) -> None:
-        from IPython.display import HTML, display  # pyright: ignore[reportMissingImports]
+        from IPython.display import display
 
+        data = {"text/html": text, "text/plain": ""}
         if self._handle is None:
-            self._handle = display(HTML(text), display_id=True)
+            self._handle = display(data, raw=True, display_id=True)
         else:
-            self._handle.update(HTML(text))
+            self._handle.update(data, raw=True)

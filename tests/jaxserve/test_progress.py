@@ -1,8 +1,6 @@
 """Bars: on a terminal and in a notebook, and nowhere else."""
 
 import io
-import sys
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -32,25 +30,25 @@ def test_nothing_where_nobody_looks() -> None:
 
 
 def test_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[str] = []
+    shown: list[dict[str, str]] = []
 
     class Handle:
-        update = staticmethod(shown.append)
+        @staticmethod
+        def update(data: dict[str, str], **_: Any) -> None:
+            shown.append(data)
 
-    def display(text: str, **_: Any) -> Handle:
-        shown.append(text)
+    def display(data: dict[str, str], **_: Any) -> Handle:
+        shown.append(data)
         return Handle()
 
-    ipython = ModuleType("IPython.display")
-    vars(ipython).update(HTML=str, display=display)
-    monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
-    monkeypatch.setitem(sys.modules, "IPython.display", ipython)
+    monkeypatch.setattr("IPython.display.display", display)
     monkeypatch.setattr(_InNotebook, "PAUSE", 3600.0)
     console = Console(file=io.StringIO(), force_jupyter=True)
     with Bar(console, "loading") as bar:
         bar.update(1, 3, "<b>")
         bar.update(2, 3, "too soon to be drawn")
-    first, last = shown
+    assert all(data["text/plain"] == "" for data in shown)
+    first, last = (data["text/html"] for data in shown)
     assert '<progress value="1" max="3">' in first and "&lt;b&gt;" in first and last == ""
 
 
