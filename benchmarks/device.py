@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.bench import environment
-from jaxserve.plan.roofline import Limits
+from jaxserve.plan.topology import Limits
 
 
 def seconds(

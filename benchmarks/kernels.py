@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.device import about, measure_limits, seconds
-from jaxserve.plan.roofline import Limits
+from jaxserve.plan.topology import Limits
 from pallas_kernels.dispatch import CANDIDATES, IMPLEMENTATIONS
 from pallas_kernels.paged_attention.api import (
     Demand,

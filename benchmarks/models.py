@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from jaxserve.loading.spec import read_spec
 from jaxserve.models.spec import ModelSpec
-from jaxserve.plan.model import read_config, shipped
+from jaxserve.plan.model_config import read_config, shipped
 
 SMALL: Final = "llama-0.5b"  # half a billion parameters, for a CPU
 NAMES: Final = (SMALL, *shipped())

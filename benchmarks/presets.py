@@ -5,7 +5,7 @@ Question: which of the three waits least, and which serves most?
     python -m benchmarks.presets --out presets.json -- --rate 1,2,4,8 --slo ttft=500,tpot=50
     --prompt-tokens 64-192
 
-After the first -- come flags of python -m jaxserve.bench serve, which measures them; after a second
+After the first -- come flags of jaxserve bench serve, which measures them; after a second
 one, flags of the servers. JSON goes to --out, latency against throughput beside it as .svg.
 """
 

@@ -4,7 +4,7 @@ Question: does a server that is left running stay as it was?
 
     python -m benchmarks.soak [--minutes 10] [--clients 12] [--model DIR] [--out FILE]
 
-Starts `python -m jaxserve.serve` and talks to it from many coroutines: whole answers, streams, four
+Starts `jaxserve serve` and talks to it from many coroutines: whole answers, streams, four
 choices at once, conversations, streams left early, deadlines that pass, invalid requests, all at
 random. Every second the server's memory, descriptors and threads are read from /proc, and its loads
 asked for. A line is fitted to the second half of each: in the first, the allocators below Python

@@ -45,7 +45,8 @@ from jaxserve.engine.step_costs import measure
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.plot import Chart, Line, picture
-from jaxserve.plan.roofline import Case, Limits, work_of
+from jaxserve.plan.roofline import Case, work_of
+from jaxserve.plan.topology import Limits
 from jaxserve.request import Request, SamplingParams
 from sharding.mesh import MeshSpec
 from sharding.params import random_params

@@ -35,7 +35,8 @@ from jaxserve.engine.plan import FED_BACK, Admission, LanePlan, StepKind, StepPl
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.quant import parse_scheme, scheme_in
 from jaxserve.models.spec import ModelSpec
-from jaxserve.plan.roofline import Case, Limits, work_of
+from jaxserve.plan.roofline import Case, work_of
+from jaxserve.plan.topology import Limits
 from jaxserve.request import Request, SamplingParams
 from sharding.mesh import MeshSpec
 from sharding.params import random_params

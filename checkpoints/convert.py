@@ -1,4 +1,4 @@
-"""Entry point of `python -m checkpoints.convert SRC DST`; the work is jaxserve.loading.convert.
+"""Former name of `jaxserve convert SRC DST`, for a checkout.
 
 The import below is the one arrow from this package to jaxserve. It is taken only when the command
 runs: importing this module loads nothing of jaxserve.
@@ -7,6 +7,6 @@ runs: importing this module loads nothing of jaxserve.
 import sys
 
 if __name__ == "__main__":
-    from jaxserve.loading.convert import main
+    from jaxserve.convert import main
 
     sys.exit(main())

@@ -59,15 +59,20 @@ class HFCheckpoint:
         caller can report them; else all *.safetensors files together. Pickle files are refused.
         """
         folder = Path(folder)
-        if not os.path.isdir(folder):
-            problem = "there is no such folder"
-            if os.path.exists(folder):
-                problem = "is a file, not a folder"
-            raise CheckpointError(
-                f"{folder}: {problem}; give the folder that holds config.json and {SINGLE_FILE}"
-            )
+        check_folder(folder)
         return cls(
             **read_configs(folder), folder=folder, tensors=MappingProxyType(_open_tensors(folder))
+        )
+
+
+def check_folder(folder: Path) -> None:
+    """Raise CheckpointError unless there is such a folder."""
+    if not os.path.isdir(folder):
+        problem = "there is no such folder"
+        if os.path.exists(folder):
+            problem = "is a file, not a folder"
+        raise CheckpointError(
+            f"{folder}: {problem}; give the folder that holds config.json and {SINGLE_FILE}"
         )
 
 

@@ -163,7 +163,7 @@ def _when(kind: type) -> str:
 
 def limits() -> Iterator[str]:
     yield "## Limits\n"
-    yield "On by default; each is a flag of `python -m jaxserve.serve`.\n"
+    yield "On by default; each is a flag of `jaxserve serve`.\n"
     yield "| flag | default | of what |\n|---|---|---|"
     for flag, default, what in Limits.table():
         yield f"| `{flag}` | {default:,} | {what} |"

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from jaxserve.request import SamplingParams
     from jaxserve.structure import Structure
 
+__version__ = "0.1.0"
+
 __all__ = ["LLM", "Completion", "EngineOptions", "SamplingParams", "Structure"]
 
 _HOMES = {

@@ -1,7 +1,5 @@
 """Compilation cache on disk, which keeps compiled steps from one start to the next."""
 
-import errno
-import os
 import sys
 import warnings
 from collections.abc import Iterator
@@ -11,7 +9,12 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
-from jaxserve.errors import ConfigError, flag_text
+from jaxserve.cache_folders import (
+    check_compilation_cache,
+    default_compilation_cache,
+    folder_problem,
+)
+from jaxserve.errors import ConfigError
 
 # Beyond this size, the steps that were used longest ago are deleted. The bound is high (a step of a
 # large model on a TPU takes 100 MB), but there has to be one: without a bound, jax writes entries
@@ -35,10 +38,9 @@ def use_compilation_cache(chosen: Path | None) -> None:
     """
     if chosen is None and jax.config.jax_compilation_cache_dir:
         return
+    check_compilation_cache(chosen)
     folder = chosen or default_compilation_cache()
-    problem = _problem(folder)
-    if problem and chosen:
-        raise ConfigError(flag_text("--compilation-cache", chosen, f"it cannot be used: {problem}"))
+    problem = folder_problem(folder)
     if problem or folder is None:
         print(
             f"compiled steps are not kept: {folder or '~'}: {problem} (--compilation-cache)",
@@ -58,7 +60,7 @@ def cache_of_llm(chosen: str | Path | None) -> Path | None:
     if chosen is None or jax.config.jax_compilation_cache_dir:
         return None
     folder = default_compilation_cache() if chosen == "auto" else Path(chosen).absolute()
-    problem = _problem(folder)
+    problem = folder_problem(folder)
     if problem is None:
         return folder
     if chosen != "auto":
@@ -66,17 +68,6 @@ def cache_of_llm(chosen: str | Path | None) -> Path | None:
     text = f"compiled steps are not kept: {folder or '~'}: {problem} (compilation_cache)"
     warnings.warn(text, RuntimeWarning, stacklevel=3)
     return None
-
-
-def _problem(folder: Path | None) -> str | None:
-    """Make the folder, and return why it cannot be used; None if it can."""
-    if folder is None:
-        return "there is no home directory"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        return error.strerror
-    return None if os.access(folder, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
 
 
 @contextmanager
@@ -115,9 +106,3 @@ def read_compiled(folder: Path) -> None:
         "jax_compilation_cache_max_size", -1
     )  # a bounded cache writes a note of every use
     jax.config.update("jax_persistent_cache_min_compile_time_secs", float("inf"))
-
-
-def default_compilation_cache() -> Path | None:
-    """Return the user's cache folder for jaxserve; None for a user without a home."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(base) / "jaxserve" / "xla" if os.path.isabs(base) else None

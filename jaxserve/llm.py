@@ -13,7 +13,7 @@ from rich.console import Console
 from jaxserve.chat import Chat, Message, Rendered
 from jaxserve.compilation_cache import cache_of_llm, compiled_steps_kept
 from jaxserve.completion import Completion, Delta
-from jaxserve.config import EngineOptions
+from jaxserve.config import EngineOptions, check_draft_model
 from jaxserve.delta_streams import DeltaStreams, with_bar
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.build import NewRunner, build_engine
@@ -34,7 +34,7 @@ from jaxserve.llm_arguments import (
     params_of,
     params_of_each,
 )
-from jaxserve.loading.draft import check_choice, load_draft
+from jaxserve.loading.draft import load_draft
 from jaxserve.loading.folder import Model, load
 from jaxserve.names_elsewhere import LLM_ATTRIBUTES, explains_names
 from jaxserve.progress import Bar
@@ -131,7 +131,7 @@ class LLM:
     ):
         spread = mesh_of(mesh, data, expert, tensor).build(devices or jax.devices())
         options = options_of(options, max_context)
-        check_choice(options, draft_model)
+        check_draft_model(options, draft_model)
         self._name = Path(model).name
         self._cache = cache_of_llm(compilation_cache)
         self._progress = progress

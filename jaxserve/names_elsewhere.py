@@ -17,7 +17,7 @@ _OPTION = "use options=EngineOptions({}=...)"
 _STRUCTURE = "use structure=Structure.of(kind, value)"
 _NO_ADAPTERS = "adapters are not built in; merge them into the checkpoint's weights"
 _NO_BEAMS = "beam search is not built in; use n, and choose among the completions"
-_SERVER = "start python -m jaxserve.serve, and use jaxserve.client.AsyncClient"
+_SERVER = "start jaxserve serve, and use jaxserve.client.AsyncClient"
 
 LLM_KEYWORDS: Names = {
     **dict.fromkeys(("model_path", "model_name", "model_id"), "use model, the first argument"),
@@ -100,7 +100,7 @@ SAMPLING_KEYWORDS: Names = {
     **dict.fromkeys(("prompt_token_ids", "input_ids"), "token ids are given as prompts"),
     "attention_mask": "leave it out; prompts are never padded",
     "lora_request": _NO_ADAPTERS,
-    "tools": "a server takes calls apart: python -m jaxserve.serve, and chat of jaxserve.client",
+    "tools": "a server takes calls apart: jaxserve serve, and chat of jaxserve.client",
     "add_generation_prompt": "leave it out; the prompt ends where the answer begins",
 }
 
@@ -135,7 +135,7 @@ PACKAGE_NAMES: Names = {
     "Llama": "use LLM",
     **dict.fromkeys(("Client", "AsyncClient"), "import it from jaxserve.client"),
     "OpenAI": (
-        "start python -m jaxserve.serve, and use OpenAI's own client with "
+        "start jaxserve serve, and use OpenAI's own client with "
         'base_url="http://127.0.0.1:8000/v1"'
     ),
     **dict.fromkeys(

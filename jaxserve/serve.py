@@ -1,42 +1,16 @@
-"""python -m jaxserve.serve: serve a checkpoint over gRPC and HTTP until told to stop."""
+"""Entry point of `jaxserve serve`: reads and checks its arguments, without jax."""
 
 import argparse
-import asyncio
-import os
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
-from functools import partial
-from typing import TYPE_CHECKING
 
-import uvloop
-from rich.console import Console
-
-from checkpoints.errors import CheckpointError
+from jaxserve.cli.checks import check_engine_flags, check_engine_paths, check_file
 from jaxserve.cli.exits import exit_code
-from jaxserve.cluster.bootstrap import Hosts, SingleHost, join, leave
-from jaxserve.compilation_cache import use_compilation_cache
-from jaxserve.errors import JaxserveError
-from jaxserve.plan.bundle import Manifest
-from jaxserve.server.disaggregation.flags import Meshes, disaggregation, meshes
-from jaxserve.server.disaggregation.roles import role_of
+from jaxserve.cluster.hosts import Hosts, leave
+from jaxserve.server.disaggregation.flags import disaggregation, meshes
 from jaxserve.server.flags import limits, parser, tokens
-from jaxserve.server.follower import on_signals, serving_health
-from jaxserve.server.lifecycle import FAILED
-from jaxserve.server.model_loader import ModelLoader, use_bundle
 from jaxserve.server.observe.log import configure
-from jaxserve.server.observe.traces import open_provider
-from jaxserve.server.process import ServerProcess
-from jaxserve.tokenizer import TokenizerError
-from pallas_kernels.dispatch import KernelError
-from sharding.rules import ShardingError
-
-if TYPE_CHECKING:
-    from jaxserve.cluster.follower import Follower
-    from jaxserve.cluster.leader import Leader
-
-LOSS_GRACE = 5.0  # seconds to tell every client that a host is gone
-EXPECTED = (JaxserveError, CheckpointError, TokenizerError, ShardingError, KernelError)
+from jaxserve.server.security.tls import Tls
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,74 +21,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     args = parser().parse_args(arguments)
     configure(args.log_format, args.log_level)
-    return leave(exit_code(lambda: run(args), EXPECTED))
+    return leave(exit_code(lambda: run(args)))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Join the pod, then serve or follow; return the exit code."""
-    console = Console(stderr=True, highlight=False)
-    separate_meshes = meshes(args)
-    with ExitStack() as resources:
-        pod = resources.enter_context(join(Hosts.of(args)))
-        manifest = use_bundle(args) if args.bundle else None
-        if manifest is None:
-            use_compilation_cache(args.compilation_cache)
-        if pod.leads is False:
-            return follow(args, console, pod, manifest)
-        serving = serve(args, console, pod, manifest, separate_meshes, resources)
-        code = asyncio.run(serving, loop_factory=uvloop.new_event_loop)
-        if code == FAILED:
-            pod.fail()
-            # Not sys.exit: it waits for threads, and the engine's may hang for ever.
-            os._exit(code)
-        return code
+    """Check the arguments, then import jax and serve; return the exit code."""
+    hosts = Hosts.of(args)
+    # Each raises an error for its flags. What they return is made again, where it is needed.
+    limits(args)
+    tokens(args)
+    Tls.of(args.tls_cert, args.tls_key, args.tls_client_ca)
+    meshes(args)
+    disaggregation(args)
+    if args.bundle is None:  # it decides what the flags leave open
+        check_engine_flags(args)
+    if hosts.alone:
+        check_engine_paths(args)
+        check_file("--chat-template", args.chat_template)
+    from jaxserve.server.program import run as serve
 
-
-def follow(
-    args: argparse.Namespace, console: Console, pod: "Follower", manifest: Manifest | None
-) -> int:
-    """Compute what the leader of the pod says, which alone takes requests; return the exit code."""
-    with serving_health(args.host, args.port), ExitStack() as resources:
-        llm = ModelLoader(args, console, pod, manifest, resources).open()
-        on_signals(pod.leave)
-        return pod.follow(llm.runner)
-
-
-async def serve(
-    args: argparse.Namespace,
-    console: Console,
-    pod: "SingleHost | Leader",
-    manifest: Manifest | None,
-    separate_meshes: Meshes | None,
-    resources: ExitStack,
-) -> int:
-    """Serve until told to stop; return the exit code. resources: closed by the caller."""
-    loader = ModelLoader(args, console, pod, manifest, resources)
-    provider = open_provider() if args.otel else None
-    if provider:
-        resources.callback(provider.shutdown)  # sends the spans that are left
-
-    def on_ready() -> None:
-        pod.watch(process.on_host_lost, process.on_eviction, LOSS_GRACE)
-        loader.say(f"ready: {process.listeners.addresses}")
-
-    plan = disaggregation(args)
-    process = ServerProcess(
-        limits(args),
-        tokens(args),
-        partial(role_of, plan),
-        args.drain_timeout,
-        args.step_timeout,
-        on_ready,
-    )
-    load = partial(
-        process.load,
-        loader,
-        exchanges_pages=plan is not None,
-        meshes=separate_meshes,
-        provider=provider,
-    )
-    return await process.run(args, load)
+    return serve(args, hosts)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ pyproject.toml, which `make deviceless` installs into an environment of its own.
 this way can be inspected but never run, and tells nothing about time.
 """
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -13,7 +12,8 @@ from typing import Any, Final
 
 from jax.experimental import topologies
 
-from sharding.chips import ChipError, chip_named
+from sharding.chips import NODE, chip_named, chips_in
+from sharding.errors import ChipError
 
 # Variables that libtpu has to find before it is loaded, so that it looks for no TPU and lets other
 # processes load it too. The entry points set them.
@@ -25,7 +25,6 @@ ENVIRONMENT: Final[Mapping[str, str]] = MappingProxyType(
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     }
 )
-NODE: Final = 8  # GPUs that NVLink joins
 
 
 def devices(name: str, count: int) -> list[Any]:
@@ -44,11 +43,6 @@ def devices(name: str, count: int) -> list[Any]:
     raise ChipError(
         f"{count} devices of {name}: the largest slice that is described here has {limit}"
     )
-
-
-def chips_in(shape: str) -> int:
-    """Return the number of chips of a slice: "2x2x4" has 16."""
-    return math.prod(map(int, shape.split("x")))
 
 
 def tpus(name: str, shape: str) -> list[Any]:

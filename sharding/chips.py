@@ -1,28 +1,19 @@
-"""The chips that are supported: vendors' figures, and which of them multiply 8-bit numbers."""
+"""The chips that are supported, with their vendors' figures."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
-import jax.numpy as jnp
-from jax.sharding import Mesh
-
-from sharding.mesh import compute_capability, device_kind, platform
+from sharding.errors import ChipError
 
 GIB: Final = 2**30
+NODE: Final = 8  # GPUs that NVLink joins
 # Shapes of TPU slices, in chips: in two dimensions, and in three beyond the first sizes.
 PLANE: Final = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 CUBES: Final = ("4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16")
 TORUS: Final = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", *CUBES)
-# First CUDA compute capability that multiplies int8, and fp8, for GPUs that CHIPS does not list.
-# Turing (7.5) has int8 as well, but XLA's kernels begin with Ampere.
-FIRST_INT8: Final = (8, 0)
-FIRST_FP8: Final = (8, 9)
-
-
-class ChipError(ValueError):
-    """A chip is not known, or its compiler is not installed."""
 
 
 @dataclass(frozen=True)
@@ -140,18 +131,6 @@ def chip_named(name: str) -> Chip:
     return CHIPS[name]
 
 
-def multiplies_natively(mesh: Mesh, dtype: Any) -> bool:
-    """Return whether the mesh's chips multiply two numbers of an 8-bit dtype without widening them.
-
-    dtype: int8 or float8_e4m3fn. Compilers accept such products for every chip, so that they
-    cannot be asked. A CPU always counts: it computes the right result, if need be with wider
-    numbers.
-    """
-    is_integer = jnp.issubdtype(dtype, jnp.integer)
-    if platform(mesh) == "cpu":
-        return True
-    for chip in CHIPS.values():
-        if chip.kind == device_kind(mesh):
-            return bool(chip.int8 if is_integer else chip.fp8)
-    capability = compute_capability(mesh)
-    return capability is not None and capability >= (FIRST_INT8 if is_integer else FIRST_FP8)
+def chips_in(shape: str) -> int:
+    """Return the number of chips of a slice: "2x2x4" has 16."""
+    return math.prod(map(int, shape.split("x")))

@@ -28,10 +28,7 @@ from typing import Final
 
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-
-class ShardingError(ValueError):
-    """An array or a mesh that cannot be laid out as asked."""
-
+from sharding.errors import ShardingError
 
 Rules = Mapping[str, tuple[str, ...]]  # letter -> mesh axes
 DP_AXES: Final = ("data", "expert")  # mesh axes whose indices are lanes, with rows of their own

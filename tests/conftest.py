@@ -76,7 +76,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_teardown() -> None:
     """Share compiled steps again after a test of a command that leaves the cache otherwise.
 
-    `python -m jaxserve.plan` switches the cache off for its process; here, others go on in it.
+    `jaxserve plan` switches the cache off for its process; here, others go on in it.
     """
     shared = jax.config.jax_enable_compilation_cache
     if shared and jax.config.jax_compilation_cache_dir == str(CACHE):

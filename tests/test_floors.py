@@ -37,7 +37,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "completion": ("jaxserve.completion", "jaxserve.completion_html"),
     "prompts": ("jaxserve.prompts", "jaxserve.open_choices"),
     "cli": ("jaxserve.cli",),
-    "compilation cache": ("jaxserve.compilation_cache",),
+    "compilation cache": ("jaxserve.compilation_cache", "jaxserve.cache_folders"),
+    "precision": ("jaxserve.models.precision",),
+    "hosts": ("jaxserve.cluster.hosts",),
     "progress": ("jaxserve.progress",),
     "llm": ("jaxserve.llm", "jaxserve.llm_arguments", "jaxserve.delta_streams"),
     "generate": ("jaxserve.generate",),
@@ -54,6 +56,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "server/disaggregation": ("jaxserve.server.disaggregation",),
     "server": ("jaxserve.server",),
     "serve": ("jaxserve.serve",),
+    "convert": ("jaxserve.convert",),
+    "jaxserve": ("jaxserve.__main__",),
 }
 # The package itself only lists names; the converter's entry point imports the loader when it runs.
 LEFT_OUT = ("jaxserve", "checkpoints.convert")

@@ -41,7 +41,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "checkpoints": ("checkpoints", "sharding"),
     "training": ("training",),
     # The entry point of the command hands over to jaxserve, which knows the models.
-    "checkpoints.convert": ("jaxserve.loading.convert",),
+    "checkpoints.convert": ("jaxserve.convert",),
     "jaxserve.errors": (),
     "jaxserve.config": ("jaxserve.config", "jaxserve.errors"),
     "jaxserve.sandbox_process": (),
@@ -136,7 +136,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "jaxserve.loading.convert": (
         "checkpoints",
-        "jaxserve.cli.exits",
         "jaxserve.loading.export",
         "jaxserve.loading.parameters",
         "jaxserve.loading.spec",
@@ -159,14 +158,20 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "jaxserve.chat.worker": (),
     "jaxserve.cli": (
+        "checkpoints.errors",
+        "checkpoints.hf",
+        "jaxserve.cache_folders",
         "jaxserve.cli",
         "jaxserve.chat.conversation",
         "jaxserve.completion",
         "jaxserve.config",
         "jaxserve.errors",
+        "jaxserve.models.precision",
         "jaxserve.request",
         "jaxserve.structure",
         "jaxserve.tokenizer",
+        "pallas_kernels.errors",
+        "sharding.errors",
     ),
     "jaxserve.completion_html": ("jaxserve.engine.events", "jaxserve.tokenizer"),
     "jaxserve.completion": (
@@ -178,7 +183,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "jaxserve.llm": ("jaxserve", "sharding"),
     "jaxserve.llm_arguments": ("jaxserve", "sharding.mesh"),
-    "jaxserve.generate": ("jaxserve", "sharding", "checkpoints.errors", "pallas_kernels.dispatch"),
+    "jaxserve.generate": ("jaxserve", "sharding.mesh"),
+    "jaxserve.cache_folders": ("jaxserve.errors",),
+    "jaxserve.convert": ("jaxserve", "checkpoints"),
     "jaxserve.plan": (
         "jaxserve",
         "sharding",
@@ -186,7 +193,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "checkpoints.safetensors_reader",
         "pallas_kernels",
     ),
-    "jaxserve.bench": ("jaxserve", "sharding", "checkpoints.errors", "pallas_kernels.dispatch"),
+    "jaxserve.bench": ("jaxserve", "sharding"),
     "jaxserve.v1": ("jaxserve.v1",),
     "jaxserve.client": (
         "jaxserve.client",
@@ -198,7 +205,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.v1",
     ),
     "jaxserve.server": ("jaxserve", "sharding.mesh"),
-    "jaxserve.serve": ("jaxserve", "sharding", "checkpoints.errors", "pallas_kernels.dispatch"),
+    "jaxserve.serve": ("jaxserve",),
     "jaxserve": ("jaxserve",),
 }
 # Modules without jax, beside all of engine/host.
@@ -355,8 +362,10 @@ def test_the_engine_needs_nothing_of_the_server() -> None:
 MAY_READ_JAX_CONFIG_AND_ENVIRONMENT = {
     "jaxserve.loading.convert",
     "jaxserve.server.observe.traces",  # reads the variables of OpenTelemetry's exporters
+    "jaxserve.cache_folders",
     "jaxserve.compilation_cache",
     "jaxserve.cluster.bootstrap",
+    "jaxserve.cluster.hosts",
     "jaxserve.plan.platform",
 }
 

@@ -34,9 +34,12 @@ def test_the_listing_says_what_the_code_has() -> None:
 def test_the_programs_are_those_of_the_documents() -> None:
     """PROGRAMS has all that users are told to run; benchmarks/ is for who works on this project."""
     texts = (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "deploy").iterdir())
-    run = re.compile(r"python -m ((?:jaxserve|checkpoints)[\w.]*\w)")
-    named = {name for path in texts for name in run.findall(path.read_text("utf-8"))}
-    assert named == set(PROGRAMS)
+    text = "\n".join(path.read_text("utf-8") for path in texts)
+    modules = set(re.findall(r"python -m ((?:jaxserve|checkpoints)(?:\.\w+)*)", text))
+    commands = {
+        f"jaxserve.{name}" for name in re.findall(r"(?:bin/|^|`|\| )jaxserve (\w+)", text, re.M)
+    }
+    assert modules | commands == set(PROGRAMS)
 
 
 def test_the_listing_is_complete() -> None:

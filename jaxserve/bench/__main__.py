@@ -1,14 +1,14 @@
-"""python -m jaxserve.bench serve | offline | startup: measure, and print tables."""
+"""Entry point of `jaxserve bench serve | offline | startup`."""
 
+import argparse
 import shlex
 import sys
 from collections.abc import Sequence
 
 from jaxserve.bench.flags import PROGRAM, parser
+from jaxserve.cli.checks import check_engine_flags, check_engine_paths
 from jaxserve.cli.exits import exit_code
 from jaxserve.cli.output import prepare_output
-from jaxserve.errors import JaxserveError
-from jaxserve.tokenizer import TokenizerError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,18 +22,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args.asked = words
     args.command_line = shlex.join([*PROGRAM.split(), *words])
     prepare_output(as_json=args.output == "json")
+    return exit_code(lambda: run(args))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run a benchmark. Only offline imports jax, which takes a device's memory."""
     if args.command == "serve":
         from jaxserve.bench.serve import bench_serve
 
-        return exit_code(lambda: bench_serve(args), (JaxserveError, TokenizerError))
+        return bench_serve(args)
+    check_engine_flags(args)
+    check_engine_paths(args)
     if args.command == "startup":
         from jaxserve.bench.startup import bench_startup
 
-        return exit_code(lambda: bench_startup(args), (JaxserveError,))
-    # Imported only here: the load generator must not import jax, which takes a device's memory.
-    from jaxserve.bench.offline import EXPECTED, bench_offline
+        return bench_startup(args)
+    from jaxserve.bench.offline import bench_offline
 
-    return exit_code(lambda: bench_offline(args), EXPECTED)
+    return bench_offline(args)
 
 
 if __name__ == "__main__":

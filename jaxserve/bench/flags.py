@@ -6,7 +6,7 @@ from pathlib import Path
 from jaxserve.cli.flags import BUNDLED, engine_flags, model_flag
 from jaxserve.client.flags import credential_flags
 
-PROGRAM = "python -m jaxserve.bench"
+PROGRAM = "jaxserve bench"
 OUTPUTS = ("md", "csv", "json")
 PROCESSES = ("poisson", "constant", "gamma")
 

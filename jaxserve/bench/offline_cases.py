@@ -9,7 +9,7 @@ from jaxserve.cli.flags import engine_options
 from jaxserve.config import EngineConfig, EngineOptions
 from jaxserve.errors import ConfigError, flag_text
 from jaxserve.loading.spec import read_spec
-from jaxserve.plan.model import read_config
+from jaxserve.plan.model_config import read_config
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,19 @@ import os
 import sys
 from collections.abc import Callable
 
+from checkpoints.errors import CheckpointError
+from jaxserve.cli.interrupts import INTERRUPTED
+from jaxserve.errors import JaxserveError
+from jaxserve.tokenizer import TokenizerError
+from pallas_kernels.errors import KernelError
+from sharding.errors import ChipError, ShardingError
+
+# What a request or a flag can lead to: one line on standard error, and no traceback.
+EXPECTED = (
+    *(JaxserveError, CheckpointError, TokenizerError),
+    *(ShardingError, KernelError, ChipError),
+)
 BAD_INPUT = 2
-INTERRUPTED = 130  # as shells report SIGINT
 PIPE_CLOSED = 141  # as shells report SIGPIPE
 
 
@@ -15,14 +26,14 @@ def complain(error: object) -> int:
     return BAD_INPUT
 
 
-def exit_code(work: Callable[[], int], expected: tuple[type[Exception], ...]) -> int:
+def exit_code(work: Callable[[], int]) -> int:
     """Do the work of a program and return the exit code.
 
     The work's own; 2 for an expected error, 130 after Ctrl-C, 141 if standard output was closed.
     """
     try:
         return work()
-    except expected as error:
+    except EXPECTED as error:
         return complain(error)
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -2,6 +2,7 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from jaxserve.chat.conversation import HINT
 from jaxserve.cli.field_flags import add_flags, given_options
@@ -16,8 +17,17 @@ BUNDLED = Path(__file__).parents[2] / "checkpoints" / "bundled" / "tiny-chat"
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of `python -m jaxserve.generate`."""
-    p = Parser(prog="python -m jaxserve.generate", description="Generate text from a checkpoint.")
+    """Return the parser of `jaxserve generate`."""
+    p = Parser(prog="jaxserve generate", description="Generate text from a checkpoint.")
+    model_argument(p)
+    p.add_argument(
+        "prompt",
+        nargs="*",
+        action="extend",
+        default=argparse.SUPPRESS,
+        metavar="PROMPT",
+        help="prompt to go on with; --prompt takes one, too",
+    )
     model_flag(p)
     _prompt_flags(
         p.add_argument_group(
@@ -29,6 +39,46 @@ def parser() -> argparse.ArgumentParser:
     engine_flags(p.add_argument_group("engine"))
     hosts_flags(p.add_argument_group("several hosts: the same command on each, with its number"))
     return p
+
+
+def model_argument(
+    parser: argparse.ArgumentParser, kind: type = Path, default: Path | None = BUNDLED
+) -> None:
+    """Add the model as an argument without a flag, beside --model with this default."""
+    parser.add_argument(
+        "model",
+        nargs="?",
+        action=_Once,
+        kind=kind,
+        unset=default,
+        default=argparse.SUPPRESS,
+        metavar="MODEL",
+        help="folder of the checkpoint, which --model can name as well",
+    )
+
+
+class _Once(argparse.Action):
+    """Stores a value unless a flag has stored another than `unset` before.
+
+    argparse would convert the default SUPPRESS too, so `kind`, the value's type, is not its `type`.
+    """
+
+    def __init__(self, *args: Any, kind: type, unset: object, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._kind = kind
+        self._unset = unset
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        given = getattr(namespace, self.dest)
+        if given != self._unset:
+            parser.error(f"{flag_of(self.dest)} is {given}, and {values} is another; give one")
+        setattr(namespace, self.dest, self._kind(values))
 
 
 def model_flag(parser: argparse.ArgumentParser) -> None:

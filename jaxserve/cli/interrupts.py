@@ -10,7 +10,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from jaxserve.cli.exits import INTERRUPTED
+INTERRUPTED = 130  # exit code, as shells report SIGINT
 
 
 def exit_on_interrupt() -> None:

@@ -79,7 +79,7 @@ _MODULES = ("client", "channel", "errors", "messages", "results", "descriptions"
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use (PEP 562), so that `python -m jaxserve.client` starts without gRPC.
+    """Import on first use (PEP 562), so that `jaxserve client` starts without gRPC.
 
     Python runs this file before `__main__`, which takes care of Ctrl-C; importing gRPC takes long.
     """

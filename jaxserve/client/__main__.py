@@ -1,4 +1,4 @@
-"""python -m jaxserve.client: print a server's answer to a prompt as it arrives."""
+"""jaxserve client: print a server's answer to a prompt as it arrives."""
 
 import sys
 

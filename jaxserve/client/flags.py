@@ -1,4 +1,4 @@
-"""Flags of python -m jaxserve.client."""
+"""Flags of jaxserve client."""
 
 import argparse
 from pathlib import Path
@@ -17,7 +17,7 @@ STANDARD_INPUT = "-"
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the program."""
-    p = Parser(prog="python -m jaxserve.client", description="Ask a server of jaxserve for text.")
+    p = Parser(prog="jaxserve client", description="Ask a server of jaxserve for text.")
     p.add_argument(
         "prompt",
         nargs="?",

@@ -1,4 +1,4 @@
-"""The program behind python -m jaxserve.client, which prints an answer as it arrives."""
+"""The program behind jaxserve client, which prints an answer as it arrives."""
 
 import argparse
 import json
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     args = parser().parse_args(arguments)
     prepare_output(args.json)
-    return exit_code(lambda: answer(args), (JaxserveError,))
+    return exit_code(lambda: answer(args))
 
 
 def answer(args: argparse.Namespace) -> int:

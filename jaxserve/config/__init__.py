@@ -8,8 +8,9 @@ from jaxserve.config.options import (
     PROPOSERS,
     EngineOptions,
     Preset,
+    check_draft_model,
 )
-from jaxserve.config.resolution import resolve
+from jaxserve.config.resolution import check_options, resolve
 
 __all__ = [
     "EIGHT_BITS",
@@ -21,5 +22,7 @@ __all__ = [
     "Pool",
     "Preset",
     "SlotPool",
+    "check_draft_model",
+    "check_options",
     "resolve",
 ]

@@ -1,9 +1,11 @@
 """The operator's options of an engine, and the tables that they choose from."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from jaxserve.config.option import UNBOUNDED, flag
+from jaxserve.errors import ConfigError, flag_text
 
 MAX_DECODE_STEPS = 64
 PROPOSERS = ("off", "ngram", "draft")
@@ -21,6 +23,7 @@ EIGHT_BITS = ("int8", "fp8")
 # least that the TPU kernel reads of 8-bit pages.
 PAGE_SIZE = 64
 PAGE_SIZE_8_BITS = 128
+KERNELS = ("reference", "gpu", "tpu")
 
 
 @dataclass(frozen=True)
@@ -183,3 +186,15 @@ class EngineOptions:
     attention: str = field(default="auto", metadata=flag(_kernel("attention")))
     grouped_matmul: str = field(default="auto", metadata=flag(_kernel("the experts of a mixture")))
     quantized_matmul: str = field(default="auto", metadata=flag(_kernel("weights in int4 groups")))
+
+
+def check_draft_model(options: EngineOptions, draft_model: str | Path | None) -> None:
+    """Raise ConfigError unless a draft model is given exactly when --speculate draft is set."""
+    if draft_model and options.speculate != "draft":
+        raise ConfigError(
+            flag_text("--draft-model", draft_model, "it drafts nothing without --speculate draft")
+        )
+    if options.speculate == "draft" and not draft_model:
+        raise ConfigError(
+            flag_text("--speculate", "draft", "there is no draft model (add --draft-model)")
+        )

@@ -5,10 +5,11 @@ from dataclasses import fields, replace
 from typing import Any
 
 from jaxserve.config.engine_config import EngineConfig, Pool, SlotPool
-from jaxserve.config.option import bounds_of, check_bounds
+from jaxserve.config.option import UNBOUNDED, bounds_of, check_bounds, flag_of
 from jaxserve.config.options import (
     DRAFT_TOKENS,
     EIGHT_BITS,
+    KERNELS,
     PAGE_DTYPES,
     PAGE_SIZE,
     PAGE_SIZE_8_BITS,
@@ -68,6 +69,23 @@ def resolve(
     # A sequence has a slot as long as it has a row.
     pools += [SlotPool(config.max_batch)] * slot_groups
     return replace(config, pools=tuple(pools))
+
+
+def check_options(options: EngineOptions) -> None:
+    """Raise ConfigError for a choice with which no model could run."""
+    for name in ("attention", "grouped_matmul", "quantized_matmul"):
+        kernel = getattr(options, name)
+        if kernel not in ("auto", *KERNELS):
+            what = flag_of(name).removeprefix("--")
+            choices = f"choose auto or one of {', '.join(KERNELS)}"
+            raise ConfigError(f"{what} {kernel!r} is not built in; {choices} (--{what})")
+    # The model and the memory that restrict the choices least.
+    resolve(
+        options,
+        max_positions=options.max_context or 1,
+        lanes=1,
+        affordable_tokens=UNBOUNDED,
+    )
 
 
 def _sizes(

@@ -1,10 +1,5 @@
-"""Converts checkpoints: the work behind the command `python -m checkpoints.convert`.
+"""Converts checkpoints: work of `jaxserve convert`, once its arguments are known to be right."""
 
-The command is documented under `checkpoints`, which knows files and no models; conversion needs
-the models' weight tables, so it lives here.
-"""
-
-import argparse
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,8 +32,6 @@ from checkpoints.orbax_store import (
 )
 from checkpoints.orbax_writer import CHUNK_BYTES, Writer
 from checkpoints.quantized import dequantized
-from jaxserve.cli.exits import exit_code
-from jaxserve.errors import JaxserveError, flag_text
 from jaxserve.loading.export import PublishedTensor, published_tensors
 from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import Checkpoint, open_checkpoint
@@ -46,51 +39,22 @@ from sharding.mesh import MeshSpec
 
 FILE_BYTES: Final = 5 * 10**9  # limit of a .safetensors file, unless one tensor is larger
 Report = Callable[[int, int, str], None]  # bytes done, bytes in total, name of the tensor
-DESCRIPTION = """\
-Convert a Hugging Face folder to an Orbax folder, or back with --to hf. With --weights the Orbax
-folder holds quantized weights; then SRC may also be an Orbax folder in full precision. DST is
-written under another name beside it and renamed at the end.
-"""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code is 0, or 2 with one line on standard error."""
-    args = _parser().parse_args(arguments)
+def convert(source: Path, target: Path, to: str, weights: str) -> None:
+    """Convert as the flags of the command say, with a bar on a terminal.
+
+    JaxserveError or CheckpointError is raised when the source cannot be converted; then there is no
+    target.
+    """
     jax.config.update("jax_platforms", "cpu")  # before any device is asked for
     # Orbax logs for every layer that it is written without OCDBT.
     logging.getLogger("absl").setLevel(logging.ERROR)
-
-    def work() -> int:
-        with progress_bar(Console(stderr=True, highlight=False)) as report:
-            if args.to == "orbax":
-                to_orbax(args.source, args.target, report, weights=args.weights)
-            elif args.weights == AS_STORED:
-                to_hf(args.source, args.target, report)
-            else:
-                problem = "--to hf writes no quantized weights (leave it out)"
-                raise CheckpointError(flag_text("--weights", args.weights, problem))
-        return 0
-
-    return exit_code(work, (JaxserveError, CheckpointError))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m checkpoints.convert", description=DESCRIPTION)
-    parser.add_argument("source", metavar="SRC", type=Path, help="the folder to convert")
-    parser.add_argument(
-        "target", metavar="DST", type=Path, help="the folder to write, which must not exist yet"
-    )
-    parser.add_argument(
-        "--to", choices=("orbax", "hf"), default="orbax", help="the layout of DST (default: orbax)"
-    )
-    parser.add_argument(
-        "--weights",
-        default=AS_STORED,
-        metavar="FORM",
-        help="how an Orbax folder holds weights: auto (as SRC has them), int8, fp8, int4, or int4 "
-        "in groups (int4-g32, ...); the suffix +head quantizes the head too (default: auto)",
-    )
-    return parser
+    with progress_bar(Console(stderr=True, highlight=False)) as report:
+        if to == "orbax":
+            to_orbax(source, target, report, weights=weights)
+        else:
+            to_hf(source, target, report)
 
 
 @contextmanager

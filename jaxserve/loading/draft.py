@@ -3,22 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from jaxserve.config import EngineOptions
 from jaxserve.errors import ConfigError, flag_text
 from jaxserve.loading.folder import Model, load
 from jaxserve.tokenizer import Tokenizer, load_tokenizer
-
-
-def check_choice(options: EngineOptions, draft_model: str | Path | None) -> None:
-    """Raise ConfigError unless a draft model is given exactly when --speculate draft is set."""
-    if draft_model and options.speculate != "draft":
-        raise ConfigError(
-            flag_text("--draft-model", draft_model, "it drafts nothing without --speculate draft")
-        )
-    if options.speculate == "draft" and not draft_model:
-        raise ConfigError(
-            flag_text("--speculate", "draft", "there is no draft model (add --draft-model)")
-        )
 
 
 def load_draft(folder: Path, model: Model, progress: Callable[[int, int, str], None]) -> Model:

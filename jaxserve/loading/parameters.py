@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from checkpoints.orbax_store import AS_STORED, OrbaxCheckpoint
-from jaxserve.errors import ModelError, flag_text
+from jaxserve.errors import ModelError
 from jaxserve.loading.match import by_parameter, match_tensors, stored_tensors
 from jaxserve.loading.orbax_layout import choose_weights, match_parameters
 from jaxserve.loading.shards import is_float, load_parameter
@@ -18,6 +18,7 @@ from jaxserve.loading.spec import Checkpoint, read_architecture
 from jaxserve.models.decoder import ALWAYS_FLOAT32, param_specs
 from jaxserve.models.families.weight_table import Stored, Tensor
 from jaxserve.models.matmul_w8a8 import check_chip
+from jaxserve.models.precision import check_dtype
 from jaxserve.models.quant import Quantized, parse_scheme
 from sharding.params import is_param_spec
 
@@ -44,6 +45,7 @@ def load_params(
     keep: replaces each loaded parameter in the result, so that a caller who writes parameters to a
     file needs memory for one of them only.
     """
+    check_dtype(dtype)
     stored = checkpoint.weights if isinstance(checkpoint, OrbaxCheckpoint) else AS_STORED
     scheme = parse_scheme(choose_weights(checkpoint.folder, weights, stored))
     check_chip(scheme, mesh)
@@ -54,7 +56,7 @@ def load_params(
         table = match_parameters(spec, spread, checkpoint)
     else:
         table = match_tensors(family, spec, tensors)
-    kept = DTYPES[dtype] if dtype in DTYPES else _checkpoint_dtype(dtype, table, tensors)
+    kept = DTYPES[dtype] if dtype in DTYPES else _checkpoint_dtype(table, tensors)
     params: Any = param_specs(spread, jnp.dtype(kept), scheme)
     total = _declared_bytes(params)
     done = 0
@@ -76,10 +78,8 @@ def _declared_bytes(declared: Any) -> int:
     return sum(param.nbytes for param in jax.tree.leaves(declared, is_leaf=is_param_spec))
 
 
-def _checkpoint_dtype(asked: str, table: list[Tensor], tensors: Mapping[str, Stored]) -> np.dtype:
+def _checkpoint_dtype(table: list[Tensor], tensors: Mapping[str, Stored]) -> np.dtype:
     """Return the dtype of --dtype auto: float32 if any weight is stored wider than 16 bits."""
-    if asked != "auto":
-        raise ModelError(flag_text("--dtype", asked, f"choose auto, {' or '.join(DTYPES)}"))
     quantized = {row.path for row in table if row.scales}
     # Parameters that are float32 in every model, and scales, say nothing about the precision.
     stored = {

@@ -24,6 +24,7 @@ from jax.sharding import Mesh
 from jax.tree_util import tree_map_with_path
 
 from jaxserve.errors import ModelError, flag_text
+from jaxserve.models.precision import AS_STORED, HEAD, check_form
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels.quantized_matmul.api import GROUPS, Demand, QuantizedMatmul
 from sharding.params import ParamSpec, is_param_spec
@@ -41,7 +42,6 @@ CONTRACTED: Final[Mapping[str, str]] = MappingProxyType(
         "head": "D",
     }
 )
-HEAD: Final = "+head"
 W8A8: Final = "w8a8-"
 SPREAD: Final = 6  # standard deviations of a random weight that fit into its range of numbers
 
@@ -123,13 +123,10 @@ def is_quantized(leaf: object) -> bool:
 
 def parse_scheme(asked: str) -> QuantScheme | None:
     """Return the scheme that --weights names, None for auto; ModelError for an unknown name."""
-    if asked == "auto":
+    check_form(asked)
+    if asked == AS_STORED:
         return None
-    name = asked.removesuffix(HEAD)
-    if name not in SCHEMES:
-        choices = f"choose auto, {', '.join(SCHEMES)} ({HEAD} behind it: the head as well)"
-        raise ModelError(flag_text("--weights", asked, choices))
-    return replace(SCHEMES[name], head=asked.endswith(HEAD))
+    return replace(SCHEMES[asked.removesuffix(HEAD)], head=asked.endswith(HEAD))
 
 
 def scheme_in(params: Any) -> QuantScheme | None:

@@ -1,49 +1,16 @@
-"""python -m jaxserve.plan: estimate whether a model fits absent devices, and how fast it can be."""
+"""Entry point of `jaxserve plan`: reads and checks its arguments, without jax."""
 
 import argparse
-import json
-import logging
-import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Sequence
 
-import jax.numpy as jnp
-from rich.console import Console
-
-from checkpoints.errors import CheckpointError
 from jaxserve.cli.exits import exit_code
 from jaxserve.cli.flags import engine_options
 from jaxserve.cli.output import prepare_output
-from jaxserve.errors import ConfigError, JaxserveError, MemoryLimitError, flag_text
-from jaxserve.loading.parameters import DTYPES
-from jaxserve.loading.spec import read_spec
-from jaxserve.models.quant import SCHEMES
-from jaxserve.models.spec import ModelSpec
-from jaxserve.plan.bundle import check_free, new_folder, write_manifest
-from jaxserve.plan.charts import charts
-from jaxserve.plan.compile import CompiledStep, asking, compile_steps
-from jaxserve.plan.deployment import Deployment, Target, deploy
-from jaxserve.plan.estimate import Estimate
-from jaxserve.plan.flags import DEFAULT_CONTEXT, check, parser
-from jaxserve.plan.model import embeds, read_config, weights_dtype, weights_form, weights_of
-from jaxserve.plan.platform import keeping, prepare_platform
-from jaxserve.plan.ranking import ranking_json, ranking_table
-from jaxserve.plan.report import GIB, show, to_json
-from jaxserve.plan.suggest import Precision, choices, confirmed, rank
-from jaxserve.plan.topology import Topology, parse
-from jaxserve.progress import Bar
-from pallas_kernels.dispatch import KernelError
-from sharding.chips import ChipError
-from sharding.mesh import MeshSpec
-from sharding.rules import ShardingError
-
-EXPECTED = (JaxserveError, CheckpointError, ShardingError, KernelError, ChipError)
-DOES_NOT_FIT = 1
-GIGABYTE = 1e9  # of --link
-WIDTH = 120  # of tables where there is no terminal to ask
+from jaxserve.config import check_options
+from jaxserve.plan.flags import check, check_topology, parser
+from jaxserve.plan.model_config import read_config
+from jaxserve.plan.topology import parse
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,216 +20,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     args = parser().parse_args(arguments)
     prepare_output(args.json)
-    return exit_code(lambda: plan(args), EXPECTED)
+    return exit_code(lambda: run(args))
 
 
-def plan(args: argparse.Namespace) -> int:
-    """Print the estimate of one deployment, or the ranking of many with --suggest."""
+def run(args: argparse.Namespace) -> int:
+    """Check the arguments, then import jax and plan; return the exit code."""
     check(args)
-    console = Console(stderr=True, highlight=False)
     topology = parse(args.topology)
     check_topology(args, topology)
-    prepare_platform(topology)
-    name, config = read_config(args.model)
-    target = target_of(args, name, read_spec(config)[1], topology)
-    weights = weights_of(args.model, args.weights)
-    precision = Precision(weights_dtype(weights, config), weights_form(weights), target.options.kv)
-    if args.suggest is not None:
-        return suggest(args, target, candidates(args, precision), console)
-    try:
-        estimate = estimate_of(args, deployed(args, target, precision, console), console)
-    except MemoryLimitError as error:
-        return refuse(error, args)
-    if args.json:
-        print(json.dumps(to_json(estimate)))
-    else:
-        show(estimate, output())
-    if args.plot:
-        write_plot(args.plot, charts(estimate))
-    if args.out:
-        finish_bundle(args, estimate, console)
-    return 0 if estimate.fits else DOES_NOT_FIT
+    model = read_config(args.model)
+    check_options(engine_options(args))
+    from jaxserve.plan.program import plan
 
-
-def check_topology(args: argparse.Namespace, topology: Topology) -> None:
-    """Raise ConfigError for what could not be done in the end, before anything is compiled."""
-    if args.out and not topology.serializes:
-        raise ConfigError(
-            flag_text(
-                "--out",
-                args.out,
-                f"what is compiled for an absent {args.topology} is not tuned for it (leave it "
-                f"out)",
-            )
-        )
-    if args.out:
-        check_free(args.out)
-    if args.plot and (args.plot.is_dir() or not os.access(args.plot.parent, os.W_OK)):
-        raise ConfigError(
-            flag_text("--plot", args.plot, "no file can be written there (name another)")
-        )
-    for flag in ("plot", "suggest", "link"):
-        if getattr(args, flag) is not None and topology.limits is None:
-            raise ConfigError(
-                f"--{flag} needs the speed of {topology.name}, which is not published (leave it "
-                f"out)"
-            )
-
-
-def target_of(args: argparse.Namespace, name: str, spec: ModelSpec, topology: Topology) -> Target:
-    """Return what is to be served.
-
-    With --link it is a server that exchanges pages, which takes memory and steps of its own.
-    """
-    if args.link and embeds(args.model):
-        raise ConfigError(
-            f"--link is for servers that generate, and {name} embeds: it has no output that "
-            f"another server could go on with (leave it out)"
-        )
-    options = replace(engine_options(args), page_exchange=args.link is not None)
-    return Target(name, spec, topology, options, args.memory_fraction)
-
-
-def deployed(
-    args: argparse.Namespace, target: Target, precision: Precision, console: Console
-) -> Deployment:
-    """Return the deployment on the mesh of the flags."""
-    data = args.data or 1
-    expert = args.expert or 1
-    axes = MeshSpec(data, expert, args.tensor or max(target.topology.count // (data * expert), 1))
-    with Bar(console, "sizing") as bar:
-        footprint = None if args.no_compile else asking(bar.update)
-        return deploy(target, axes, precision.dtype, footprint, precision.form)
-
-
-def estimate_of(args: argparse.Namespace, deployment: Deployment, console: Console) -> Estimate:
-    """Compile the steps unless --no-compile is given, and return the estimate."""
-    context = context_of(args, deployment.config.max_context)
-    steps: dict[str, CompiledStep] = {}
-    if not args.no_compile:
-        buckets = deployment.largest() if args.buckets == "largest" else deployment.buckets
-        kept = keeping(new_folder(args.out)) if args.out else nullcontext()
-        with kept, Bar(console, "compiling") as bar:
-            steps = compile_steps(deployment, buckets, bar.update)
-    return Estimate(
-        deployment,
-        context,
-        deployment.topology.limits,
-        args.price,
-        steps,
-        args.link and args.link * GIGABYTE,
-    )
-
-
-def context_of(args: argparse.Namespace, limit: int) -> int:
-    """Return the context for which times are given; limit is the engine's."""
-    if args.context and args.context > limit:
-        raise ConfigError(
-            flag_text(
-                "--context",
-                args.context,
-                f"it must be at most the engine's context of {limit} (--max-context, or the "
-                f"model's)",
-            )
-        )
-    return args.context or min(DEFAULT_CONTEXT, limit)
-
-
-def suggest(
-    args: argparse.Namespace, target: Target, precisions: Sequence[Precision], console: Console
-) -> int:
-    """Rank all choices by counting, then compile the best ones and rank again.
-
-    Without a compiler the first ranking is printed.
-    """
-    limits = target.topology.limits
-    assert limits, "check_topology refuses a topology without"
-    context = context_of(args, target.options.max_context or target.spec.max_positions)
-    with quiet_engine():
-        found = choices(target, precisions, context, args.price)
-        best = [] if args.no_compile else rank(found, limits, target.options.prefer)[: args.suggest]
-        for ranked in best:
-            try:
-                with Bar(console, "compiling") as bar:
-                    found[found.index(ranked.choice)] = confirmed(ranked, bar.update)
-            except ChipError as error:
-                console.print(f"counted only: {error}", soft_wrap=True, markup=False)
-                break
-    ranking = rank(found, limits, target.options.prefer)
-    rest = sorted(
-        (choice for choice in found if not choice.fits), key=lambda choice: choice.missing
-    )
-    if args.json:
-        print(json.dumps(ranking_json(ranking, rest)))
-    else:
-        output().print(ranking_table(ranking, rest))
-    return 0 if ranking else DOES_NOT_FIT
-
-
-@contextmanager
-def quiet_engine() -> Iterator[None]:
-    """Silence the engine's warnings about kernels that it passes over.
-
-    Every deployment would repeat them; the table has the kernel of each.
-    """
-    engine = logging.getLogger("jaxserve.engine")
-    level = engine.level
-    engine.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        engine.setLevel(level)
-
-
-def candidates(args: argparse.Namespace, asked: Precision) -> list[Precision]:
-    """Return the precisions to rank: what was asked for, and common choices where it was left open.
-
-    For weights all dtypes that are served, int8 and int4; for pages the weights' dtype and int8.
-    """
-    weights = [(asked.dtype, asked.form)]
-    if args.weights == "auto" and asked.form is None:
-        weights = [(jnp.dtype(served), None) for served in DTYPES.values()]
-        weights += [(asked.dtype, SCHEMES[name]) for name in ("int8", "int4-g128")]
-    found = []
-    for dtype, form in weights:
-        pages = (str(dtype), "int8") if asked.kv == "auto" else (asked.kv,)
-        found += [Precision(dtype, form, kv) for kv in pages]
-    return found
-
-
-def output() -> Console:
-    """Return the console of standard output, with a fixed width where it is no terminal."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
-
-
-def write_plot(path: Path, svg: str) -> None:
-    try:
-        path.write_text(svg)
-    except OSError as error:
-        raise ConfigError(
-            flag_text("--plot", path, f"it cannot be written: {error.strerror}")
-        ) from None
-
-
-def finish_bundle(args: argparse.Namespace, estimate: Estimate, console: Console) -> None:
-    if estimate.fits:
-        write_manifest(estimate.deployment, args.out)
-    else:
-        console.print(
-            f"{args.out} has no manifest, and is no bundle: the model does not fit",
-            soft_wrap=True,
-            markup=False,
-        )
-
-
-def refuse(error: MemoryLimitError, args: argparse.Namespace) -> int:
-    """Print why there is no estimate: no room for a single page, or the compiler refused a step."""
-    if args.json:
-        print(json.dumps({"fits": False, "missing": error.missing or None, "reason": str(error)}))
-    else:
-        lack = f"; every device lacks {error.missing / GIB:.2f} GiB" if error.missing else ""
-        print(f"It does not fit: {error}{lack}.")
-    return DOES_NOT_FIT
+    return plan(args, topology, model)
 
 
 if __name__ == "__main__":

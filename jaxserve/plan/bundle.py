@@ -147,7 +147,7 @@ def open_bundle(folder: Path) -> Manifest:
                     "--bundle",
                     folder,
                     f"it was compiled with {name} {theirs}, and here is {mine.get(name)} (make it "
-                    f"again with python -m jaxserve.plan --out)",
+                    f"again with jaxserve plan --out)",
                 )
             )
     _check_entries(folder, manifest)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from jaxserve.plan.estimate import Estimate
 from jaxserve.plan.plot import Chart, Line, picture
-from jaxserve.plan.roofline import Limits
+from jaxserve.plan.topology import Limits
 
 
 def charts(estimate: Estimate) -> str:

@@ -20,6 +20,7 @@ from jaxserve.models.decoder import param_specs
 from jaxserve.models.matmul_w8a8 import check_chip
 from jaxserve.models.quant import QuantScheme, scheme_in
 from jaxserve.models.spec import ModelSpec
+from jaxserve.plan.devices import memory_limit, mesh_on
 from jaxserve.plan.roofline import (
     Case,
     Work,
@@ -166,9 +167,9 @@ def deploy(
     topology = target.topology
     held = target.spec.on(axes.tensor)
     check_mesh(topology, axes)
-    mesh = topology.mesh(axes, compilers=footprint is not None)
+    mesh = mesh_on(topology, axes, compilers=footprint is not None)
     check_chip(form, mesh)
-    limit = topology.memory_limit(mesh, target.memory_fraction)
+    limit = memory_limit(topology, mesh, target.memory_fraction)
     params = abstract_params(held, dtype, mesh, form)
     config = plan_config(
         held, params, mesh, target.options, limit, footprint or estimated_footprint

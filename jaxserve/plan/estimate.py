@@ -12,7 +12,8 @@ from jaxserve.engine.device.memory import MemoryBudget, bytes_per_device
 from jaxserve.plan.compile import CompiledStep
 from jaxserve.plan.deployment import Deployment
 from jaxserve.plan.hlo.inspection import Inspection
-from jaxserve.plan.roofline import Case, Limits, Work
+from jaxserve.plan.roofline import Case, Work
+from jaxserve.plan.topology import Limits
 
 MILLION = 1e6
 HOUR = 3600

@@ -1,31 +1,35 @@
-"""Command-line flags of `python -m jaxserve.plan`, and the check of their combinations."""
+"""Flags of `jaxserve plan`, and the check of their combinations."""
 
 import argparse
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxserve.cli.flags import size_flags
+from jaxserve.cli.flags import model_argument, size_flags
 from jaxserve.cli.parser import Parser
 from jaxserve.errors import ConfigError, flag_text
-from jaxserve.plan.model import shipped
-from jaxserve.plan.topology import MEMORY_FRACTION
+from jaxserve.models.precision import DTYPE_NAMES, check_form
+from jaxserve.plan.model_config import shipped
+from jaxserve.plan.topology import Topology
 
 DEFAULT_CONTEXT = 2048
+# Share of a GPU's memory that jax takes, unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.
+MEMORY_FRACTION = 0.75
 MAX_INT32 = 2**31 - 1
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the program."""
     p = Parser(
-        prog="python -m jaxserve.plan",
+        prog="jaxserve plan",
         description="Estimate whether a model fits devices that are not here, and how fast it can "
         "be there at best. Exit code: 0 if it fits, 1 if it does not, 2 if something asked for "
         "cannot be done.",
     )
+    model_argument(p, kind=str, default=None)
     p.add_argument(
         "--model",
-        required=True,
         metavar="MODEL",
         help=f"folder of a checkpoint, a config.json, or one of {', '.join(shipped())}",
     )
@@ -146,8 +150,35 @@ def _output_flags(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def check_topology(args: argparse.Namespace, topology: Topology) -> None:
+    """Raise ConfigError for what could not be done in the end, before anything is compiled."""
+    if args.out and not topology.serializes:
+        raise ConfigError(
+            flag_text(
+                "--out",
+                args.out,
+                f"what is compiled for an absent {args.topology} is not tuned for it (leave it "
+                f"out)",
+            )
+        )
+    if args.plot and (args.plot.is_dir() or not os.access(args.plot.parent, os.W_OK)):
+        raise ConfigError(
+            flag_text("--plot", args.plot, "no file can be written there (name another)")
+        )
+    for flag in ("plot", "suggest", "link"):
+        if getattr(args, flag) is not None and topology.limits is None:
+            raise ConfigError(
+                f"--{flag} needs the speed of {topology.name}, which is not published (leave it "
+                f"out)"
+            )
+
+
 def check(args: argparse.Namespace) -> None:
     """Raise ConfigError for flags that have no part in what is asked for."""
+    if args.model is None:
+        raise ConfigError(f"the model is missing: give a folder, or one of {', '.join(shipped())}")
+    if args.weights not in DTYPE_NAMES:
+        check_form(args.weights)
     unused: dict[str, Sequence[str]] = {
         "--suggest": ("data", "expert", "tensor", "plot", "buckets", "out", "link"),
         "--no-compile": ("buckets", "out"),

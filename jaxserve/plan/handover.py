@@ -21,7 +21,8 @@ import jax.numpy as jnp
 from jaxserve.engine.host.kv_export import wanted_pages
 from jaxserve.plan.deployment import Deployment
 from jaxserve.plan.estimate import Estimate, chunks
-from jaxserve.plan.roofline import Case, Limits
+from jaxserve.plan.roofline import Case
+from jaxserve.plan.topology import Limits
 
 SHORTEST = 512  # tokens of the shortest prompt, unless the context is shorter
 MOST_ADDED = 0.1  # share of a prompt's time; a trip that adds more does not pay

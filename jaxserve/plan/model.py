@@ -1,4 +1,4 @@
-"""Model of a plan: the config.json of a checkpoint, or one that ships with the planner."""
+"""Precision of a plan's model."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,49 +6,12 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from checkpoints.safetensors_reader import parse_json_object
-from jaxserve.errors import ConfigError, ModelError, flag_text
+from jaxserve.errors import ConfigError, flag_text
 from jaxserve.loading.orbax_layout import choose_weights, stored_weights
 from jaxserve.loading.parameters import DTYPES
-from jaxserve.models.quant import HEAD, SCHEMES, QuantScheme, parse_scheme
-
-CONFIGS = Path(__file__).parent / "configs"
-
-
-def shipped() -> list[str]:
-    """Return the names of the models whose config.json ships with the planner."""
-    return sorted(path.stem for path in CONFIGS.glob("*.json"))
-
-
-def read_config(given: str) -> tuple[str, dict[str, Any]]:
-    """Return the model's name and its config.json.
-
-    Raises ModelError if there is no such file, and CheckpointError if it is no JSON object.
-    """
-    path = CONFIGS / f"{given}.json" if given in shipped() else Path(given)
-    if path.is_dir():
-        path = path / "config.json"
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise ModelError(
-            flag_text(
-                "--model",
-                given,
-                f"{path} cannot be read: {error.strerror} (give a folder, a config.json, or one of "
-                f"{', '.join(shipped())})",
-            )
-        ) from None
-    name = path.resolve().parent.name if path.name == "config.json" else path.stem
-    return name, parse_json_object(raw, path)
-
-
-def embeds(given: str) -> bool:
-    """Return whether this is the folder of a model that embeds.
-
-    Such a folder has the modules.json of sentence-transformers.
-    """
-    return given not in shipped() and (Path(given) / "modules.json").exists()
+from jaxserve.models.precision import HEAD
+from jaxserve.models.quant import SCHEMES, QuantScheme, parse_scheme
+from jaxserve.plan.model_config import shipped
 
 
 def weights_of(given: str, asked: str) -> str:

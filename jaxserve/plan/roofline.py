@@ -19,31 +19,13 @@ from jaxserve.models.layer_kind import PageGroup
 from jaxserve.models.moe_sizes import all_to_all_capacity
 from jaxserve.models.quant import QuantScheme
 from jaxserve.models.spec import ModelSpec
+from jaxserve.plan.topology import Limits
 from sharding.mesh import MeshSpec
 from sharding.params import ParamSpec, is_param_spec
 from sharding.rules import RULES
 
 LOGIT_BYTES = 4
 PAGE = 64  # tokens; any size will do, because only bytes per token are counted
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Speed limits of one device.
-
-    bandwidth: bytes/s of its memory. flops: FLOP/s of dense products. int8, fp8: FLOP/s of products
-    of two such numbers, 0 where the device has none.
-    """
-
-    bandwidth: float
-    flops: float
-    int8: float = 0
-    fp8: float = 0
-
-    @property
-    def ridge(self) -> float:
-        """FLOP per byte above which arithmetic is the bound, for products wider than 8 bits."""
-        return self.flops / self.bandwidth
 
 
 @dataclass(frozen=True)

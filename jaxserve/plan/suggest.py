@@ -11,10 +11,10 @@ from jaxserve.models.quant import QuantScheme
 from jaxserve.plan.compile import Progress, asking, compile_steps
 from jaxserve.plan.deployment import Target, deploy
 from jaxserve.plan.estimate import Batch, Estimate
-from jaxserve.plan.roofline import Limits
-from pallas_kernels.dispatch import KernelError
+from jaxserve.plan.topology import Limits
+from pallas_kernels.errors import KernelError
+from sharding.errors import ShardingError
 from sharding.mesh import MeshSpec
-from sharding.rules import ShardingError
 
 
 class Precision(NamedTuple):

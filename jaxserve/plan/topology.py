@@ -1,23 +1,35 @@
-"""Devices of a plan, which need not be here: `v5e:4x4`, `v5p:2x2x2`, `h200x8`, `cpu`."""
+"""Devices of a plan, which need not be here: `v5e:4x4`, `v5p:2x2x2`, `h200x8`, `cpu`.
+
+No jax: names are checked before it is imported, and devices.py has the devices.
+"""
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
-import jax
-from jax.sharding import AbstractDevice, Mesh
-
-from jaxserve.engine.device.memory import device_limit
 from jaxserve.errors import ConfigError, flag_text
-from jaxserve.plan.roofline import Limits
-from sharding import aot_devices as absent
-from sharding.chips import CHIPS, Chip
-from sharding.mesh import MeshSpec
+from sharding.chips import CHIPS, NODE, Chip, chips_in
 
-# Share of a GPU's memory that jax takes, unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.
-MEMORY_FRACTION = 0.75
 MAX_CPUS = 64
 GPUS = re.compile(r"([a-z0-9]+?)(?:x([1-9]\d*))?")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Speed limits of one device.
+
+    bandwidth: bytes/s of its memory. flops: FLOP/s of dense products. int8, fp8: FLOP/s of products
+    of two such numbers, 0 where the device has none.
+    """
+
+    bandwidth: float
+    flops: float
+    int8: float = 0
+    fp8: float = 0
+
+    @property
+    def ridge(self) -> float:
+        """FLOP per byte above which arithmetic is the bound, for products wider than 8 bits."""
+        return self.flops / self.bandwidth
 
 
 @dataclass(frozen=True)
@@ -49,38 +61,6 @@ class Topology:
         """True if what is compiled here can run there; a GPU has to be there for autotuning."""
         return self.chip is None or self.chip.platform == "tpu"
 
-    def mesh(self, axes: MeshSpec, compilers: bool = True) -> Mesh:
-        """Return a mesh of the devices; ChipError if there is no compiler for them.
-
-        compilers: False needs no compiler, and nothing can be compiled for the mesh.
-        """
-        if self.chip and not compilers:
-            chip = self.chip
-            device = AbstractDevice(
-                device_kind=chip.kind, num_cores=chip.cores, platform=chip.platform
-            )
-            return axes.without_devices(device)
-        return axes.build(self._devices())
-
-    def _devices(self) -> list[Any]:
-        if self.chip is None:
-            return jax.devices("cpu")
-        if self.chip.platform == "tpu":
-            return absent.tpus(self.family, self.shape)
-        return absent.gpus(self.family, self.count)
-
-    def memory_limit(self, mesh: Mesh, fraction: float | None = None) -> int:
-        """Return the bytes that programs may use on one device; fraction is of a GPU's memory."""
-        if fraction is not None and not (self.chip and self.chip.platform == "gpu"):
-            raise ConfigError(
-                f"--memory-fraction is for GPUs; {self.name} gives all it has (leave it out)"
-            )
-        if self.chip is None:
-            return device_limit(mesh)
-        if self.chip.usable:
-            return self.chip.usable
-        return int(self.chip.memory * (MEMORY_FRACTION if fraction is None else fraction))
-
 
 def parse(text: str) -> Topology:
     """Return the topology of this name; ConfigError, which lists some, if there is none."""
@@ -94,12 +74,12 @@ def parse(text: str) -> Topology:
     chip = CHIPS.get(name)
     if chip is None or chip.platform != "gpu":
         raise ConfigError(_no_such(text))
-    if count > absent.NODE:
+    if count > NODE:
         raise ConfigError(
             flag_text(
                 "--topology",
                 text,
-                f"one node has {absent.NODE} GPUs (at most {name}x{absent.NODE})",
+                f"one node has {NODE} GPUs (at most {name}x{NODE})",
             )
         )
     return Topology(text, count, chip, name)
@@ -114,7 +94,7 @@ def _slice(text: str, family: str, shape: str) -> Topology:
         raise ConfigError(
             flag_text("--topology", text, f"slices of {family} are {', '.join(chip.slices)}")
         )
-    return Topology(text, absent.chips_in(shape) * chip.devices, chip, family, shape)
+    return Topology(text, chips_in(shape) * chip.devices, chip, family, shape)
 
 
 def _no_such(text: str) -> str:
@@ -123,7 +103,7 @@ def _no_such(text: str) -> str:
 
 def _examples() -> str:
     names = [
-        f"{name}:{chip.slices[1]}" if chip.slices else f"{name}x{absent.NODE}"
+        f"{name}:{chip.slices[1]}" if chip.slices else f"{name}x{NODE}"
         for name, chip in CHIPS.items()
     ]
     return f"there are {', '.join(names)}, cpu and more"

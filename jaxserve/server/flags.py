@@ -1,16 +1,13 @@
-"""Flags of python -m jaxserve.serve."""
+"""Flags of jaxserve serve."""
 
 import argparse
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from jaxserve.chat.answers import REASONING_PARSERS, TOOL_PARSERS
-from jaxserve.cli.flags import engine_flags, hosts_flags, model_flag
+from jaxserve.cli.flags import engine_flags, hosts_flags, model_argument, model_flag
 from jaxserve.cli.parser import Parser
-from jaxserve.config.option import flag_of
-from jaxserve.errors import ConfigError, flag_text
-from jaxserve.plan.bundle import Manifest
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.disaggregation.flags import role_flags
 from jaxserve.server.security.auth import BearerTokens
@@ -20,9 +17,10 @@ from jaxserve.server.security.files import read_token
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the program."""
     p = Parser(
-        prog="python -m jaxserve.serve",
+        prog="jaxserve serve",
         description="Serve a checkpoint over gRPC, and over HTTP as OpenAI's API.",
     )
+    model_argument(p)
     model_flag(p)
     p.add_argument(
         "--served-model-name",
@@ -43,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
         "--bundle",
         type=Path,
         metavar="DIR",
-        help="folder of steps compiled ahead by python -m jaxserve.plan --out, which decides mesh, "
+        help="folder of steps compiled ahead by jaxserve plan --out, which decides mesh, "
         "dtype and sizes",
     )
     role_flags(p.add_argument_group("prefill and decode apart (docs/disaggregation.md)"))
@@ -219,39 +217,6 @@ def _positive(text: str, kind: Any) -> Any:
     if not 0 < value < 2**62:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return value
-
-
-def check_bundle(args: argparse.Namespace, manifest: Manifest) -> None:
-    """Raise ConfigError for a flag that contradicts what the bundle was compiled for."""
-    check_role(args, manifest)
-    decided = asdict(manifest.options()) | dict(manifest.mesh) | {"prefer": "nothing of it"}
-    decided |= {"dtype": manifest.dtype, "weights": manifest.weights}
-    unsaid = dict.fromkeys(("dtype", "weights", "kv"), "auto") | dict.fromkeys(manifest.mesh, 1)
-    for name, value in ({"compilation_cache": "its own cache"} | decided).items():
-        asked = getattr(args, name, None)
-        if asked is not None and asked != unsaid.get(name) and asked != value:
-            raise ConfigError(
-                flag_text(
-                    flag_of(name), asked, f"the bundle was compiled for {value} (leave it out)"
-                )
-            )
-
-
-def check_role(args: argparse.Namespace, manifest: Manifest) -> None:
-    """Raise ConfigError unless the bundle was compiled for the role.
-
-    Servers that exchange pages with others have steps for that, which other servers lack.
-    """
-    exchanges = manifest.options().page_exchange
-    if exchanges != (args.role != "both"):
-        others = (
-            "prefill or decode"
-            if exchanges
-            else "both (python -m jaxserve.plan --link compiles for the others)"
-        )
-        raise ConfigError(
-            flag_text("--role", args.role, f"the bundle was compiled for --role {others}")
-        )
 
 
 def limits(args: argparse.Namespace) -> Limits:

@@ -2,7 +2,7 @@
 
 import argparse
 from contextlib import ExitStack, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 
 from rich.console import Console
@@ -11,11 +11,13 @@ from jaxserve.cli.flags import draft_model, engine_options
 from jaxserve.cluster.bootstrap import Pod
 from jaxserve.cluster.compatibility import facts_of_engine, facts_of_start
 from jaxserve.compilation_cache import read_compiled
+from jaxserve.config.option import flag_of
+from jaxserve.errors import ConfigError, flag_text
 from jaxserve.llm import LLM
 from jaxserve.plan.bundle import CACHE, Manifest, check_engine, open_bundle
 from jaxserve.progress import Bar
 from jaxserve.server.disaggregation.local_mesh import Place
-from jaxserve.server.flags import check_bundle, limits
+from jaxserve.server.flags import limits
 from sharding.mesh import MeshSpec, device_kind
 
 
@@ -29,6 +31,39 @@ def use_bundle(args: argparse.Namespace) -> Manifest:
     check_bundle(args, manifest)
     read_compiled(args.bundle / CACHE)
     return manifest
+
+
+def check_bundle(args: argparse.Namespace, manifest: Manifest) -> None:
+    """Raise ConfigError for a flag that contradicts what the bundle was compiled for."""
+    check_role(args, manifest)
+    decided = asdict(manifest.options()) | dict(manifest.mesh) | {"prefer": "nothing of it"}
+    decided |= {"dtype": manifest.dtype, "weights": manifest.weights}
+    unsaid = dict.fromkeys(("dtype", "weights", "kv"), "auto") | dict.fromkeys(manifest.mesh, 1)
+    for name, value in ({"compilation_cache": "its own cache"} | decided).items():
+        asked = getattr(args, name, None)
+        if asked is not None and asked != unsaid.get(name) and asked != value:
+            raise ConfigError(
+                flag_text(
+                    flag_of(name), asked, f"the bundle was compiled for {value} (leave it out)"
+                )
+            )
+
+
+def check_role(args: argparse.Namespace, manifest: Manifest) -> None:
+    """Raise ConfigError unless the bundle was compiled for the role.
+
+    Servers that exchange pages with others have steps for that, which other servers lack.
+    """
+    exchanges = manifest.options().page_exchange
+    if exchanges != (args.role != "both"):
+        others = (
+            "prefill or decode"
+            if exchanges
+            else "both (jaxserve plan --link compiles for the others)"
+        )
+        raise ConfigError(
+            flag_text("--role", args.role, f"the bundle was compiled for --role {others}")
+        )
 
 
 class ModelLoader:

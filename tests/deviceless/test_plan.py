@@ -14,7 +14,7 @@ import pytest
 from jax.errors import JaxRuntimeError
 
 from jaxserve.plan.__main__ import main
-from jaxserve.plan.model import read_config
+from jaxserve.plan.model_config import read_config
 from jaxserve.plan.topology import parse
 from sharding import aot_devices as absent
 from sharding.chips import CHIPS, GIB

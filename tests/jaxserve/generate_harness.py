@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from jaxserve.generate import main
+from jaxserve.generate.__main__ import main
 
 ROOT = Path(__file__).parents[2]
 BUNDLED = ROOT / "checkpoints" / "bundled" / "tiny-chat-draft"

@@ -17,7 +17,7 @@ import pytest
 from jaxserve.completion import Completion
 from jaxserve.config import EngineOptions
 from jaxserve.errors import GrammarError, RequestError
-from jaxserve.generate import main
+from jaxserve.generate.__main__ import main
 from jaxserve.llm import LLM
 from jaxserve.request import SamplingParams
 from jaxserve.structure import Structure

@@ -14,13 +14,15 @@ from unittest.mock import patch
 
 from jaxserve.bench.latency import Objective
 from jaxserve.bench.serve import NONE_ANSWERED
-from jaxserve.cli.exits import BAD_INPUT, INTERRUPTED, PIPE_CLOSED
+from jaxserve.cli.exits import BAD_INPUT, PIPE_CLOSED
+from jaxserve.cli.interrupts import INTERRUPTED
 from jaxserve.cluster import heartbeat
 from jaxserve.config import PAGE_DTYPES, PROPOSERS
 from jaxserve.loading.parameters import DTYPES
-from jaxserve.models.quant import HEAD, SCHEMES
-from jaxserve.plan.__main__ import DOES_NOT_FIT
-from jaxserve.plan.model import shipped
+from jaxserve.models.precision import HEAD
+from jaxserve.models.quant import SCHEMES
+from jaxserve.plan.model_config import shipped
+from jaxserve.plan.program import DOES_NOT_FIT
 from jaxserve.server import lifecycle
 from pallas_kernels.dispatch import GROUPED, IMPLEMENTATIONS, QUANTIZED
 from sharding.chips import CHIPS
@@ -28,8 +30,10 @@ from tests.public_names import shown
 
 PROGRAMS = (
     "checkpoints.convert",
+    "jaxserve",
     "jaxserve.bench",
     "jaxserve.client",
+    "jaxserve.convert",
     "jaxserve.generate",
     "jaxserve.plan",
     "jaxserve.serve",
@@ -94,7 +98,7 @@ def _told(action: argparse.Action) -> Iterator[str]:
         yield "several times"
     if action.required:
         yield "required"
-    elif action.default not in (None, []):
+    elif action.default not in (None, [], argparse.SUPPRESS):
         yield f"default {shown.value(action.default)}"
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 
+from sharding.errors import ShardingError
 from sharding.mesh import AXES, MeshSpec, crosses_slow_links, spans_hosts
-from sharding.rules import ShardingError
 
 
 def test_default_is_one_device() -> None:

@@ -101,7 +101,7 @@ def test_what_is_run(call, monkeypatch: pytest.MonkeyPatch) -> None:
         found["benchmark"] == "offline"
         and found["environment"]["device"] == jax.devices()[0].device_kind
     )
-    assert found["environment"]["command"].startswith("python -m jaxserve.bench offline --model")
+    assert found["environment"]["command"].startswith("jaxserve bench offline --model")
 
 
 def test_what_the_model_is_said_to_be(call) -> None:

@@ -46,7 +46,7 @@ def test_mean_and_deviation() -> None:
 @pytest.mark.parametrize(("load", "busy"), [(0.1, False), (1.9, True)])
 def test_a_busy_machine_is_marked(monkeypatch: pytest.MonkeyPatch, load: float, busy: bool) -> None:
     monkeypatch.setattr("os.getloadavg", lambda: (load, 9.0, 9.0))
-    found = environment("python -m jaxserve.bench serve --rate 1")
+    found = environment("jaxserve bench serve --rate 1")
     assert found["command"].endswith("--rate 1") and found["load_before"] == load
     assert {"jaxserve", "jax", "jaxlib", "python", "platform", "date", "cores"} <= found.keys()
     assert ("NOT IDLE" in footnote(found, "cpu")) == busy

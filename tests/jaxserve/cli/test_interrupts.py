@@ -23,13 +23,16 @@ def press_ctrl_c():
 from jaxserve.cli.interrupts import exit_on_interrupt, interrupts_raise
 """
 AT_IMPORT = """
+program, module = sys.argv[1:]
+sys.argv[1:] = ["--prompt", "text"]
+
 class Finder:
     def find_spec(self, name, *_):
-        if name == sys.argv[2]:
+        if name == module:
             press_ctrl_c()
 
 sys.meta_path.insert(0, Finder())
-runpy.run_module(sys.argv[1], run_name="__main__")
+runpy.run_module(program, run_name="__main__")
 """
 IN_A_DESTRUCTOR = """
 class Dropped:
@@ -75,7 +78,7 @@ def run(script: str, *arguments: str, inherited: str = NOT_IGNORED) -> Completed
         ("jaxserve.client", "jaxserve.client.program"),
         ("jaxserve.client", "grpc"),
         ("jaxserve.client", "jaxserve.client.flags"),
-        ("jaxserve.generate", "rich.console"),
+        ("jaxserve.generate", "jaxserve.cli.flags"),
         ("jaxserve.generate", "jax"),
         ("jaxserve.generate", "sharding.rules"),
     ],

@@ -1,4 +1,4 @@
-"""python -m jaxserve.client, called as a person would."""
+"""jaxserve client, called as a person would."""
 
 import asyncio
 import io

@@ -3,7 +3,8 @@
 import pytest
 
 from jaxserve.cli.flags import parser as generate_parser
-from jaxserve.cluster.bootstrap import Hosts, SingleHost, join
+from jaxserve.cluster.bootstrap import SingleHost, join
+from jaxserve.cluster.hosts import Hosts
 from jaxserve.errors import ConfigError
 from jaxserve.server.flags import parser as serve_parser
 

@@ -1,4 +1,4 @@
-"""python -m jaxserve.generate on several processes: the tokens of one, and pods that cannot be."""
+"""jaxserve generate on several processes: the tokens of one, and pods that cannot be."""
 
 import json
 import shutil

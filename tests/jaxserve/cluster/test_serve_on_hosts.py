@@ -1,4 +1,4 @@
-"""python -m jaxserve.serve on two processes: clients talk to host 0; hosts end together."""
+"""jaxserve serve on two processes: clients talk to host 0; hosts end together."""
 
 import contextlib
 import signal

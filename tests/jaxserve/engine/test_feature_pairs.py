@@ -19,7 +19,7 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 
 from checkpoints.hf import HFCheckpoint
-from jaxserve.config import EngineOptions
+from jaxserve.config import EngineOptions, check_draft_model
 from jaxserve.engine.build import plan_config
 from jaxserve.engine.device.draft_model import DraftModel, ModelDrafter
 from jaxserve.engine.device.runner import DeviceRunner
@@ -28,7 +28,6 @@ from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.host.sequence import Sequence as Seq
 from jaxserve.engine.host.speculation import DeviceDrafts, Proposer, Speculation
 from jaxserve.errors import ConfigError
-from jaxserve.loading.draft import check_choice
 from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import read_spec
 from jaxserve.request import Request, SamplingParams
@@ -122,7 +121,7 @@ def test_one_drafter_at_a_time() -> None:
     """--speculate names one drafter, and LLM refuses a draft model beside prompt lookup."""
     assert list(FEATURE_PAIRS.refused) == [("drafts of the host", "draft model")]
     with pytest.raises(ConfigError, match="--draft-model is small; it drafts nothing"):
-        check_choice(EngineOptions(speculate="ngram"), "small")
+        check_draft_model(EngineOptions(speculate="ngram"), "small")
 
 
 @cache

@@ -20,8 +20,9 @@ from checkpoints.hf import INDEX, HFCheckpoint
 from checkpoints.orbax_store import OrbaxCheckpoint, StoredArray
 from checkpoints.orbax_writer import Writer
 from checkpoints.quantized import dequantized
-from jaxserve.generate import main as generate
-from jaxserve.loading.convert import main, to_hf, to_orbax
+from jaxserve.convert import main
+from jaxserve.generate.__main__ import main as generate
+from jaxserve.loading.convert import to_hf, to_orbax
 from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import open_checkpoint
 from jaxserve.plan.__main__ import main as plan

@@ -19,11 +19,12 @@ from checkpoints.orbax_store import MANIFEST, OrbaxCheckpoint, write_manifest
 from checkpoints.orbax_writer import Writer
 from jaxserve.cluster.compatibility import difference, facts_of_engine
 from jaxserve.config import EngineOptions
+from jaxserve.convert import main
 from jaxserve.errors import ModelError
-from jaxserve.generate import main as generate
+from jaxserve.generate.__main__ import main as generate
 from jaxserve.llm import LLM
 from jaxserve.loading import shards
-from jaxserve.loading.convert import main, to_orbax
+from jaxserve.loading.convert import to_orbax
 from jaxserve.loading.folder import load
 from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import open_checkpoint, read_spec

@@ -11,7 +11,7 @@ import pytest
 from jaxserve.cli.flags import draft_model, parser
 from jaxserve.config import EngineOptions
 from jaxserve.errors import ConfigError
-from jaxserve.generate import main
+from jaxserve.generate.__main__ import main
 from jaxserve.llm import LLM
 from jaxserve.loading.draft import check_tokens
 from jaxserve.request import SamplingParams

@@ -25,9 +25,9 @@ from jaxserve.loading.spec import read_spec
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.families import FAMILIES
 from jaxserve.models.spec import ModelSpec
+from sharding.errors import ShardingError
 from sharding.mesh import MeshSpec
 from sharding.params import is_param_spec, map_specs
-from sharding.rules import ShardingError
 from tests.jaxserve.models.decoder_harness import one_device_mesh
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "gemma3_two_ropes"  # 96 rows of embedding

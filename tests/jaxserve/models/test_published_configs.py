@@ -381,7 +381,7 @@ def test_mixtures_that_are_refused(name: str, fields: dict[str, Any], message: s
     assert "\n" not in str(caught.value)
 
 
-SHIPPED = {  # of what `python -m jaxserve.plan` knows by name: parameters as published
+SHIPPED = {  # of what `jaxserve plan` knows by name: parameters as published
     "deepseek-v3": 671_026_419_200,
     "gemma3-27b": 27_009_346_304,  # without its vision tower
     "gpt-oss-20b": 20_914_757_184,

@@ -22,10 +22,10 @@ from jaxserve.models.decoder import param_specs
 from jaxserve.models.layers import einsum
 from jaxserve.models.quant import SCHEMES, Quantized, contracted, is_quantized
 from jaxserve.models.quantize import grouped
-from jaxserve.plan.model import read_config
+from jaxserve.plan.model_config import read_config
+from sharding.errors import ShardingError
 from sharding.mesh import MeshSpec
 from sharding.params import is_param_spec, stored_bytes
-from sharding.rules import ShardingError
 from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh
 from tests.slow_cases import slow_but
 

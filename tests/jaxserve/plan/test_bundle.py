@@ -24,7 +24,8 @@ from jaxserve.plan.bundle import (
     spec_hash,
 )
 from jaxserve.plan.platform import environment
-from jaxserve.server.flags import check_bundle, parser
+from jaxserve.server.flags import parser
+from jaxserve.server.model_loader import check_bundle
 from tests.jaxserve.engine.tiny import SPEC
 
 ROOT = Path(__file__).parents[3]

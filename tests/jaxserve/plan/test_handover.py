@@ -19,8 +19,8 @@ from jaxserve.plan.__main__ import main
 from jaxserve.plan.deployment import Deployment, Target, deploy
 from jaxserve.plan.estimate import Estimate
 from jaxserve.plan.handover import Handover, Trip, arrival, lengths, parts_of
-from jaxserve.plan.roofline import Case, Limits
-from jaxserve.plan.topology import parse
+from jaxserve.plan.roofline import Case
+from jaxserve.plan.topology import Limits, parse
 from sharding.mesh import MeshSpec
 from tests.jaxserve.engine.test_page_exchange import GOLDEN, OPTIONS, House, Side
 

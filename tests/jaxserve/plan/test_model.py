@@ -15,7 +15,8 @@ from jaxserve.loading.spec import read_spec
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.families import FAMILIES
 from jaxserve.models.quant import SCHEMES
-from jaxserve.plan.model import read_config, shipped, weights_dtype, weights_form
+from jaxserve.plan.model import weights_dtype, weights_form
+from jaxserve.plan.model_config import read_config, shipped
 from sharding.params import is_param_spec
 
 # As the publishers count them.

@@ -10,7 +10,8 @@ from jaxserve.models.layer_kind import windowed
 from jaxserve.models.mixture import Mixture
 from jaxserve.models.quant import SCHEMES
 from jaxserve.models.spec import ModelSpec
-from jaxserve.plan.roofline import Case, Limits, Weight, Work, _of_weight, work_of
+from jaxserve.plan.roofline import Case, Weight, Work, _of_weight, work_of
+from jaxserve.plan.topology import Limits
 from sharding.mesh import MeshSpec
 from sharding.params import ParamSpec
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jaxserve.plan.__main__ import main
-from jaxserve.plan.model import read_config
+from jaxserve.plan.model_config import read_config
 from jaxserve.plan.suggest import meshes
 
 
@@ -139,6 +139,6 @@ def test_flags_that_a_ranking_has_no_use_for(capsys: pytest.CaptureFixture[str])
 def test_a_cpu_has_no_published_speed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jaxserve.plan.__main__.prepare_platform", lambda topology: None)
+    monkeypatch.setattr("jaxserve.plan.program.prepare_platform", lambda topology: None)
     assert main(("--model", "llama3.1-8b", "--topology", "cpux2", "--suggest")) == 2
     assert "is not published" in capsys.readouterr().err

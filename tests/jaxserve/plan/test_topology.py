@@ -4,6 +4,7 @@ import jax
 import pytest
 
 from jaxserve.errors import ConfigError
+from jaxserve.plan.devices import memory_limit, mesh_on
 from jaxserve.plan.topology import parse
 from sharding.chips import CHIPS, GIB
 from sharding.mesh import MeshSpec, device_kind, platform
@@ -59,19 +60,19 @@ def test_a_mesh_without_devices(name: str) -> None:
     """The mesh knows the kind of its devices, and shards shapes."""
     topology = parse(name)
     assert topology.chip
-    mesh = topology.mesh(MeshSpec(data=2, tensor=4), compilers=False)
+    mesh = mesh_on(topology, MeshSpec(data=2, tensor=4), compilers=False)
     assert (platform(mesh), device_kind(mesh)) == (topology.chip.platform, topology.chip.kind)
     array = ParamSpec("DKQH", (32, 8, 6, 16), jax.numpy.dtype("bfloat16")).abstract(mesh)
     assert array.sharding.shard_shape(array.shape) == (32, 2, 6, 16)
 
 
 def test_memory_that_programs_may_use() -> None:
-    mesh = parse("v5e:2x2").mesh(MeshSpec(tensor=4), compilers=False)
-    assert parse("v5e:2x2").memory_limit(mesh) == 15.75 * GIB
-    assert parse("h200").memory_limit(mesh) == 0.75 * CHIPS["h200"].memory
-    assert parse("h200").memory_limit(mesh, fraction=0.5) == 0.5 * CHIPS["h200"].memory
+    mesh = mesh_on(parse("v5e:2x2"), MeshSpec(tensor=4), compilers=False)
+    assert memory_limit(parse("v5e:2x2"), mesh) == 15.75 * GIB
+    assert memory_limit(parse("h200"), mesh) == 0.75 * CHIPS["h200"].memory
+    assert memory_limit(parse("h200"), mesh, fraction=0.5) == 0.5 * CHIPS["h200"].memory
     with pytest.raises(ConfigError, match="--memory-fraction is for GPUs"):
-        parse("v5e:2x2").memory_limit(mesh, fraction=0.5)
+        memory_limit(parse("v5e:2x2"), mesh, fraction=0.5)
 
 
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=list(CHIPS))

@@ -19,8 +19,8 @@ from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.compile import compile_steps
 from jaxserve.plan.deployment import Deployment, Target, deploy
 from jaxserve.plan.estimate import Estimate
-from jaxserve.plan.roofline import Case, Limits, work_of
-from jaxserve.plan.topology import parse
+from jaxserve.plan.roofline import Case, work_of
+from jaxserve.plan.topology import Limits, parse
 from sharding.mesh import MeshSpec
 from tests.random_weights import random_weights
 

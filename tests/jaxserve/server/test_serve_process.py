@@ -1,4 +1,4 @@
-"""python -m jaxserve.serve as a process, with signals and with clients of other projects."""
+"""jaxserve serve as a process, with signals and with clients of other projects."""
 
 import contextlib
 import json

@@ -1,68 +1,44 @@
-"""Program `python -m jaxserve.generate`: text or a conversation from a checkpoint."""
+"""Work of `jaxserve generate`, once its arguments are known to be right."""
 
 import argparse
-import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import partial
-
-from jaxserve.cli.interrupts import exit_on_interrupt, interrupts_raise
-
-if __name__ == "__main__":
-    exit_on_interrupt()  # before the imports that take seconds
 
 from rich.console import Console
 
-from checkpoints.errors import CheckpointError
 from jaxserve.chat.conversation import Conversation
-from jaxserve.cli.exits import BAD_INPUT, complain, exit_code
-from jaxserve.cli.flags import (
-    check_chat_flags,
-    draft_model,
-    engine_options,
-    parser,
-)
+from jaxserve.cli.exits import BAD_INPUT, complain
+from jaxserve.cli.flags import draft_model, engine_options
 from jaxserve.cli.inputs import is_typed, read_prompts, read_turns
-from jaxserve.cli.output import JsonPrinter, TextPrinter, prepare_output, summary
-from jaxserve.cli.sampling_flags import sampling_params
-from jaxserve.cluster.bootstrap import Hosts, Pod, join, leave
+from jaxserve.cli.interrupts import interrupts_raise
+from jaxserve.cli.output import JsonPrinter, TextPrinter, summary
+from jaxserve.cluster.bootstrap import Pod, join
 from jaxserve.cluster.compatibility import facts_of_engine, facts_of_start
+from jaxserve.cluster.hosts import Hosts
 from jaxserve.compilation_cache import use_compilation_cache
 from jaxserve.completion import Completion, Delta
 from jaxserve.engine.device.weight_report import describe_weights, weight_sizes
-from jaxserve.errors import JaxserveError, RequestError
+from jaxserve.errors import RequestError
 from jaxserve.llm import LLM
 from jaxserve.progress import Bar
 from jaxserve.prompts import Prepared
 from jaxserve.request import SamplingParams
-from jaxserve.tokenizer import TokenizerError
-from pallas_kernels.dispatch import KernelError
 from sharding.mesh import MeshSpec
-from sharding.rules import ShardingError
-
-EXPECTED = (JaxserveError, CheckpointError, TokenizerError, ShardingError, KernelError)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program and return its exit code.
-
-    The code is 0, or 2 where a request cannot be fulfilled; each failure is one line on standard
-    error. As a shell reports signals, it is 130 after Ctrl-C, and 141 when the reader of standard
-    output has closed it.
-    """
-    args = parser().parse_args(arguments)
-    console = Console(stderr=True, highlight=False)
-    prepare_output(args.json)
-    return leave(exit_code(lambda: generate(args, console), EXPECTED))
 
 
 @interrupts_raise()
-def generate(args: argparse.Namespace, console: Console) -> int:
-    """Load the checkpoint, generate for the prompts or turns, and return the exit code."""
-    params = sampling_params(args)
-    check_chat_flags(args, params)
-    with join(Hosts.of(args)) as pod:
-        prompts = read_prompts(args) if pod.leads and not args.chat else []
+def generate(
+    args: argparse.Namespace, hosts: Hosts, params: SamplingParams, prompts: list[str] | None
+) -> int:
+    """Load the checkpoint, generate for the prompts or turns, and return the exit code.
+
+    prompts: None where they are still to be read, by the host that leads.
+    """
+    console = Console(stderr=True, highlight=False)
+    with join(hosts) as pod:
+        if prompts is None:
+            prompts = read_prompts(args) if pod.leads and not args.chat else []
         turns = read_turns(args) if pod.leads and args.chat else []
         use_compilation_cache(args.compilation_cache)
         with open_llm(args, console, pod) as llm:
@@ -191,7 +167,3 @@ def _in_order(deltas: Iterator[Delta], order: list[tuple[int, int]]) -> Iterator
             yield shown
             if shown.completion:
                 turn = next(turns, None)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,31 @@
+"""Folders in which compiled steps are kept; no jax."""
+
+import errno
+import os
+from pathlib import Path
+
+from jaxserve.errors import ConfigError, flag_text
+
+
+def default_compilation_cache() -> Path | None:
+    """Return the user's cache folder for jaxserve; None for a user without a home."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "jaxserve" / "xla" if os.path.isabs(base) else None
+
+
+def folder_problem(folder: Path | None) -> str | None:
+    """Make the folder, and return why it cannot be used; None if it can."""
+    if folder is None:
+        return "there is no home directory"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return error.strerror
+    return None if os.access(folder, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
+
+
+def check_compilation_cache(chosen: Path | None) -> None:
+    """Raise ConfigError if the folder of --compilation-cache, where given, cannot be used."""
+    problem = folder_problem(chosen) if chosen else None
+    if problem:
+        raise ConfigError(flag_text("--compilation-cache", chosen, f"it cannot be used: {problem}"))

@@ -1,0 +1,50 @@
+"""Checks of flags that need neither jax nor a device; importing jax takes seconds."""
+
+import argparse
+import os
+from pathlib import Path
+
+from checkpoints.hf import check_folder
+from jaxserve.cache_folders import check_compilation_cache
+from jaxserve.cli.flags import draft_model, engine_options
+from jaxserve.config import check_draft_model, check_options
+from jaxserve.config.option import flag_of
+from jaxserve.errors import ConfigError, flag_text
+from jaxserve.models.precision import check_dtype, check_form
+
+
+def check_engine_flags(args: argparse.Namespace) -> None:
+    """Check the flags of `engine_flags`, as far as they stand without the model and the devices.
+
+    ModelError is raised for the name of a precision, ConfigError for another flag.
+    """
+    check_dtype(args.dtype)
+    check_form(args.weights)
+    options = engine_options(args)
+    check_options(options)
+    check_draft_model(options, draft_model(args))
+    for axis in ("data", "expert", "tensor"):
+        size = getattr(args, axis)
+        if size < 1:
+            raise ConfigError(flag_text(flag_of(axis), size, "it must be at least 1"))
+
+
+def check_engine_paths(args: argparse.Namespace) -> None:
+    """Raise CheckpointError or ConfigError for a folder of these flags that cannot be used.
+
+    Not for a host of a pod: if it ended before it has joined, the others would wait for it.
+    """
+    check_folder(args.model)
+    if args.draft_model:
+        check_folder(args.draft_model)
+    check_compilation_cache(args.compilation_cache)
+
+
+def check_file(flag: str, path: Path | None) -> None:
+    """Raise ConfigError if the file of a flag, where given, cannot be read."""
+    if path is None:
+        return
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise ConfigError(flag_text(flag, path, os.strerror(error.errno or 0))) from None

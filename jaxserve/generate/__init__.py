@@ -1,0 +1,1 @@
+"""Program `jaxserve generate`: text or a conversation from a checkpoint."""

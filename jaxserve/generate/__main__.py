@@ -1,0 +1,50 @@
+"""Entry point of `jaxserve generate`: reads and checks its arguments, without jax."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from jaxserve.cli.interrupts import exit_on_interrupt
+
+if __name__ == "__main__":
+    exit_on_interrupt()  # before the imports that take seconds
+
+from jaxserve.cli.checks import check_engine_flags, check_engine_paths, check_file
+from jaxserve.cli.exits import exit_code
+from jaxserve.cli.flags import check_chat_flags, parser
+from jaxserve.cli.inputs import read_prompts
+from jaxserve.cli.output import prepare_output
+from jaxserve.cli.sampling_flags import sampling_params
+from jaxserve.cluster.hosts import Hosts, leave
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program and return its exit code.
+
+    The code is 0, or 2 where a request cannot be fulfilled; each failure is one line on standard
+    error. As a shell reports signals, it is 130 after Ctrl-C, and 141 when the reader of standard
+    output has closed it.
+    """
+    args = parser().parse_args(arguments)
+    prepare_output(args.json)
+    return leave(exit_code(lambda: run(args)))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check the arguments, then import jax and generate; return the exit code."""
+    params = sampling_params(args)
+    check_chat_flags(args, params)
+    hosts = Hosts.of(args)
+    check_engine_flags(args)
+    prompts = None
+    if hosts.alone:
+        check_engine_paths(args)
+        check_file("--chat-template", args.chat_template)
+        prompts = [] if args.chat else read_prompts(args)
+    from jaxserve.generate.program import generate
+
+    return generate(args, hosts, params, prompts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,28 @@
+"""Names of precisions, as --dtype and --weights take them; no jax."""
+
+from typing import Final
+
+from jaxserve.errors import ModelError, flag_text
+
+AS_STORED: Final = "auto"
+DTYPE_NAMES: Final = ("float32", "bfloat16")
+# Schemes of quant.py.
+FORMS: Final = (
+    *("int8", "fp8", "int4", "int4-g32", "int4-g64", "int4-g128"),
+    *("w8a8-int8", "w8a8-fp8"),
+)
+HEAD: Final = "+head"
+
+
+def check_dtype(asked: str) -> None:
+    """Raise ModelError unless --dtype takes this name."""
+    if asked not in (AS_STORED, *DTYPE_NAMES):
+        choices = f"choose {AS_STORED}, {' or '.join(DTYPE_NAMES)}"
+        raise ModelError(flag_text("--dtype", asked, choices))
+
+
+def check_form(asked: str) -> None:
+    """Raise ModelError unless --weights takes this name."""
+    if asked != AS_STORED and asked.removesuffix(HEAD) not in FORMS:
+        choices = f"choose {AS_STORED}, {', '.join(FORMS)} ({HEAD} behind it: the head as well)"
+        raise ModelError(flag_text("--weights", asked, choices))

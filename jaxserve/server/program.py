@@ -1,0 +1,97 @@
+"""Work of `jaxserve serve`, once its arguments are known to be right."""
+
+import argparse
+import asyncio
+import os
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING
+
+import uvloop
+from rich.console import Console
+
+from jaxserve.cluster.bootstrap import SingleHost, join
+from jaxserve.cluster.hosts import Hosts
+from jaxserve.compilation_cache import use_compilation_cache
+from jaxserve.plan.bundle import Manifest
+from jaxserve.server.disaggregation.flags import Meshes, disaggregation, meshes
+from jaxserve.server.disaggregation.roles import role_of
+from jaxserve.server.flags import limits, tokens
+from jaxserve.server.follower import on_signals, serving_health
+from jaxserve.server.lifecycle import FAILED
+from jaxserve.server.model_loader import ModelLoader, use_bundle
+from jaxserve.server.observe.traces import open_provider
+from jaxserve.server.process import ServerProcess
+
+if TYPE_CHECKING:
+    from jaxserve.cluster.follower import Follower
+    from jaxserve.cluster.leader import Leader
+
+LOSS_GRACE = 5.0  # seconds to tell every client that a host is gone
+
+
+def run(args: argparse.Namespace, hosts: Hosts) -> int:
+    """Join the pod, then serve or follow; return the exit code."""
+    console = Console(stderr=True, highlight=False)
+    separate_meshes = meshes(args)
+    with ExitStack() as resources:
+        pod = resources.enter_context(join(hosts))
+        manifest = use_bundle(args) if args.bundle else None
+        if manifest is None:
+            use_compilation_cache(args.compilation_cache)
+        if pod.leads is False:
+            return follow(args, console, pod, manifest)
+        serving = serve(args, console, pod, manifest, separate_meshes, resources)
+        code = asyncio.run(serving, loop_factory=uvloop.new_event_loop)
+        if code == FAILED:
+            pod.fail()
+            # Not sys.exit: it waits for threads, and the engine's may hang for ever.
+            os._exit(code)
+        return code
+
+
+def follow(
+    args: argparse.Namespace, console: Console, pod: "Follower", manifest: Manifest | None
+) -> int:
+    """Compute what the leader of the pod says, which alone takes requests; return the exit code."""
+    with serving_health(args.host, args.port), ExitStack() as resources:
+        llm = ModelLoader(args, console, pod, manifest, resources).open()
+        on_signals(pod.leave)
+        return pod.follow(llm.runner)
+
+
+async def serve(
+    args: argparse.Namespace,
+    console: Console,
+    pod: "SingleHost | Leader",
+    manifest: Manifest | None,
+    separate_meshes: Meshes | None,
+    resources: ExitStack,
+) -> int:
+    """Serve until told to stop; return the exit code. resources: closed by the caller."""
+    loader = ModelLoader(args, console, pod, manifest, resources)
+    provider = open_provider() if args.otel else None
+    if provider:
+        resources.callback(provider.shutdown)  # sends the spans that are left
+
+    def on_ready() -> None:
+        pod.watch(process.on_host_lost, process.on_eviction, LOSS_GRACE)
+        loader.say(f"ready: {process.listeners.addresses}")
+
+    plan = disaggregation(args)
+    process = ServerProcess(
+        limits(args),
+        tokens(args),
+        partial(role_of, plan),
+        args.drain_timeout,
+        args.step_timeout,
+        on_ready,
+    )
+    load = partial(
+        process.load,
+        loader,
+        exchanges_pages=plan is not None,
+        meshes=separate_meshes,
+        provider=provider,
+    )
+    return await process.run(args, load)

@@ -1,0 +1,101 @@
+"""Wrong arguments are refused before jax is imported: here it cannot be."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxserve.loading.parameters import DTYPES
+from jaxserve.models.precision import DTYPE_NAMES, FORMS
+from jaxserve.models.quant import SCHEMES
+
+ROOT = Path(__file__).parents[3]
+BUNDLED = str(ROOT / "checkpoints" / "bundled" / "tiny-chat")
+NO_FOLDER = "/nowhere: there is no such folder"
+REFUSED = [
+    ("generate /nowhere text", NO_FOLDER),
+    ("generate --model /nowhere --prompt text", NO_FOLDER),
+    (
+        f"generate --model {BUNDLED}-draft /nowhere text",
+        "-draft, and /nowhere is another",
+    ),
+    ("generate --temperature 9", "temperature is 9.0; it must be between 0.0 and 2.0"),
+    ("generate --prompt text --dtype half", "--dtype is half; choose auto, float32 or bfloat16"),
+    ("generate --prompt text --weights awq", "--weights is awq; choose auto, int8"),
+    ("generate --prompt text --attention magic", "attention 'magic' is not built in"),
+    ("generate --prompt text --max-batch 0", "--max-batch is 0; it must be between 1 and 4096"),
+    ("generate --prompt text --speculate draft", "there is no draft model (add --draft-model)"),
+    ("generate --prompt text --tensor 0", "--tensor is 0; it must be at least 1"),
+    ("generate --prompt text --hosts 2", "--host-index is missing"),
+    ("generate --prompts-file /nowhere", "--prompts-file: /nowhere: No such file"),
+    ("generate --chat --chat-template /nowhere", "--chat-template is /nowhere; No such file"),
+    ("generate --speculate draft --draft-model /nowhere --prompt text", NO_FOLDER),
+    (
+        "generate --prompt text --compilation-cache /dev/null/x",
+        "cannot be used: Not a directory",
+    ),
+    ("serve /nowhere", NO_FOLDER),
+    ("serve --weights awq", "--weights is awq; choose auto, int8"),
+    ("serve --token-file /nowhere", "--token-file"),
+    ("serve --tls-cert /nowhere --tls-key /nowhere", "TLS files /nowhere, /nowhere cannot"),
+    ("serve --role decode", "--role is decode"),
+    ("serve --decode-mesh 2", "--prefill-mesh and --decode-mesh go together"),
+    ("bench offline --model /nowhere", NO_FOLDER),
+    ("bench startup --model /nowhere", NO_FOLDER),
+    ("plan --topology cpu", "the model is missing: give a folder, or one of deepseek-v3"),
+    ("plan /nowhere --topology cpu", "--model is /nowhere; /nowhere cannot be read"),
+    ("plan llama3.1-8b --topology v9", "--topology is v9; there is no such topology"),
+    ("plan llama3.1-8b --topology cpu --weights awq", "--weights is awq; choose"),
+    ("plan llama3.1-8b --topology cpu --max-batch 0", "--max-batch is 0"),
+    ("convert /nowhere /tmp/x", NO_FOLDER),
+    (f"convert {BUNDLED} /tmp/x --to hf --weights int8", "--to hf writes no quantized weights"),
+    ("client --temperature 9 text", "temperature is 9.0"),
+]
+# All in one process, which would take a second for each of its own.
+SCRIPT = """
+import contextlib, io, json, sys
+sys.modules.update(jax=None, jaxlib=None)
+from jaxserve.__main__ import main
+lines = []
+for command in json.load(sys.stdin):
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        try:
+            code = main(command.split())
+        except SystemExit as end:
+            code = end.code
+        except BaseException as error:
+            code = repr(error)
+    lines.append([code, said.getvalue()])
+print(json.dumps(lines))
+"""
+
+
+@pytest.fixture(scope="module")
+def answers() -> dict[str, tuple[object, str]]:
+    commands = [command for command, _ in REFUSED]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        input=json.dumps(commands),
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return dict(zip(commands, json.loads(done.stdout), strict=True))
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(("command", "problem"), REFUSED, ids=[command for command, _ in REFUSED])
+def test_refused_without_jax(
+    command: str, problem: str, answers: dict[str, tuple[object, str]]
+) -> None:
+    code, said = answers[command]
+    (line,) = said.splitlines()
+    assert code == 2 and line.startswith("error: ") and problem in line, line
+
+
+def test_the_names_of_precisions_are_those_that_are_loaded() -> None:
+    assert tuple(SCHEMES) == FORMS and tuple(DTYPES) == DTYPE_NAMES
