@@ -41,7 +41,7 @@ INSTALL   = sed '$(PINS)' $(or $(CONSTRAINTS),/dev/null) >$(VENV)/constraints.tx
   $(UV) pip install --quiet --python $(VENV)/bin/python --constraints $(VENV)/constraints.txt \
     --build-constraints $(VENV)/constraints.txt --editable
 
-.PHONY: help demo test test-repeat mutants test-slow test-oldest test-kernels support-matrix feature-pairs deviceless deviceless-full soak check protos lock fmt clean
+.PHONY: help demo test test-repeat mutants test-slow test-oldest test-kernels support-matrix feature-pairs deviceless deviceless-full soak check protos completions lock fmt clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name text; do \
@@ -98,6 +98,9 @@ protos: $(VENV)/.dev ## generate *_pb2* and docs/api.md from the .proto files
 	$(RUN) grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
 	rm jaxserve/v1/common_pb2_grpc.py # has no service
 	$(VENV)/bin/python docs/make_api.py
+
+completions: $(VENV)/.dev ## write deploy/completions, by which shells complete the flags
+	$(VENV)/bin/python deploy/completions/make.py
 
 lock: $(VENV)/.runtime ## write constraints.txt: the newest versions that pyproject.toml allows
 	echo hatchling | $(UV) pip compile --quiet --universal --upgrade --python-version 3.12 --extra dev --extra compilers \

@@ -10,7 +10,7 @@ from jaxserve import __version__
 from jaxserve.cli.interrupts import exit_on_interrupt
 from jaxserve.cli.parser import Parser
 
-# Name of a program -> its module, which has a function main, and what the program does.
+# Name of a program -> its module, which has the functions main and parser, and what it does.
 PROGRAMS = MappingProxyType(
     {
         "generate": ("jaxserve.generate.__main__", "generate text, or chat, with a checkpoint"),
@@ -19,6 +19,7 @@ PROGRAMS = MappingProxyType(
         "bench": ("jaxserve.bench.__main__", "measure speed on this machine, or of a server"),
         "plan": ("jaxserve.plan.__main__", "estimate whether a model fits devices, and its speed"),
         "convert": ("jaxserve.convert", "convert a checkpoint to Orbax and back, or quantize it"),
+        "doctor": ("jaxserve.doctor.__main__", "look for faults of this machine and installation"),
     }
 )
 

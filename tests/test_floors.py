@@ -57,6 +57,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "server": ("jaxserve.server",),
     "serve": ("jaxserve.serve",),
     "convert": ("jaxserve.convert",),
+    "doctor": ("jaxserve.doctor",),
     "jaxserve": ("jaxserve.__main__",),
 }
 # The package itself only lists names; the converter's entry point imports the loader when it runs.

@@ -186,6 +186,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.generate": ("jaxserve", "sharding.mesh"),
     "jaxserve.cache_folders": ("jaxserve.errors",),
     "jaxserve.convert": ("jaxserve", "checkpoints"),
+    "jaxserve.doctor": ("jaxserve", "sharding.mesh"),
     "jaxserve.plan": (
         "jaxserve",
         "sharding",
@@ -366,6 +367,8 @@ MAY_READ_JAX_CONFIG_AND_ENVIRONMENT = {
     "jaxserve.compilation_cache",
     "jaxserve.cluster.bootstrap",
     "jaxserve.cluster.hosts",
+    "jaxserve.doctor.devices",
+    "jaxserve.doctor.machine",
     "jaxserve.plan.platform",
 }
 

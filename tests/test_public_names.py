@@ -33,7 +33,7 @@ def test_the_listing_says_what_the_code_has() -> None:
 
 def test_the_programs_are_those_of_the_documents() -> None:
     """PROGRAMS has all that users are told to run; benchmarks/ is for who works on this project."""
-    texts = (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "deploy").iterdir())
+    texts = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "deploy").glob("*.*")]
     text = "\n".join(path.read_text("utf-8") for path in texts)
     modules = set(re.findall(r"python -m ((?:jaxserve|checkpoints)(?:\.\w+)*)", text))
     commands = {

@@ -18,6 +18,7 @@ from jaxserve.cli.exits import BAD_INPUT, PIPE_CLOSED
 from jaxserve.cli.interrupts import INTERRUPTED
 from jaxserve.cluster import heartbeat
 from jaxserve.config import PAGE_DTYPES, PROPOSERS
+from jaxserve.doctor.__main__ import FAULTS
 from jaxserve.loading.parameters import DTYPES
 from jaxserve.models.precision import HEAD
 from jaxserve.models.quant import SCHEMES
@@ -34,6 +35,7 @@ PROGRAMS = (
     "jaxserve.bench",
     "jaxserve.client",
     "jaxserve.convert",
+    "jaxserve.doctor",
     "jaxserve.generate",
     "jaxserve.plan",
     "jaxserve.serve",
@@ -126,6 +128,7 @@ def exit_codes() -> dict[str, str]:
         "any program: nobody reads standard output": PIPE_CLOSED,
         "any program: something asked for cannot be done": BAD_INPUT,
         "jaxserve.bench serve: no request was answered": NONE_ANSWERED,
+        "jaxserve.doctor: something is wrong": FAULTS,
         "jaxserve.plan: it does not fit": DOES_NOT_FIT,
         "jaxserve.serve: the engine has failed": lifecycle.FAILED,
         "several hosts: one of them is lost": heartbeat.FAILED,

@@ -1,0 +1,106 @@
+"""Facts of a machine and an installation that can be seen without jax."""
+
+import os
+import platform
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from jaxserve.cache_folders import default_compilation_cache, folder_problem
+
+GIB = 2**30
+LEAST_DISK = 2 * GIB  # compiled steps of a large model take some hundred MB
+PACKAGES = (
+    "jaxserve",
+    "jax",
+    "jaxlib",
+    "libtpu",
+    "jax-cuda13-plugin",
+    "orbax-checkpoint",
+    "grpcio",
+)
+CUDA_DRIVER = 580  # the first that runs CUDA 13
+GOOGLE = "0x1ae0"  # PCI vendor of TPUs
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    fault: what is wrong, and what to do about it; empty where nothing is wrong.
+    """
+
+    name: str
+    value: str
+    fault: str = ""
+
+
+def packages() -> Iterator[Finding]:
+    """Yield the versions of Python and of the packages that are installed."""
+    yield Finding("python", f"{platform.python_version()}, {sys.executable}")
+    for package in PACKAGES:
+        if found := installed_version(package):
+            yield Finding(package, found)
+
+
+def installed_version(package: str) -> str | None:
+    """Return the version of a package; None if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def machine(root: Path = Path("/")) -> Iterator[Finding]:
+    """Yield processors, memory and NVIDIA's driver, as files below `root` describe them."""
+    yield Finding("processors", str(len(os.sched_getaffinity(0))))
+    meminfo = _text(root / "proc" / "meminfo")
+    kibibytes = dict(re.findall(r"^(\w+): +(\d+) kB$", meminfo, re.MULTILINE))
+    if kibibytes:
+        available, total = (int(kibibytes[key]) * 1024 for key in ("MemAvailable", "MemTotal"))
+        yield Finding("memory", f"{available / GIB:.1f} of {total / GIB:.1f} GiB available")
+    if driver := nvidia_driver(root):
+        old = int(driver.split(".")[0]) < CUDA_DRIVER
+        fault = f"CUDA 13 needs driver {CUDA_DRIVER} or newer: update the driver" if old else ""
+        yield Finding("NVIDIA driver", driver, fault)
+
+
+def nvidia_driver(root: Path) -> str | None:
+    """Return the version of the NVIDIA driver; None without one."""
+    found = re.search(
+        r"Kernel Module\s+(?:for \S+\s+)?(\d+\.[.\d]+)", _text(root / "proc/driver/nvidia/version")
+    )
+    return found[1] if found else None
+
+
+def has_tpu(root: Path) -> bool:
+    """Return whether a TPU is plugged in."""
+    vendors = (root / "sys" / "bus" / "pci" / "devices").glob("*/vendor")
+    return any(_text(path).strip() == GOOGLE for path in vendors)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def folders() -> Iterator[Finding]:
+    """Yield the folder of compiled steps, its size, and what the disk has left."""
+    named = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    folder = Path(named) if named else default_compilation_cache()
+    problem = folder_problem(folder)
+    if problem or folder is None:
+        fault = f"{problem}: every start compiles anew; set XDG_CACHE_HOME to a folder of yours"
+        yield Finding("compiled steps", str(folder or "~"), fault)
+        return
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    yield Finding("compiled steps", f"{folder}, {size / 1e6:,.0f} MB")
+    free = shutil.disk_usage(folder).free
+    fault = "" if free >= LEAST_DISK else "compiled steps may not fit: free some space"
+    yield Finding("disk", f"{free / GIB:.1f} GiB free for compiled steps", fault)
