@@ -34,7 +34,10 @@ def test_the_wheel_generates_in_an_empty_environment(tmp_path: Path) -> None:
     assert wheel.stat().st_size < 20e6
     names = ZipFile(wheel).namelist()
     assert "jaxserve/server/http/page_files/index.html" in names
-    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == set(PACKAGES)
+    beside = (".dist-info/", ".data/")
+    packages = [name for name in names if not any(part in name for part in beside)]
+    assert {name.split("/")[0] for name in packages} == set(PACKAGES)
+    assert any(name.endswith("bash-completion/completions/jaxserve") for name in names)
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"
     run(python, *pip, "install", wheel, cwd=tmp_path)

@@ -80,13 +80,16 @@ def test_transformers_answer(folder: Path, mesh: tuple[int, int, int], step_toke
                 done.usage.prompt_tokens == sum(map(len, PROMPTS))
                 and not done.usage.cached_prompt_tokens
             )
+            again = await client.embed(PROMPTS)
+            check(again.embeddings)
+            # Alone: beside others the lane that has the pages may be full.
+            assert again.usage.cached_prompt_tokens >= 32
             again, beside, *_ = await asyncio.gather(
                 client.embed(PROMPTS),
                 client.embed([*OTHERS, *PROMPTS]),
                 *(client.embed([each]) for each in OTHERS),
             )
             check(again.embeddings)
-            assert again.usage.cached_prompt_tokens >= 32
             check(beside.embeddings[len(OTHERS) :])
             of_text = await client.embed([text_of([5, 17]), [5, 17, END]])
             np.testing.assert_allclose(*np.array(of_text.embeddings), atol=BOUND)
