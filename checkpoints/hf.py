@@ -19,7 +19,7 @@ from checkpoints.safetensors_reader import SafetensorsFile, parse_json, parse_js
 SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MODULES = "modules.json"
-UNFINISHED = ".converting"  # suffix of a folder that checkpoints.convert is still writing
+UNFINISHED = ".converting"  # suffix of a folder that jaxserve convert is still writing
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
 

@@ -55,8 +55,8 @@ class LLM:
     JAX_COMPILATION_CACHE_DIR, names one already; afterwards jax.config is as it was before.
 
     Args:
-        model: Folder of a checkpoint as Hugging Face publishes it, or as checkpoints.convert
-            writes it.
+        model: Folder of a checkpoint as Hugging Face publishes it, or as jaxserve convert writes
+            it.
         dtype: Type to compute in: "auto" (as the checkpoint says), "float32" or "bfloat16", or
             jax's own object of it.
         weights: Type to hold the weights in: "auto" (as stored), or a quantization such as "int8",

@@ -47,7 +47,7 @@ def load(
     progress: Progress = lambda done, total, what: None,
     weights: str = "auto",
 ) -> Model:
-    """Load a Hugging Face folder, or an Orbax folder of checkpoints.convert, onto the mesh.
+    """Load a Hugging Face folder, or an Orbax folder of jaxserve convert, onto the mesh.
 
     Args:
         folder: The checkpoint folder.

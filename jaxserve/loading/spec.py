@@ -18,7 +18,7 @@ Checkpoint = HFCheckpoint | OrbaxCheckpoint
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Open a Hugging Face folder, or an Orbax folder written by checkpoints.convert."""
+    """Open a Hugging Face folder, or an Orbax folder written by jaxserve convert."""
     return OrbaxCheckpoint.open(folder) if is_orbax(folder) else HFCheckpoint.open(folder)
 
 
