@@ -22,7 +22,7 @@ def main() -> None:
             messages.append({"role": "user", "content": said})
             answer = ""
             # The whole conversation is the prompt. What earlier turns computed is in the prefix
-            # cache, so only the new turn is.
+            # cache, so only the new turn is computed.
             for delta in llm.stream(messages, params):
                 print(delta.text, end="", flush=True)
                 answer += delta.text

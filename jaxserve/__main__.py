@@ -7,7 +7,7 @@ from importlib import import_module
 from types import MappingProxyType
 
 from jaxserve import __version__
-from jaxserve.cli.interrupts import exit_on_interrupt
+from jaxserve.cli.interrupts import exit_on_interrupt, interrupts_raise
 from jaxserve.cli.parser import Parser
 
 # Name of a program -> its module, which has the functions main and parser, and what it does.
@@ -22,6 +22,8 @@ PROGRAMS = MappingProxyType(
         "doctor": ("jaxserve.doctor.__main__", "look for faults of this machine and installation"),
     }
 )
+# Programs that have nothing to put back when Ctrl-C ends them, or say themselves where they have.
+END_AT_ONCE = ("generate", "client")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,8 +34,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name = arguments[0] if arguments else ""
     if name not in PROGRAMS:
         parser().parse_args(arguments)  # help, the version, or an error
-    module, _ = PROGRAMS[name]
-    return import_module(module).main(arguments[1:])
+        parser().error(f"{name} is no program")
+    module = import_module(PROGRAMS[name][0])
+    if name in END_AT_ONCE:
+        return module.main(arguments[1:])
+    with interrupts_raise():
+        return module.main(arguments[1:])
 
 
 def parser() -> argparse.ArgumentParser:

@@ -294,8 +294,8 @@ class LLM:
         prepared = list(map(self._checked, prompts.values(), each, prompts))
         choices = sum(p.request.params.n for p in prepared)
         with self._bar("embedding" if self.prompts.embeds else "generating") as bar:
-            deltas = list(with_bar(self.run(prepared), choices, bar))
-        done = {(d.prompt_index, d.index): d.completion for d in deltas if d.completion}
+            deltas = with_bar(self.run(prepared), choices, bar)
+            done = {(d.prompt_index, d.index): d.completion for d in deltas if d.completion}
         return [done[key] for key in sorted(done)]
 
     def stream(

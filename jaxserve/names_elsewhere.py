@@ -52,11 +52,11 @@ LLM_KEYWORDS: Names = {
         ("speculative_config", "speculative_model", "num_speculative_tokens"),
         'use draft_model with options=EngineOptions(speculate="draft", draft_tokens=...)',
     ),
-    "quantization": "use weights",
+    "quantization": "use weights; leave it out for a checkpoint that is quantized already",
     "load_in_8bit": 'use weights="int8"',
     "load_in_4bit": 'use weights="int4"',
     "torch_dtype": "use dtype",
-    **dict.fromkeys(("device", "device_map"), "use devices"),
+    **dict.fromkeys(("device", "device_map"), 'use devices, such as jax.devices("cpu")'),
     **dict.fromkeys(
         ("tokenizer", "tokenizer_path", "tokenizer_mode"),
         "leave it out; the tokenizer is the one in the checkpoint's folder",

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from jaxserve.cli.checks import check_engine_flags, check_engine_paths, check_file
 from jaxserve.cli.exits import exit_code
 from jaxserve.cluster.hosts import Hosts, leave
-from jaxserve.server.disaggregation.flags import disaggregation, meshes
-from jaxserve.server.flags import limits, parser, tokens
+from jaxserve.server.disaggregation.flags import meshes
+from jaxserve.server.flags import limits, parser
 from jaxserve.server.observe.log import configure
-from jaxserve.server.security.tls import Tls
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,12 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(args: argparse.Namespace) -> int:
     """Check the arguments, then import jax and serve; return the exit code."""
     hosts = Hosts.of(args)
-    # Each raises an error for its flags. What they return is made again, where it is needed.
     limits(args)
-    tokens(args)
-    Tls.of(args.tls_cert, args.tls_key, args.tls_client_ca)
     meshes(args)
-    disaggregation(args)
     if args.bundle is None:  # it decides what the flags leave open
         check_engine_flags(args)
     if hosts.alone:

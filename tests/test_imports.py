@@ -354,7 +354,7 @@ def test_the_engine_needs_nothing_of_the_server() -> None:
         "grpc",
         "google.protobuf",
     }
-    script = f"import sys, jaxserve.llm, jaxserve.generate; print(*{packages} & sys.modules.keys())"
+    script = f"import sys, jaxserve.generate.program; print(*{packages} & sys.modules.keys())"
     done = run_python(script)
     assert done.returncode == 0, done.stderr
     assert not done.stdout.split()

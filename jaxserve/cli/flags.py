@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
 def model_argument(
     parser: argparse.ArgumentParser, kind: type = Path, default: Path | None = BUNDLED
 ) -> None:
-    """Add the model as an argument without a flag, beside --model with this default."""
+    """Add MODEL, an argument that sets what --model sets; default is that of --model."""
     parser.add_argument(
         "model",
         nargs="?",

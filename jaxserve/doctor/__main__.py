@@ -49,7 +49,7 @@ def seen_by_jax() -> Iterator[Finding]:
     try:
         from jaxserve.doctor.devices import devices
     except Exception as error:  # an installation can be broken in any way
-        reason = str(error).strip().splitlines()[0]
+        reason = " ".join(str(error).split())
         yield Finding("jax", "cannot be imported", f"{type(error).__name__}: {reason}")
         return
     yield from devices()

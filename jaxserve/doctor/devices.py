@@ -37,7 +37,7 @@ def devices(root: Path = Path("/")) -> Iterator[Finding]:
     try:
         found = jax.devices()
     except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         yield Finding("devices", "none", f"jax does not start: {reason}")
         return
     kinds = Counter((device.platform, device.device_kind) for device in found)

@@ -24,7 +24,12 @@ PACKAGES = (
     "grpcio",
 )
 CUDA_DRIVER = 580  # the first that runs CUDA 13
-GOOGLE = "0x1ae0"  # PCI vendor of TPUs
+GOOGLE = "0x1ae0"  # PCI vendor of TPUs, and of network and disk adapters of Google's machines
+# PCI devices that are TPUs, v3 to 8t, as jax looks for them.
+TPUS = (
+    *("0x0027", "0x0056", "0x005e", "0x0062", "0x0063"),
+    *("0x006f", "0x0076", "0x0083", "0x007c"),
+)
 
 
 @dataclass(frozen=True)
@@ -79,8 +84,11 @@ def nvidia_driver(root: Path) -> str | None:
 
 def has_tpu(root: Path) -> bool:
     """Return whether a TPU is plugged in."""
-    vendors = (root / "sys" / "bus" / "pci" / "devices").glob("*/vendor")
-    return any(_text(path).strip() == GOOGLE for path in vendors)
+    folders = (root / "sys" / "bus" / "pci" / "devices").glob("*")
+    return any(
+        _text(folder / "vendor").strip() == GOOGLE and _text(folder / "device").strip() in TPUS
+        for folder in folders
+    )
 
 
 def _text(path: Path) -> str:

@@ -29,11 +29,16 @@ def with_gpu(root: Path, driver: str = OPEN) -> Path:
     return root
 
 
-def with_tpu(root: Path) -> Path:
-    path = root / "sys" / "bus" / "pci" / "devices" / "0000:00:04.0" / "vendor"
-    path.parent.mkdir(parents=True)
-    path.write_text("0x1ae0\n")
+def with_pci_device(root: Path, device: str) -> Path:
+    folder = root / "sys" / "bus" / "pci" / "devices" / "0000:00:04.0"
+    folder.mkdir(parents=True)
+    (folder / "vendor").write_text("0x1ae0\n")
+    (folder / "device").write_text(f"{device}\n")
     return root
+
+
+def with_tpu(root: Path) -> Path:
+    return with_pci_device(root, "0x0063")
 
 
 def by_name(findings: Any) -> dict[str, Finding]:
@@ -63,7 +68,8 @@ def test_an_accelerator_that_jax_does_not_use(
 ) -> None:
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     gpu, tpu = with_gpu(tmp_path / "gpu"), with_tpu(tmp_path / "tpu")
-    assert has_tpu(tpu) and not has_tpu(gpu)
+    network = with_pci_device(tmp_path / "network", "0x0042")
+    assert has_tpu(tpu) and not has_tpu(gpu) and not has_tpu(network)
     monkeypatch.setattr("jaxserve.doctor.devices.installed_version", lambda package: None)
     assert "pip install 'jaxserve[cuda13]'" in unused_accelerator("cpu", gpu)
     assert "pip install 'jaxserve[tpu]'" in unused_accelerator("cpu", tpu)
@@ -110,6 +116,12 @@ def test_why_a_kernel_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxserve.doctor.devices.choose_attention", choose)
     finding = by_name(kernels(jax.devices()[0]))["kernel of attention"]
     assert finding.value == "reference: attention 'gpu' is passed over: it is old"
+
+
+@pytest.fixture(autouse=True)
+def no_folder_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
 
 
 def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,7 @@
 """The command `jaxserve`: it finds its programs, and says which there are."""
 
+import subprocess
+import sys
 from importlib import import_module
 from importlib.metadata import version
 
@@ -7,6 +9,8 @@ import pytest
 
 import jaxserve
 from jaxserve.__main__ import PROGRAMS, main
+from jaxserve.cli.flags import parser as generate_parser
+from jaxserve.client.flags import parser as client_parser
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,7 +37,11 @@ def test_a_program_gets_the_other_arguments(program: str, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
-    [([], "arguments are required: PROGRAM"), (["srve"], "invalid choice: 'srve'")],
+    [
+        ([], "arguments are required: PROGRAM"),
+        (["srve"], "invalid choice: 'srve'"),
+        (["--", "plan"], "is no program"),
+    ],
 )
 def test_a_program_that_there_is_not(
     arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
@@ -41,3 +49,33 @@ def test_a_program_that_there_is_not(
     with pytest.raises(SystemExit) as end:
         main(arguments)
     assert end.value.code == 2 and problem in capsys.readouterr().err
+
+
+INTERRUPTED = """
+import os, signal, sys
+import jaxserve.convert
+from jaxserve.__main__ import main
+
+def convert(_):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        print("put back", flush=True)
+
+jaxserve.convert.main = convert
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.argv[1:] = ["convert"]
+main()
+"""
+
+
+@pytest.mark.system
+def test_a_program_puts_back_what_it_has_begun_after_ctrl_c() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True)
+    assert done.stdout == "put back\n" and "KeyboardInterrupt" in done.stderr
+
+
+def test_what_follows_two_dashes_is_no_flag() -> None:
+    assert client_parser().parse_args(["--", "--foo"]).prompt == "--foo"
+    assert generate_parser().parse_args(["DIR", "--", "--foo"]).prompt == ["--foo"]
+    assert generate_parser().parse_args(["--json", "--", "DIR", "--foo"]).prompt == ["--foo"]
