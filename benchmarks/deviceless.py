@@ -33,7 +33,8 @@ from jaxserve.engine.device.lowering import Lowering, abstract_params
 from jaxserve.engine.device.memory import bytes_per_device
 from jaxserve.plan.hlo.inspection import inspect
 from sharding.aot_devices import ENVIRONMENT, devices
-from sharding.chips import CHIPS, ChipError
+from sharding.chips import CHIPS
+from sharding.errors import ChipError
 from sharding.mesh import MeshSpec
 
 MODELS = ("llama3.1-8b", "qwen3-8b", "gemma3-27b", "llama3.1-70b")

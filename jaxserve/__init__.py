@@ -32,7 +32,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     """Import a public name on first use (PEP 562).
 
-    Parts of jaxserve that run without jax, such as the client, import this package, too.
+    Parts of jaxserve that run without jax, such as the client, import this package, too. A name
+    of another library raises ImportError, not AttributeError, so that hasattr raises as well.
     """
     if name in _HOMES:
         return getattr(import_module(f"jaxserve.{_HOMES[name]}"), name)

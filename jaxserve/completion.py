@@ -1,8 +1,8 @@
 """Completions: the text that token events become, while it grows and once it is finished."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 from jaxserve.completion_html import completion_html
 from jaxserve.engine.events import FinishReason, Logprob, Times, TokenEvent
@@ -101,11 +101,12 @@ class Completion:
     timings: Timings
     error: Exception | None = None
     embedding: Sequence[float] | None = None
-    tokenizer: InitVar[Tokenizer | None] = None
 
-    def __post_init__(self, tokenizer: Tokenizer | None) -> None:
+    def _with_tokenizer(self, tokenizer: Tokenizer) -> Self:
+        """Keep the model's tokenizer for _repr_html_; return the completion itself."""
         # No field: it takes no part in a comparison, in asdict or in a pickle.
         object.__setattr__(self, "_tokenizer", tokenizer)
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_tokenizer"}
@@ -282,8 +283,7 @@ class Assembler:
             timings=Timings.of(event.times, count),
             error=None if self.stopped else event.finish.error,
             embedding=event.embedding,
-            tokenizer=self.tokenizer,
-        )
+        )._with_tokenizer(self.tokenizer)
 
     def _trim(self, entries: Sequence[Logprob], alternatives: int | None) -> list[Logprob]:
         """Return the entries with `alternatives` alternatives each.

@@ -7,9 +7,16 @@ from collections.abc import Sequence
 from jaxserve.cli.checks import check_engine_flags, check_engine_paths, check_file
 from jaxserve.cli.exits import exit_code
 from jaxserve.cluster.hosts import Hosts, leave
-from jaxserve.server.disaggregation.flags import meshes
+from jaxserve.config.option import flag_of
+from jaxserve.server.disaggregation.flags import check_role, meshes
 from jaxserve.server.flags import limits, parser
 from jaxserve.server.observe.log import configure
+
+# Flags that name files which are read.
+FILES = (
+    *("chat_template", "token_file", "admin_token_file", "tls_cert", "tls_key", "tls_client_ca"),
+    *("prefill_servers_file", "prefill_token_file", "prefill_tls_ca"),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,11 +35,13 @@ def run(args: argparse.Namespace) -> int:
     hosts = Hosts.of(args)
     limits(args)
     meshes(args)
+    check_role(args)
     if args.bundle is None:  # it decides what the flags leave open
         check_engine_flags(args)
     if hosts.alone:
         check_engine_paths(args)
-        check_file("--chat-template", args.chat_template)
+        for name in FILES:
+            check_file(flag_of(name), getattr(args, name))
     from jaxserve.server.program import run as serve
 
     return serve(args, hosts)

@@ -186,7 +186,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.generate": ("jaxserve", "sharding.mesh"),
     "jaxserve.cache_folders": ("jaxserve.errors",),
     "jaxserve.convert": ("jaxserve", "checkpoints"),
-    "jaxserve.doctor": ("jaxserve", "sharding.mesh"),
+    "jaxserve.doctor": ("jaxserve", "pallas_kernels.errors", "sharding.mesh"),
     "jaxserve.plan": (
         "jaxserve",
         "sharding",

@@ -1,7 +1,9 @@
 """Checks of flags that need neither jax nor a device; importing jax takes seconds."""
 
 import argparse
+import errno
 import os
+import stat
 from pathlib import Path
 
 from checkpoints.hf import check_folder
@@ -37,14 +39,24 @@ def check_engine_paths(args: argparse.Namespace) -> None:
     check_folder(args.model)
     if args.draft_model:
         check_folder(args.draft_model)
-    check_compilation_cache(args.compilation_cache)
+    if getattr(args, "bundle", None) is None:  # which has compiled steps of its own
+        check_compilation_cache(args.compilation_cache)
 
 
 def check_file(flag: str, path: Path | None) -> None:
     """Raise ConfigError if the file of a flag, where given, cannot be read."""
     if path is None:
         return
+    if problem := _why_unreadable(path):
+        raise ConfigError(flag_text(flag, path, f"it cannot be read: {problem}"))
+
+
+def _why_unreadable(path: Path) -> str | None:
+    """Return why a file cannot be read; None if it can. It is not opened: a pipe is read once."""
     try:
-        path.open("rb").close()
+        is_folder = stat.S_ISDIR(path.stat().st_mode)
     except OSError as error:
-        raise ConfigError(flag_text(flag, path, os.strerror(error.errno or 0))) from None
+        return error.strerror
+    if is_folder:
+        return os.strerror(errno.EISDIR)
+    return None if os.access(path, os.R_OK) else os.strerror(errno.EACCES)

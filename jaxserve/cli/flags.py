@@ -19,14 +19,16 @@ BUNDLED = Path(__file__).parents[2] / "checkpoints" / "bundled" / "tiny-chat"
 def parser() -> argparse.ArgumentParser:
     """Return the parser of `jaxserve generate`."""
     p = Parser(prog="jaxserve generate", description="Generate text from a checkpoint.")
-    model_argument(p)
+    model_argument(
+        p, "folder of the checkpoint; where --model names it, the first PROMPT", then="prompt"
+    )
     p.add_argument(
         "prompt",
         nargs="*",
         action="extend",
         default=argparse.SUPPRESS,
         metavar="PROMPT",
-        help="prompt to go on with; --prompt takes one, too",
+        help="prompt to go on with; --prompt takes one as well",
     )
     model_flag(p)
     _prompt_flags(
@@ -42,31 +44,44 @@ def parser() -> argparse.ArgumentParser:
 
 
 def model_argument(
-    parser: argparse.ArgumentParser, kind: type = Path, default: Path | None = BUNDLED
+    parser: argparse.ArgumentParser,
+    text: str = "folder of the checkpoint, which --model can name as well",
+    *,
+    kind: type = Path,
+    default: Path | None = BUNDLED,
+    then: str | None = None,
 ) -> None:
-    """Add MODEL, an argument that sets what --model sets; default is that of --model."""
+    """Add MODEL, an argument that sets what --model sets.
+
+    text: the help. default: that of --model, the same object. then: where --model is given, the
+    list of values that MODEL is put first in; otherwise giving both is an error.
+    """
     parser.add_argument(
         "model",
         nargs="?",
-        action=_Once,
+        action=_ModelArgument,
         kind=kind,
         unset=default,
+        then=then,
         default=argparse.SUPPRESS,
         metavar="MODEL",
-        help="folder of the checkpoint, which --model can name as well",
+        help=text,
     )
 
 
-class _Once(argparse.Action):
-    """Stores a value unless a flag has stored another than `unset` before.
+class _ModelArgument(argparse.Action):
+    """Stores MODEL, unless --model has replaced the object `unset`.
 
     argparse would convert the default SUPPRESS too, so `kind`, the value's type, is not its `type`.
     """
 
-    def __init__(self, *args: Any, kind: type, unset: object, **kwargs: Any):
+    def __init__(
+        self, *args: Any, kind: type, unset: object, then: str | None = None, **kwargs: Any
+    ):
         super().__init__(*args, **kwargs)
         self._kind = kind
         self._unset = unset
+        self._then = then
 
     def __call__(
         self,
@@ -76,9 +91,13 @@ class _Once(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         given = getattr(namespace, self.dest)
-        if given != self._unset:
+        if given is self._unset:
+            setattr(namespace, self.dest, self._kind(values))
+        elif self._then:
+            later = getattr(namespace, self._then) or []
+            setattr(namespace, self._then, [values, *later])
+        else:
             parser.error(f"{flag_of(self.dest)} is {given}, and {values} is another; give one")
-        setattr(namespace, self.dest, self._kind(values))
 
 
 def model_flag(parser: argparse.ArgumentParser) -> None:

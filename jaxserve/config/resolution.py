@@ -72,14 +72,17 @@ def resolve(
 
 
 def check_options(options: EngineOptions) -> None:
-    """Raise ConfigError for a choice with which no model could run."""
+    """Raise ConfigError for a choice with which no model could run.
+
+    Sizes that depend on the model are checked as for one that takes any context, with room for its
+    pages on one lane.
+    """
     for name in ("attention", "grouped_matmul", "quantized_matmul"):
         kernel = getattr(options, name)
         if kernel not in ("auto", *KERNELS):
             what = flag_of(name).removeprefix("--")
             choices = f"choose auto or one of {', '.join(KERNELS)}"
             raise ConfigError(f"{what} {kernel!r} is not built in; {choices} (--{what})")
-    # The model and the memory that restrict the choices least.
     resolve(
         options,
         max_positions=options.max_context or 1,

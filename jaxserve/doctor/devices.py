@@ -3,7 +3,7 @@
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,14 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxserve.config import EngineConfig, EngineOptions, resolve
-from jaxserve.doctor.machine import GIB, Finding, has_tpu, installed_version, nvidia_driver
+from jaxserve.doctor.machine import (
+    CUDA_PLUGIN,
+    GIB,
+    Finding,
+    has_tpu,
+    installed_version,
+    nvidia_driver,
+)
 from jaxserve.engine.device.kernels.choice import (
     choose_attention,
     choose_grouped_matmul,
@@ -24,6 +31,7 @@ from jaxserve.loading.spec import read_spec
 from jaxserve.models.quant import SCHEMES
 from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.model_config import read_config
+from pallas_kernels.errors import KernelError
 from sharding.mesh import MeshSpec, platform
 
 BFLOAT16 = jnp.dtype(jnp.bfloat16)
@@ -56,7 +64,7 @@ def unused_accelerator(in_use: str, root: Path) -> str:
     """
     chosen = os.environ.get("JAX_PLATFORMS")
     for name, is_here, package, extra in (
-        ("GPU", nvidia_driver(root) is not None, "jax-cuda13-plugin", "cuda13"),
+        ("GPU", nvidia_driver(root) is not None, CUDA_PLUGIN, "cuda13"),
         ("TPU", has_tpu(root), "libtpu", "tpu"),
     ):
         if not is_here or in_use == name.lower():
@@ -82,10 +90,18 @@ def kernels(device: Any) -> Iterator[Finding]:
         ("experts", partial(choose_grouped_matmul, *mixture)),
         ("int4 weights", partial(_int4_kernel, *dense)),
     ):
-        with _refusals() as refused:
+        yield Finding(f"kernel of {name}", *_chosen(choose))
+
+
+def _chosen(choose: Callable[[], str]) -> tuple[str, str]:
+    """Return the kernel that is chosen, with the reason if it is none, and what is wrong."""
+    with _refusals() as refused:
+        try:
             kernel = choose()
-        because = f": {refused[0]}" if refused and kernel == REFERENCE else ""
-        yield Finding(f"kernel of {name}", kernel + because)
+        except KernelError as error:
+            return "none", str(error)
+    because = f": {refused[0]}" if refused and kernel == REFERENCE else ""
+    return kernel + because, ""
 
 
 def _engine_of(

@@ -14,12 +14,13 @@ from jaxserve.cache_folders import default_compilation_cache, folder_problem
 
 GIB = 2**30
 LEAST_DISK = 2 * GIB  # compiled steps of a large model take some hundred MB
+CUDA_PLUGIN = "jax-cuda13-plugin"
 PACKAGES = (
     "jaxserve",
     "jax",
     "jaxlib",
     "libtpu",
-    "jax-cuda13-plugin",
+    CUDA_PLUGIN,
     "orbax-checkpoint",
     "grpcio",
 )
@@ -69,9 +70,15 @@ def machine(root: Path = Path("/")) -> Iterator[Finding]:
         available, total = (int(kibibytes[key]) * 1024 for key in ("MemAvailable", "MemTotal"))
         yield Finding("memory", f"{available / GIB:.1f} of {total / GIB:.1f} GiB available")
     if driver := nvidia_driver(root):
-        old = int(driver.split(".")[0]) < CUDA_DRIVER
-        fault = f"CUDA 13 needs driver {CUDA_DRIVER} or newer: update the driver" if old else ""
-        yield Finding("NVIDIA driver", driver, fault)
+        yield Finding("NVIDIA driver", driver, _driver_fault(driver))
+
+
+def _driver_fault(driver: str) -> str:
+    """Return what is wrong with the driver; empty where the installed plugin can use it."""
+    is_old = int(driver.split(".")[0]) < CUDA_DRIVER
+    if not is_old or installed_version(CUDA_PLUGIN) is None:
+        return ""
+    return f"{CUDA_PLUGIN} needs driver {CUDA_DRIVER} or newer: update the driver"
 
 
 def nvidia_driver(root: Path) -> str | None:
@@ -99,16 +106,33 @@ def _text(path: Path) -> str:
 
 
 def folders() -> Iterator[Finding]:
-    """Yield the folder of compiled steps, its size, and what the disk has left."""
+    """Yield the folder of compiled steps, its size, and what the disk has left.
+
+    The folder is made, as the programs do.
+    """
     named = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if named and "://" in named:
+        yield Finding("compiled steps", f"{named}, which is not looked at")
+        return
     folder = Path(named) if named else default_compilation_cache()
     problem = folder_problem(folder)
     if problem or folder is None:
-        fault = f"{problem}: every start compiles anew; set XDG_CACHE_HOME to a folder of yours"
+        variable = "JAX_COMPILATION_CACHE_DIR" if named else "XDG_CACHE_HOME"
+        fault = f"{problem}: every start compiles anew; set {variable} to a folder of yours"
         yield Finding("compiled steps", str(folder or "~"), fault)
         return
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    yield Finding("compiled steps", f"{folder}, {size / 1e6:,.0f} MB")
+    yield Finding("compiled steps", f"{folder}, {_size(folder) / 1e6:,.0f} MB")
     free = shutil.disk_usage(folder).free
     fault = "" if free >= LEAST_DISK else "compiled steps may not fit: free some space"
     yield Finding("disk", f"{free / GIB:.1f} GiB free for compiled steps", fault)
+
+
+def _size(folder: Path) -> int:
+    """Return the bytes of the files in a folder, from which other processes may remove some."""
+    size = 0
+    for path in folder.rglob("*"):
+        try:
+            size += path.stat().st_size
+        except FileNotFoundError:
+            continue
+    return size

@@ -16,6 +16,7 @@ from jaxserve.cli.inputs import read_prompts
 from jaxserve.cli.output import prepare_output
 from jaxserve.cli.sampling_flags import sampling_params
 from jaxserve.cluster.hosts import Hosts, leave
+from jaxserve.errors import ConfigError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,12 +39,23 @@ def run(args: argparse.Namespace) -> int:
     check_engine_flags(args)
     prompts = None
     if hosts.alone:
+        check_text_alone(args)
         check_engine_paths(args)
         check_file("--chat-template", args.chat_template)
         prompts = [] if args.chat else read_prompts(args)
     from jaxserve.generate.program import generate
 
     return generate(args, hosts, params, prompts)
+
+
+def check_text_alone(args: argparse.Namespace) -> None:
+    """Raise ConfigError where a text alone, which is taken for MODEL, may be a prompt."""
+    if args.prompt or args.prompts_file or args.model.exists():
+        return
+    raise ConfigError(
+        f"{args.model}: there is no such folder (MODEL comes first; a prompt without it needs "
+        "--prompt)"
+    )
 
 
 if __name__ == "__main__":

@@ -27,12 +27,9 @@ def parser() -> argparse.ArgumentParser:
         "be there at best. Exit code: 0 if it fits, 1 if it does not, 2 if something asked for "
         "cannot be done.",
     )
-    model_argument(p, kind=str, default=None)
-    p.add_argument(
-        "--model",
-        metavar="MODEL",
-        help=f"folder of a checkpoint, a config.json, or one of {', '.join(shipped())}",
-    )
+    models = f"folder of a checkpoint, a config.json, or one of {', '.join(shipped())}"
+    model_argument(p, models, kind=str, default=None)
+    p.add_argument("--model", metavar="MODEL", help="another way to give MODEL")
     p.add_argument(
         "--topology",
         required=True,

@@ -33,7 +33,7 @@ from jaxserve.plan.report import GIB, show, to_json
 from jaxserve.plan.suggest import Precision, choices, confirmed, rank
 from jaxserve.plan.topology import Topology
 from jaxserve.progress import Bar
-from sharding.chips import ChipError
+from sharding.errors import ChipError
 from sharding.mesh import MeshSpec
 
 DOES_NOT_FIT = 1

@@ -15,7 +15,9 @@ from jaxserve.doctor import machine as seen
 from jaxserve.doctor.__main__ import main, seen_by_jax, show
 from jaxserve.doctor.devices import devices, kernels, unused_accelerator
 from jaxserve.doctor.machine import Finding, folders, has_tpu, machine, nvidia_driver
+from pallas_kernels.errors import KernelError
 
+ROOT = Path(__file__).parents[2]
 # As the files of an open and of a closed kernel module begin.
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (root)"
 CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024"
@@ -54,10 +56,22 @@ def test_memory_and_drivers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("driver", "version", "fault"),
-    [(OPEN, "580.95.05", ""), (CLOSED, "550.54.15", "CUDA 13 needs driver 580 or newer")],
+    ("driver", "version", "plugin", "fault"),
+    [
+        (OPEN, "580.95.05", "0.11", ""),
+        (CLOSED, "550.54.15", None, ""),
+        (CLOSED, "550.54.15", "0.11", "jax-cuda13-plugin needs driver 580 or newer"),
+    ],
 )
-def test_the_driver_of_a_gpu(tmp_path: Path, driver: str, version: str, fault: str) -> None:
+def test_the_driver_of_a_gpu(
+    tmp_path: Path,
+    driver: str,
+    version: str,
+    plugin: str | None,
+    fault: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(seen, "installed_version", lambda package: plugin)
     finding = by_name(machine(with_gpu(tmp_path, driver)))["NVIDIA driver"]
     assert finding.value == version and finding.fault.startswith(fault)
     assert bool(finding.fault) == bool(fault)
@@ -91,11 +105,23 @@ def test_the_folder_of_compiled_steps(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/dev/null/x")
     (finding,) = folders()
     assert "Not a directory: every start compiles anew" in finding.fault
+    assert "set JAX_COMPILATION_CACHE_DIR to a folder of yours" in finding.fault
+
+
+def test_a_folder_of_compiled_steps_that_is_a_bucket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "gs://bucket/steps")
+    (finding,) = folders()
+    assert finding.value.startswith("gs://bucket/steps") and not finding.fault
+    assert not list(tmp_path.iterdir())
 
 
 def test_devices_of_this_machine(tmp_path: Path) -> None:
     found = by_name(devices(tmp_path))
-    assert found["devices"] == Finding("devices", "8 x cpu (cpu)")
+    count = len(jax.devices())
+    assert found["devices"] == Finding("devices", f"{count} x cpu (cpu)")
     assert found["kernel of attention"].value == "reference"
 
 
@@ -116,6 +142,15 @@ def test_why_a_kernel_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxserve.doctor.devices.choose_attention", choose)
     finding = by_name(kernels(jax.devices()[0]))["kernel of attention"]
     assert finding.value == "reference: attention 'gpu' is passed over: it is old"
+
+
+def test_a_kernel_that_cannot_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def choose(*_: Any) -> str:
+        raise KernelError("there is no kernel for this chip")
+
+    monkeypatch.setattr("jaxserve.doctor.devices.choose_attention", choose)
+    finding = by_name(kernels(jax.devices()[0]))["kernel of attention"]
+    assert finding == Finding("kernel of attention", "none", "there is no kernel for this chip")
 
 
 @pytest.fixture(autouse=True)
@@ -152,7 +187,7 @@ def test_jax_that_cannot_be_imported() -> None:
         "import sys; sys.modules.update(jax=None)\n"
         "from jaxserve.doctor.__main__ import seen_by_jax; print(*seen_by_jax())"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert "cannot be imported" in done.stdout and "ModuleNotFoundError" in done.stdout
 
 

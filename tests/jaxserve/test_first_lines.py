@@ -3,14 +3,17 @@ what to type instead."""
 
 import copy
 import pickle
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from inspect import signature
 from typing import Any
 
 import jax.numpy as jnp
 import pytest
 
 import jaxserve
-from jaxserve import LLM, SamplingParams
+from jaxserve import LLM, Completion, EngineOptions, SamplingParams
 from jaxserve.errors import RequestError
 from jaxserve.names_elsewhere import (
     COMPLETION_ATTRIBUTES,
@@ -124,6 +127,29 @@ def test_a_name_is_explained_only_where_it_does_not_exist(names: dict[str, Any])
     assert not set(PACKAGE_NAMES) & set(jaxserve.__all__)
     assert not [name for name in LLM_ATTRIBUTES if hasattr(llm, name)]
     assert not [name for name in COMPLETION_ATTRIBUTES if hasattr(completion, name)]
+
+
+KEYWORDS = {*signature(LLM).parameters, *signature(LLM.generate).parameters, *dir(LLM)}
+FIELDS = {field.name for field in fields(SamplingParams)}
+
+
+@pytest.mark.parametrize(
+    ("table", "known"),
+    [
+        (LLM_KEYWORDS, KEYWORDS | FIELDS),
+        (SAMPLING_KEYWORDS, FIELDS | {"params", "the", "progress"}),
+        (LLM_ATTRIBUTES, {*dir(LLM), "model", "engine"}),
+        (COMPLETION_ATTRIBUTES, {field.name for field in fields(Completion)} | {"len", "sum"}),
+        (PACKAGE_NAMES, set(jaxserve.__all__)),
+    ],
+)
+def test_an_explanation_names_what_exists(table: Mapping[str, str], known: set[str]) -> None:
+    options = {field.name for field in fields(EngineOptions)}
+    for name, explanation in table.items():
+        for word in re.findall(r"^use (\w+)", explanation):
+            assert word in known, (name, explanation)
+        for option in re.findall(r"EngineOptions\((\w+)=", explanation):
+            assert option in options, (name, explanation)
 
 
 def test_unknown_names_elsewhere_are_pythons_own_errors(names: dict[str, Any]) -> None:

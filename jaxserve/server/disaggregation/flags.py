@@ -153,8 +153,7 @@ def disaggregation(args: argparse.Namespace) -> Disaggregation | None:
 
     Raises ConfigError for flags that do not go together, and for files that cannot be read.
     """
-    _check_role(args)
-    _check_bounds(args)
+    check_role(args)
     if args.role == "both":
         return None
     if args.prefill_servers_file:
@@ -220,8 +219,8 @@ def _policy(args: argparse.Namespace) -> Policy:
     return Policy(args.prefill_threshold, args.prefill_queue_tokens)
 
 
-def _check_role(args: argparse.Namespace) -> None:
-    """Raise ConfigError for flags of decode servers elsewhere, and for a decode server alone."""
+def check_role(args: argparse.Namespace) -> None:
+    """Raise ConfigError for flags that do not go with --role, or are out of bounds."""
     for name in ("prefill_server", "prefill_servers_file", "prefill_token_file", "prefill_tls_ca"):
         if getattr(args, name) and args.role != "decode":
             raise ConfigError(f"{flag_of(name)} is for --role decode (this is --role {args.role})")
@@ -233,6 +232,7 @@ def _check_role(args: argparse.Namespace) -> None:
                 "no server computes its prompts (give --prefill-server or --prefill-servers-file)",
             )
         )
+    _check_bounds(args)
 
 
 def _check_bounds(args: argparse.Namespace) -> None:

@@ -1,15 +1,22 @@
 """Wrong arguments are refused before jax is imported: here it cannot be."""
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from checkpoints import orbax_store
+from jaxserve.cli.checks import check_file
+from jaxserve.cli.flags import parser
+from jaxserve.config.options import KERNELS
 from jaxserve.loading.parameters import DTYPES
-from jaxserve.models.precision import DTYPE_NAMES, FORMS
+from jaxserve.models.precision import AS_STORED, DTYPE_NAMES, FORMS
 from jaxserve.models.quant import SCHEMES
+from pallas_kernels import dispatch
 
 ROOT = Path(__file__).parents[3]
 BUNDLED = str(ROOT / "checkpoints" / "bundled" / "tiny-chat")
@@ -17,10 +24,12 @@ NO_FOLDER = "/nowhere: there is no such folder"
 REFUSED = [
     ("generate /nowhere text", NO_FOLDER),
     ("generate --model /nowhere --prompt text", NO_FOLDER),
+    ("generate Once", "Once: there is no such folder (MODEL comes first; a prompt without it"),
     (
-        f"generate --model {BUNDLED}-draft /nowhere text",
+        f"serve --model {BUNDLED}-draft /nowhere",
         "-draft, and /nowhere is another",
     ),
+    (f"serve --model {BUNDLED} /nowhere", "tiny-chat, and /nowhere is another"),
     ("generate --temperature 9", "temperature is 9.0; it must be between 0.0 and 2.0"),
     ("generate --prompt text --dtype half", "--dtype is half; choose auto, float32 or bfloat16"),
     ("generate --prompt text --weights awq", "--weights is awq; choose auto, int8"),
@@ -30,13 +39,19 @@ REFUSED = [
     ("generate --prompt text --tensor 0", "--tensor is 0; it must be at least 1"),
     ("generate --prompt text --hosts 2", "--host-index is missing"),
     ("generate --prompts-file /nowhere", "--prompts-file: /nowhere: No such file"),
-    ("generate --chat --chat-template /nowhere", "--chat-template is /nowhere; No such file"),
+    (
+        "generate --chat --chat-template /nowhere",
+        "--chat-template is /nowhere; it cannot be read: No such",
+    ),
     ("generate --speculate draft --draft-model /nowhere --prompt text", NO_FOLDER),
     (
         "generate --prompt text --compilation-cache /dev/null/x",
         "cannot be used: Not a directory",
     ),
     ("serve /nowhere", NO_FOLDER),
+    ("serve --token-file /nowhere", "--token-file is /nowhere; it cannot be read: No such file"),
+    ("serve --tls-cert / --tls-key /", "--tls-cert is /; it cannot be read: Is a directory"),
+    ("serve --role decode", "--role is decode; no server computes its prompts"),
     ("serve --weights awq", "--weights is awq; choose auto, int8"),
     ("serve --decode-mesh 2", "--prefill-mesh and --decode-mesh go together"),
     ("bench offline --model /nowhere", NO_FOLDER),
@@ -94,5 +109,27 @@ def test_refused_without_jax(
     assert code == 2 and line.startswith("error: ") and problem in line, line
 
 
+def test_a_pipe_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "token")
+    check_file("--token-file", tmp_path / "token")  # opening it would wait for a writer
+
+
+@pytest.mark.parametrize("words", [["--model", "F", "a b", "c"], ["a b", "c", "--model", "F"]])
+def test_with_a_model_flag_every_argument_is_a_prompt(words: list[str]) -> None:
+    args = parser().parse_args([*words, "--prompt", "d"])
+    assert args.model == Path("F") and args.prompt == ["a b", "d", "c"]
+
+
+def test_the_bundled_model_can_be_named_by_the_flag() -> None:
+    args = parser().parse_args(["--model", str(BUNDLED), "text"])
+    assert args.model == Path(BUNDLED) and args.prompt == ["text"]
+
+
 def test_the_names_of_precisions_are_those_that_are_loaded() -> None:
     assert tuple(SCHEMES) == FORMS and tuple(DTYPES) == DTYPE_NAMES
+    assert AS_STORED == orbax_store.AS_STORED
+
+
+@pytest.mark.parametrize("table", [dispatch.IMPLEMENTATIONS, dispatch.GROUPED, dispatch.QUANTIZED])
+def test_the_names_of_kernels_are_those_that_are_built_in(table: Mapping[str, object]) -> None:
+    assert tuple(table) == KERNELS
