@@ -21,12 +21,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from pallas_kernels.paged_attention.api import Layout, Options, Ragged
-from pallas_kernels.paged_attention.lanes import Lanes, sublanes
-from pallas_kernels.paged_attention.tpu import scalars_of, tiles_of
-from pallas_kernels.paged_attention.tpu_body import Span
-from pallas_kernels.paged_attention.tpu_plan import Plan, Sizes, plan_of
-from pallas_kernels.paged_attention.tpu_write import visits_of
+from jaxserve.pallas_kernels.paged_attention.api import Layout, Options, Ragged
+from jaxserve.pallas_kernels.paged_attention.lanes import Lanes, sublanes
+from jaxserve.pallas_kernels.paged_attention.tpu import scalars_of, tiles_of
+from jaxserve.pallas_kernels.paged_attention.tpu_body import Span
+from jaxserve.pallas_kernels.paged_attention.tpu_plan import Plan, Sizes, plan_of
+from jaxserve.pallas_kernels.paged_attention.tpu_write import visits_of
 
 SHAPES = {  # layout and query heads of a shard
     "Llama-3-8B": (Layout(8, 128, 64, jnp.dtype(jnp.bfloat16)), 32),

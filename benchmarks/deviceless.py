@@ -32,10 +32,10 @@ from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.device.lowering import Lowering, abstract_params
 from jaxserve.engine.device.memory import bytes_per_device
 from jaxserve.plan.hlo.inspection import inspect
-from sharding.aot_devices import ENVIRONMENT, devices
-from sharding.chips import CHIPS
-from sharding.errors import ChipError
-from sharding.mesh import MeshSpec
+from jaxserve.sharding.aot_devices import ENVIRONMENT, devices
+from jaxserve.sharding.chips import CHIPS
+from jaxserve.sharding.errors import ChipError
+from jaxserve.sharding.mesh import MeshSpec
 
 MODELS = ("llama3.1-8b", "qwen3-8b", "gemma3-27b", "llama3.1-70b")
 # Sizes that no weight has by chance: 1.5 * 2^10 tokens, a prime number of pages.

@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.device import Limits, about, measure_limits, seconds
-from pallas_kernels.dispatch import CANDIDATES, GROUPED
-from pallas_kernels.grouped_matmul.api import Demand, GroupedMatmul, KernelError, Options
-from pallas_kernels.grouped_matmul.grouping import arrange
+from jaxserve.pallas_kernels.dispatch import CANDIDATES, GROUPED
+from jaxserve.pallas_kernels.grouped_matmul.api import Demand, GroupedMatmul, KernelError, Options
+from jaxserve.pallas_kernels.grouped_matmul.grouping import arrange
 
 XLA = "ragged_dot"  # XLA's own: a kernel on TPUs; on CPUs and GPUs every row times every expert
 

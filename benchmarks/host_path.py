@@ -43,8 +43,8 @@ from jaxserve.engine.plan import StepOutput, StepPlan
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import Request, SamplingParams
-from sharding.mesh import MeshSpec
-from sharding.params import random_params
+from jaxserve.sharding.mesh import MeshSpec
+from jaxserve.sharding.params import random_params
 
 PROMPT_TOKENS = 100
 PARTS = ("plan", "launch", "collect", "commit")

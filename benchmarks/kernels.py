@@ -23,9 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.device import about, measure_limits, seconds
-from jaxserve.plan.topology import Limits
-from pallas_kernels.dispatch import CANDIDATES, IMPLEMENTATIONS
-from pallas_kernels.paged_attention.api import (
+from jaxserve.pallas_kernels.dispatch import CANDIDATES, IMPLEMENTATIONS
+from jaxserve.pallas_kernels.paged_attention.api import (
     Demand,
     KernelError,
     Layout,
@@ -33,6 +32,7 @@ from pallas_kernels.paged_attention.api import (
     PagedAttention,
     Ragged,
 )
+from jaxserve.plan.topology import Limits
 
 PAGE_SIZE = 64
 DRAFT = 5  # tokens of a row whose draft is verified

@@ -17,8 +17,8 @@ from rich.console import Console
 
 from jaxserve.bench.output import Grid, markdown
 from jaxserve.config import PAGE_DTYPES
-from pallas_kernels.paged_attention import reference
-from pallas_kernels.paged_attention.api import Layout, Options, Ragged
+from jaxserve.pallas_kernels.paged_attention import reference
+from jaxserve.pallas_kernels.paged_attention.api import Layout, Options, Ragged
 
 LENGTHS = (512, 2048, 8192, 32768)
 # degrees of: Student's t with so few has its largest numbers far out, as outlying channels are

@@ -127,15 +127,15 @@ def serve_jobs(folder: Path, dtype: str, threads: int) -> None:
     )  # before jax counts the cores
     import jax
 
-    from checkpoints.hf import HFCheckpoint
     from jaxserve.bench.offline import timed
+    from jaxserve.checkpoints.hf import HFCheckpoint
     from jaxserve.config import EngineOptions
     from jaxserve.engine.build import build_engine
     from jaxserve.engine.device.runner import DeviceRunner
     from jaxserve.engine.engine import Engine
     from jaxserve.loading.parameters import load_params
     from jaxserve.loading.spec import read_spec
-    from sharding.mesh import MeshSpec
+    from jaxserve.sharding.mesh import MeshSpec
 
     jax.config.update(
         "jax_compilation_cache_dir", str(Path(tempfile.gettempdir()) / "jaxserve-benchmark-xla")

@@ -25,11 +25,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.device import Limits, about, measure_limits, seconds
-from pallas_kernels.dispatch import QUANTIZED, QUANTIZED_CANDIDATES
-from pallas_kernels.errors import KernelError
-from pallas_kernels.quantized_matmul.api import Demand, Options
-from sharding.mesh import MeshSpec
-from sharding.params import ParamSpec
+from jaxserve.pallas_kernels.dispatch import QUANTIZED, QUANTIZED_CANDIDATES
+from jaxserve.pallas_kernels.errors import KernelError
+from jaxserve.pallas_kernels.quantized_matmul.api import Demand, Options
+from jaxserve.sharding.mesh import MeshSpec
+from jaxserve.sharding.params import ParamSpec
 
 PLAIN = "bfloat16"
 BF16 = jnp.dtype(jnp.bfloat16)

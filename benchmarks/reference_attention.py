@@ -18,8 +18,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from pallas_kernels.paged_attention import reference
-from pallas_kernels.paged_attention.api import Layout, Options, Pages, Ragged
+from jaxserve.pallas_kernels.paged_attention import reference
+from jaxserve.pallas_kernels.paged_attention.api import Layout, Options, Pages, Ragged
 
 ROWS = 16
 HEADS = 16

@@ -48,8 +48,8 @@ from jaxserve.plan.plot import Chart, Line, picture
 from jaxserve.plan.roofline import Case, work_of
 from jaxserve.plan.topology import Limits
 from jaxserve.request import Request, SamplingParams
-from sharding.mesh import MeshSpec
-from sharding.params import random_params
+from jaxserve.sharding.mesh import MeshSpec
+from jaxserve.sharding.params import random_params
 
 BUNDLED = Path(__file__).parents[1] / "checkpoints" / "bundled"
 SUBJECTS = (

@@ -38,8 +38,8 @@ from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.roofline import Case, work_of
 from jaxserve.plan.topology import Limits
 from jaxserve.request import Request, SamplingParams
-from sharding.mesh import MeshSpec
-from sharding.params import random_params
+from jaxserve.sharding.mesh import MeshSpec
+from jaxserve.sharding.params import random_params
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ from rich.table import Table
 
 from benchmarks.device import about, seconds
 from benchmarks.kernels import PAGE_SIZE, Case, attention
-from pallas_kernels.paged_attention import gpu
-from pallas_kernels.paged_attention.api import Attended, KernelError, Layout, Options
-from pallas_kernels.paged_attention.gpu_plan import FEW, MANY, Sizes, shape_of
+from jaxserve.pallas_kernels.paged_attention import gpu
+from jaxserve.pallas_kernels.paged_attention.api import Attended, KernelError, Layout, Options
+from jaxserve.pallas_kernels.paged_attention.gpu_plan import FEW, MANY, Sizes, shape_of
 
 SHAPES = [(k, g, 128) for k, g in ((8, 4), (4, 4), (2, 4), (1, 4), (8, 8), (1, 8), (8, 2))] + [
     (8, 4, 64),

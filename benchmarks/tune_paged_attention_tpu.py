@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.attention_traffic import Traffic, spread, traffic
-from pallas_kernels.paged_attention.api import Layout, Options
-from pallas_kernels.paged_attention.tpu_plan import Plan, Sizes, shape_of
+from jaxserve.pallas_kernels.paged_attention.api import Layout, Options
+from jaxserve.pallas_kernels.paged_attention.tpu_plan import Plan, Sizes, shape_of
 
 CHIPS = {
     "TPU v4": "TPU_V4",

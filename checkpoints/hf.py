@@ -13,8 +13,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from checkpoints.errors import CheckpointError
-from checkpoints.safetensors_reader import SafetensorsFile, parse_json, parse_json_object
+from jaxserve.checkpoints.errors import CheckpointError
+from jaxserve.checkpoints.safetensors_reader import SafetensorsFile, parse_json, parse_json_object
 
 SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

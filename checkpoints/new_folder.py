@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from checkpoints.errors import CheckpointError
-from checkpoints.hf import INDEX, UNFINISHED
-from checkpoints.orbax_store import MANIFEST, WEIGHTS
+from jaxserve.checkpoints.errors import CheckpointError
+from jaxserve.checkpoints.hf import INDEX, UNFINISHED
+from jaxserve.checkpoints.orbax_store import MANIFEST, WEIGHTS
 
 # Ends of the names of files that are copied beside the weights: configs, tokenizers, chat
 # templates and licences.

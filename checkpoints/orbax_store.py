@@ -28,10 +28,10 @@ from typing import Any, Final, Self
 import numpy as np
 import tensorstore
 
-from checkpoints.errors import CheckpointError
-from checkpoints.hf import Module, read_configs
-from checkpoints.int4_packing import INT4, unpaired
-from checkpoints.safetensors_reader import parse_json_object
+from jaxserve.checkpoints.errors import CheckpointError
+from jaxserve.checkpoints.hf import Module, read_configs
+from jaxserve.checkpoints.int4_packing import INT4, unpaired
+from jaxserve.checkpoints.safetensors_reader import parse_json_object
 
 MANIFEST: Final = "manifest.json"
 WEIGHTS: Final = "orbax"

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 import orbax.checkpoint.experimental.v1 as ocp
 
-from checkpoints.int4_packing import INT4, paired
-from checkpoints.orbax_store import WEIGHTS
+from jaxserve.checkpoints.int4_packing import INT4, paired
+from jaxserve.checkpoints.orbax_store import WEIGHTS
 
 CHUNK_BYTES: Final = 32 * 2**20
 # Axes that meshes split (experts, kv heads, query heads): a chunk has one entry of each. Other axes

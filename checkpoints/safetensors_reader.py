@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from checkpoints.errors import CheckpointError
+from jaxserve.checkpoints.errors import CheckpointError
 
 DTYPES: Mapping[str, np.dtype] = MappingProxyType(
     {

@@ -5,8 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from checkpoints.errors import CheckpointError
-from checkpoints.hf import check_folder
+from jaxserve.checkpoints.errors import CheckpointError
+from jaxserve.checkpoints.hf import check_folder
 from jaxserve.cli.exits import exit_code
 from jaxserve.cli.parser import Parser
 from jaxserve.errors import flag_text

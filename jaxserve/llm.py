@@ -40,8 +40,8 @@ from jaxserve.names_elsewhere import LLM_ATTRIBUTES, explains_names
 from jaxserve.progress import Bar
 from jaxserve.prompts import Prepared, Prompt, Prompts, is_conversation
 from jaxserve.request import SamplingFields, SamplingParams
+from jaxserve.sharding.mesh import MeshSpec
 from jaxserve.structure.grammars import DEFAULT_BOUNDS, Bounds, Grammars
-from sharding.mesh import MeshSpec
 
 
 @explains_names(OTHER_KEYWORDS, LLM_ATTRIBUTES)

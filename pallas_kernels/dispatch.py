@@ -9,17 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
-from pallas_kernels.errors import KernelError
-from pallas_kernels.grouped_matmul import api as grouped
-from pallas_kernels.grouped_matmul import gpu as grouped_gpu
-from pallas_kernels.grouped_matmul import reference as grouped_reference
-from pallas_kernels.grouped_matmul import tpu as grouped_tpu
-from pallas_kernels.paged_attention import api as paged
-from pallas_kernels.paged_attention import gpu, reference, tpu
-from pallas_kernels.quantized_matmul import api as quantized
-from pallas_kernels.quantized_matmul import gpu as quantized_gpu
-from pallas_kernels.quantized_matmul import reference as quantized_reference
-from pallas_kernels.quantized_matmul import tpu as quantized_tpu
+from jaxserve.pallas_kernels.errors import KernelError
+from jaxserve.pallas_kernels.grouped_matmul import api as grouped
+from jaxserve.pallas_kernels.grouped_matmul import gpu as grouped_gpu
+from jaxserve.pallas_kernels.grouped_matmul import reference as grouped_reference
+from jaxserve.pallas_kernels.grouped_matmul import tpu as grouped_tpu
+from jaxserve.pallas_kernels.paged_attention import api as paged
+from jaxserve.pallas_kernels.paged_attention import gpu, reference, tpu
+from jaxserve.pallas_kernels.quantized_matmul import api as quantized
+from jaxserve.pallas_kernels.quantized_matmul import gpu as quantized_gpu
+from jaxserve.pallas_kernels.quantized_matmul import reference as quantized_reference
+from jaxserve.pallas_kernels.quantized_matmul import tpu as quantized_tpu
 
 IMPLEMENTATIONS: Final[Mapping[str, paged.PagedAttention]] = MappingProxyType(
     {"reference": reference, "gpu": gpu, "tpu": tpu}

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from jax.experimental import topologies
 
-from sharding.chips import NODE, chip_named, chips_in
-from sharding.errors import ChipError
+from jaxserve.sharding.chips import NODE, chip_named, chips_in
+from jaxserve.sharding.errors import ChipError
 
 # Variables that libtpu has to find before it is loaded, so that it looks for no TPU and lets other
 # processes load it too. The entry points set them.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from sharding.errors import ChipError
+from jaxserve.sharding.errors import ChipError
 
 GIB: Final = 2**30
 NODE: Final = 8  # GPUs that NVLink joins

@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh
 
-from sharding.errors import ShardingError
+from jaxserve.sharding.errors import ShardingError
 
 AXES = ("data", "expert", "tensor")
 

@@ -5,8 +5,8 @@ from typing import Any, Final
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from sharding.chips import CHIPS
-from sharding.mesh import compute_capability, device_kind, platform
+from jaxserve.sharding.chips import CHIPS
+from jaxserve.sharding.mesh import compute_capability, device_kind, platform
 
 # First CUDA compute capability that multiplies int8, and fp8, for GPUs that CHIPS does not list.
 # Turing (7.5) has int8 as well, but XLA's kernels begin with Ampere.

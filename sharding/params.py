@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding
 
-from sharding.mesh import platform
-from sharding.rules import sharding
+from jaxserve.sharding.mesh import platform
+from jaxserve.sharding.rules import sharding
 
 # Platforms whose weights are stored in `memory_order`. Elsewhere the order is that of the axes,
 # with which XLA keeps a fused product in one piece.

@@ -28,7 +28,7 @@ from typing import Final
 
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from sharding.errors import ShardingError
+from jaxserve.sharding.errors import ShardingError
 
 Rules = Mapping[str, tuple[str, ...]]  # letter -> mesh axes
 DP_AXES: Final = ("data", "expert")  # mesh axes whose indices are lanes, with rows of their own

@@ -6,14 +6,14 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from sharding.params import ParamSpec, is_param_spec
+from jaxserve.sharding.params import ParamSpec, is_param_spec
 
 
 def random_weights(specs: Any, mesh: Mesh, seed: int = 0) -> Any:
     """Return normally distributed parameters of the declared shapes, placed on the mesh.
 
-    `sharding.params.random_params` draws on the devices instead, and compiles a program for every
-    distinct declaration: three CPU seconds for the smallest decoder.
+    `jaxserve.sharding.params.random_params` draws on the devices instead, and compiles a program
+    for every distinct declaration: three CPU seconds for the smallest decoder.
     """
     leaves, treedef = jax.tree.flatten(specs, is_leaf=is_param_spec)
     rng = np.random.default_rng(seed)

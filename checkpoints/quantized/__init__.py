@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from checkpoints.quantized import awq, blocks, compressed, gptq, mxfp4
-from checkpoints.quantized.fields import Fields
+from jaxserve.checkpoints.quantized import awq, blocks, compressed, gptq, mxfp4
+from jaxserve.checkpoints.quantized.fields import Fields
 
 METHODS: Final = MappingProxyType(
     {"fp8": blocks, "mxfp4": mxfp4, "awq": awq, "gptq": gptq, "compressed-tensors": compressed}

@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from checkpoints.quantized.blocks import (
+from jaxserve.checkpoints.quantized.blocks import (
     BlockScaled,
     Transposed,
     check_scales,
     check_zeros,
     group_size_of,
 )
-from checkpoints.quantized.fields import Fields
-from checkpoints.quantized.modules import Parts, by_module, check_complete
-from checkpoints.quantized.packed import packed
+from jaxserve.checkpoints.quantized.fields import Fields
+from jaxserve.checkpoints.quantized.modules import Parts, by_module, check_complete
+from jaxserve.checkpoints.quantized.packed import packed
 
 PARTS = ("qweight", "qzeros", "scales")
 BITS = 4

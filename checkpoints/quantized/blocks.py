@@ -7,8 +7,8 @@ from typing import Any, Final, Protocol
 import ml_dtypes
 import numpy as np
 
-from checkpoints.errors import CheckpointError
-from checkpoints.quantized.fields import Fields
+from jaxserve.checkpoints.errors import CheckpointError
+from jaxserve.checkpoints.quantized.fields import Fields
 
 BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
 FLOAT8: Final = frozenset(map(np.dtype, (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)))

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from checkpoints.errors import CheckpointError
-from checkpoints.quantized.blocks import (
+from jaxserve.checkpoints.errors import CheckpointError
+from jaxserve.checkpoints.quantized.blocks import (
     FLOAT8,
     BlockScaled,
     Matrix,
@@ -26,9 +26,9 @@ from checkpoints.quantized.blocks import (
     check_zeros,
     group_size_of,
 )
-from checkpoints.quantized.fields import Fields
-from checkpoints.quantized.modules import Parts, by_module, check_complete
-from checkpoints.quantized.packed import packed
+from jaxserve.checkpoints.quantized.fields import Fields
+from jaxserve.checkpoints.quantized.modules import Parts, by_module, check_complete
+from jaxserve.checkpoints.quantized.packed import packed
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from checkpoints.errors import CheckpointError
+from jaxserve.checkpoints.errors import CheckpointError
 
 
 class Fields:

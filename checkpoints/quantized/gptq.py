@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from checkpoints.quantized.blocks import (
+from jaxserve.checkpoints.quantized.blocks import (
     BlockScaled,
     Transposed,
     block_entry,
@@ -21,9 +21,9 @@ from checkpoints.quantized.blocks import (
     check_zeros,
     group_size_of,
 )
-from checkpoints.quantized.fields import Fields
-from checkpoints.quantized.modules import Parts, by_module, check_complete
-from checkpoints.quantized.packed import WORD, packed
+from jaxserve.checkpoints.quantized.fields import Fields
+from jaxserve.checkpoints.quantized.modules import Parts, by_module, check_complete
+from jaxserve.checkpoints.quantized.packed import WORD, packed
 
 PARTS = ("qweight", "qzeros", "scales")
 ORDER = "g_idx"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from checkpoints.errors import CheckpointError
+from jaxserve.checkpoints.errors import CheckpointError
 
 Parts = dict[str, np.ndarray]  # tensors of one module, by the last part of their names
 

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from checkpoints.errors import CheckpointError
-from checkpoints.quantized.blocks import BFLOAT16
-from checkpoints.quantized.fields import Fields
+from jaxserve.checkpoints.errors import CheckpointError
+from jaxserve.checkpoints.quantized.blocks import BFLOAT16
+from jaxserve.checkpoints.quantized.fields import Fields
 
 BLOCK = 32  # numbers that share a power of two
 # The values of e2m1, by their bits: sign, two of exponent, one of mantissa.

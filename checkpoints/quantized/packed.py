@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from checkpoints.errors import CheckpointError
+from jaxserve.checkpoints.errors import CheckpointError
 
 WORD = 32
 

@@ -33,8 +33,8 @@ from jaxserve.llm import LLM
 from jaxserve.models.quant import scheme_in
 from jaxserve.progress import Bar
 from jaxserve.request import Request, SamplingParams
-from sharding.mesh import MeshSpec, device_kind
-from sharding.params import stored_bytes
+from jaxserve.sharding.mesh import MeshSpec, device_kind
+from jaxserve.sharding.params import stored_bytes
 
 GIB = 2**30
 

@@ -6,8 +6,8 @@ import os
 import stat
 from pathlib import Path
 
-from checkpoints.hf import check_folder
 from jaxserve.cache_folders import check_compilation_cache
+from jaxserve.checkpoints.hf import check_folder
 from jaxserve.cli.flags import draft_model, engine_options
 from jaxserve.config import check_draft_model, check_options
 from jaxserve.config.option import flag_of

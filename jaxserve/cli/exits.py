@@ -4,12 +4,12 @@ import os
 import sys
 from collections.abc import Callable
 
-from checkpoints.errors import CheckpointError
+from jaxserve.checkpoints.errors import CheckpointError
 from jaxserve.cli.interrupts import INTERRUPTED
 from jaxserve.errors import JaxserveError
+from jaxserve.pallas_kernels.errors import KernelError
+from jaxserve.sharding.errors import ChipError, ShardingError
 from jaxserve.tokenizer import TokenizerError
-from pallas_kernels.errors import KernelError
-from sharding.errors import ChipError, ShardingError
 
 # What a request or a flag can lead to: one line on standard error, and no traceback.
 EXPECTED = (

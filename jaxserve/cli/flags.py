@@ -13,7 +13,7 @@ from jaxserve.config.option import flag_of
 from jaxserve.errors import ConfigError, RequestError, flag_text
 from jaxserve.request import SamplingParams
 
-BUNDLED = Path(__file__).parents[2] / "checkpoints" / "bundled" / "tiny-chat"
+BUNDLED = Path(__file__).parents[1] / "checkpoints" / "bundled" / "tiny-chat"
 
 
 def parser() -> argparse.ArgumentParser:

@@ -18,7 +18,7 @@ from jaxserve.engine.buckets import Bucket, BucketPlan
 from jaxserve.engine.plan import Admission, LanePlan, StepPlan
 from jaxserve.engine.row_fields import ROW_FIELDS
 from jaxserve.models.spec import ModelSpec
-from sharding.mesh import MeshSpec
+from jaxserve.sharding.mesh import MeshSpec
 
 Facts = dict[str, str]  # values by name, in the order in which differences are reported
 PACKAGES = ("jaxserve", "jax", "jaxlib")

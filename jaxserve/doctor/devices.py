@@ -30,9 +30,9 @@ from jaxserve.engine.device.kernels.choice import (
 from jaxserve.loading.spec import read_spec
 from jaxserve.models.quant import SCHEMES
 from jaxserve.models.spec import ModelSpec
+from jaxserve.pallas_kernels.errors import KernelError
 from jaxserve.plan.model_config import read_config
-from pallas_kernels.errors import KernelError
-from sharding.mesh import MeshSpec, platform
+from jaxserve.sharding.mesh import MeshSpec, platform
 
 BFLOAT16 = jnp.dtype(jnp.bfloat16)
 INT4 = SCHEMES["int4-g128"]

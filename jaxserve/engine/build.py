@@ -35,9 +35,9 @@ from jaxserve.engine.host.speculation import DeviceDrafts, Proposer, Speculation
 from jaxserve.errors import ConfigError, MemoryLimitError, flag_text
 from jaxserve.models.quant import QuantScheme, scheme_in
 from jaxserve.models.spec import ModelSpec
-from pallas_kernels import dispatch
-from sharding.mesh import crosses_slow_links, platform, spans_hosts
-from sharding.rules import shards
+from jaxserve.pallas_kernels import dispatch
+from jaxserve.sharding.mesh import crosses_slow_links, platform, spans_hosts
+from jaxserve.sharding.rules import shards
 
 NewRunner = Callable[[ModelSpec, dict, EngineConfig, Mesh, Drafter | None], DeviceRunner]
 StepFootprint = Callable[[Lowering, Bucket], Footprint]

@@ -24,7 +24,7 @@ from jaxserve.llm import LLM
 from jaxserve.progress import Bar
 from jaxserve.prompts import Prepared
 from jaxserve.request import SamplingParams
-from sharding.mesh import MeshSpec
+from jaxserve.sharding.mesh import MeshSpec
 
 
 @interrupts_raise()

@@ -20,22 +20,22 @@ from rich.progress import (
 )
 from safetensors.numpy import save_file
 
-from checkpoints.errors import CheckpointError
-from checkpoints.hf import INDEX, SINGLE_FILE
-from checkpoints.new_folder import copy_other_files, new_folder
-from checkpoints.orbax_store import (
+from jaxserve.checkpoints.errors import CheckpointError
+from jaxserve.checkpoints.hf import INDEX, SINGLE_FILE
+from jaxserve.checkpoints.new_folder import copy_other_files, new_folder
+from jaxserve.checkpoints.orbax_store import (
     AS_STORED,
     MANIFEST,
     OrbaxCheckpoint,
     is_orbax,
     write_manifest,
 )
-from checkpoints.orbax_writer import CHUNK_BYTES, Writer
-from checkpoints.quantized import dequantized
+from jaxserve.checkpoints.orbax_writer import CHUNK_BYTES, Writer
+from jaxserve.checkpoints.quantized import dequantized
 from jaxserve.loading.export import PublishedTensor, published_tensors
 from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import Checkpoint, open_checkpoint
-from sharding.mesh import MeshSpec
+from jaxserve.sharding.mesh import MeshSpec
 
 FILE_BYTES: Final = 5 * 10**9  # limit of a .safetensors file, unless one tensor is larger
 Report = Callable[[int, int, str], None]  # bytes done, bytes in total, name of the tensor

@@ -12,8 +12,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from checkpoints.orbax_store import AS_STORED, OrbaxCheckpoint
-from checkpoints.safetensors_reader import check_finite
+from jaxserve.checkpoints.orbax_store import AS_STORED, OrbaxCheckpoint
+from jaxserve.checkpoints.safetensors_reader import check_finite
 from jaxserve.errors import ModelError
 from jaxserve.loading.match import by_parameter
 from jaxserve.loading.orbax_layout import parameter_name

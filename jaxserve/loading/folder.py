@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
-from checkpoints.orbax_store import AS_STORED
+from jaxserve.checkpoints.orbax_store import AS_STORED
 from jaxserve.errors import ModelError
 from jaxserve.loading.parameters import Progress, load_params
 from jaxserve.loading.spec import Checkpoint, open_checkpoint, read_architecture
@@ -16,8 +16,8 @@ from jaxserve.models.decoder import param_specs
 from jaxserve.models.quant import scheme_in
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_EOS_IDS
+from jaxserve.sharding.params import is_param_spec
 from jaxserve.tokenizer import Tokenizer, load_tokenizer
-from sharding.params import is_param_spec
 
 
 @dataclass(frozen=True)

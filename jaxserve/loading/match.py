@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
-from checkpoints.orbax_store import OrbaxCheckpoint
-from checkpoints.quantized import dequantized
+from jaxserve.checkpoints.orbax_store import OrbaxCheckpoint
+from jaxserve.checkpoints.quantized import dequantized
 from jaxserve.errors import ModelError
 from jaxserve.loading.spec import Checkpoint
 from jaxserve.models.families.weight_table import Family, Stored, Tensor

@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.tree_util import SequenceKey, tree_leaves_with_path
 
-from checkpoints.orbax_store import (
+from jaxserve.checkpoints.orbax_store import (
     AS_STORED,
     CONVERT_AGAIN,
     MANIFEST,
@@ -23,7 +23,7 @@ from jaxserve.models.families.weight_table import Tensor
 from jaxserve.models.fused import PARTS
 from jaxserve.models.quant import Quantized, contracted, is_quantized, parse_scheme
 from jaxserve.models.spec import ModelSpec
-from sharding.params import ParamSpec, is_param_spec
+from jaxserve.sharding.params import ParamSpec, is_param_spec
 
 
 def stored_weights(folder: Path) -> str:

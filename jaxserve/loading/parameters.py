@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 from jax.sharding import Mesh
 
-from checkpoints.orbax_store import AS_STORED, OrbaxCheckpoint
+from jaxserve.checkpoints.orbax_store import AS_STORED, OrbaxCheckpoint
 from jaxserve.errors import ModelError
 from jaxserve.loading.match import by_parameter, match_tensors, stored_tensors
 from jaxserve.loading.orbax_layout import choose_weights, match_parameters
@@ -20,7 +20,7 @@ from jaxserve.models.families.weight_table import Stored, Tensor
 from jaxserve.models.matmul_w8a8 import check_chip
 from jaxserve.models.precision import check_dtype
 from jaxserve.models.quant import Quantized, parse_scheme
-from sharding.params import is_param_spec
+from jaxserve.sharding.params import is_param_spec
 
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 Progress = Callable[[int, int, str], None]  # bytes done, bytes in total, name of the tensor

@@ -13,13 +13,13 @@ import numpy as np
 from jax.experimental.layout import Format
 from jax.sharding import Mesh, SingleDeviceSharding
 
-from checkpoints.safetensors_reader import check_finite
+from jaxserve.checkpoints.safetensors_reader import check_finite
 from jaxserve.errors import ModelError
 from jaxserve.models.families.weight_table import Stored, Tensor
 from jaxserve.models.quant import Quantized
 from jaxserve.models.quantize import Ranges, ShardQuantizer
 from jaxserve.models.spec import ModelSpec
-from sharding.params import ParamSpec
+from jaxserve.sharding.params import ParamSpec
 
 Read = Callable[[Ranges], np.ndarray]  # reads the given range of each of a parameter's dimensions
 # Entries of a tile of `_copy`: along the dimension that is contiguous in the file, and along the

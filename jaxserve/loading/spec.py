@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from checkpoints.hf import HFCheckpoint
-from checkpoints.orbax_store import OrbaxCheckpoint, is_orbax
-from checkpoints.quantized import check_method
+from jaxserve.checkpoints.hf import HFCheckpoint
+from jaxserve.checkpoints.orbax_store import OrbaxCheckpoint, is_orbax
+from jaxserve.checkpoints.quantized import check_method
 from jaxserve.errors import ModelError
 from jaxserve.models.families import FAMILIES
 from jaxserve.models.families.pooling import embeds

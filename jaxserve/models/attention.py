@@ -7,7 +7,7 @@ from jaxserve.models.layers import flatten, project, rms_norm
 from jaxserve.models.rope import rotate
 from jaxserve.models.sharded_attention import Attend, Rotation
 from jaxserve.models.spec import ModelSpec
-from pallas_kernels.paged_attention.api import Pages
+from jaxserve.pallas_kernels.paged_attention.api import Pages
 
 QK_NORMS = {
     "none": {},

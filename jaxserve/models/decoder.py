@@ -22,8 +22,8 @@ from jaxserve.models.quant import QuantScheme, quantized_specs
 from jaxserve.models.rope import tables
 from jaxserve.models.sharded_attention import Attend, Rotation
 from jaxserve.models.spec import ModelSpec
-from pallas_kernels.paged_attention.api import Pages
-from sharding.params import ParamSpec
+from jaxserve.pallas_kernels.paged_attention.api import Pages
+from jaxserve.sharding.params import ParamSpec
 
 NORMS = {
     "before": ("attn_norm", "mlp_norm"),

@@ -12,7 +12,7 @@ from jaxserve.models.layer_kind import Latent
 from jaxserve.models.layers import einsum, flatten, project, rms_norm
 from jaxserve.models.rope import rotate
 from jaxserve.models.sharded_attention import Attend, Rotation
-from pallas_kernels.paged_attention.api import Pages
+from jaxserve.pallas_kernels.paged_attention.api import Pages
 
 EPS = 1e-6  # of the norms of compressed vectors; config.json gives that of the other norms
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 import jax.numpy as jnp
 
 from jaxserve.errors import ModelError
-from pallas_kernels.paged_attention.api import Layout
+from jaxserve.pallas_kernels.paged_attention.api import Layout
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from jaxserve.models.mlp import activate
 from jaxserve.models.moe_sizes import block_rows, blocks_at_once, fits_at_once
 from jaxserve.models.quant import Quantized
 from jaxserve.models.spec import ModelSpec
-from pallas_kernels.grouped_matmul.api import GroupedMatmul, Groups, Options
-from pallas_kernels.grouped_matmul.grouping import arrange
-from sharding.mesh import device_kind
+from jaxserve.pallas_kernels.grouped_matmul.api import GroupedMatmul, Groups, Options
+from jaxserve.pallas_kernels.grouped_matmul.grouping import arrange
+from jaxserve.sharding.mesh import device_kind
 
 
 class _Blocks(NamedTuple):

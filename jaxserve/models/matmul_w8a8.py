@@ -11,8 +11,8 @@ from jaxtyping import Array, Float
 
 from jaxserve.errors import ModelError, flag_text
 from jaxserve.models.quant import Quantized, QuantScheme
-from sharding.mesh import device_kind
-from sharding.native_products import multiplies_natively
+from jaxserve.sharding.mesh import device_kind
+from jaxserve.sharding.native_products import multiplies_natively
 
 
 def w8a8_matmul(subscripts: str, x: Float[Array, "T D"], weight: Quantized) -> jax.Array:

@@ -10,10 +10,10 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from jaxserve.models.quant import KernelBinding, Quantized
-from pallas_kernels.quantized_matmul import reference
-from pallas_kernels.quantized_matmul.api import Options
-from sharding.mesh import device_kind
-from sharding.rules import DP_AXES, partition
+from jaxserve.pallas_kernels.quantized_matmul import reference
+from jaxserve.pallas_kernels.quantized_matmul.api import Options
+from jaxserve.sharding.mesh import device_kind
+from jaxserve.sharding.rules import DP_AXES, partition
 
 
 def weight_only_matmul(subscripts: str, x: Float[Array, "T D"], weight: Quantized) -> jax.Array:

@@ -27,8 +27,8 @@ from jaxserve.models.moe_sizes import all_to_all_capacity
 from jaxserve.models.quant import Quantized, scale_axes
 from jaxserve.models.routing import route
 from jaxserve.models.spec import ModelSpec
-from pallas_kernels.grouped_matmul.api import GroupedMatmul
-from sharding.rules import DP_AXES, partition
+from jaxserve.pallas_kernels.grouped_matmul.api import GroupedMatmul
+from jaxserve.sharding.rules import DP_AXES, partition
 
 
 def axes(spec: ModelSpec) -> dict:

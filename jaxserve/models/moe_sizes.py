@@ -12,9 +12,9 @@ from jax.sharding import Mesh
 from jaxserve.models.mixture import Mixture
 from jaxserve.models.quant import QuantScheme
 from jaxserve.models.spec import ModelSpec
-from pallas_kernels.grouped_matmul.api import Demand, GroupedMatmul, Options
-from pallas_kernels.grouped_matmul.grouping import blocks_needed
-from sharding.mesh import device_kind
+from jaxserve.pallas_kernels.grouped_matmul.api import Demand, GroupedMatmul, Options
+from jaxserve.pallas_kernels.grouped_matmul.grouping import blocks_needed
+from jaxserve.sharding.mesh import device_kind
 
 # Rows that an expert shard computes in one wave however unevenly tokens are routed. With more, a
 # wave has room for about twice an even share, and uneven steps take several waves.

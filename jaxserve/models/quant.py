@@ -26,8 +26,8 @@ from jax.tree_util import tree_map_with_path
 from jaxserve.errors import ModelError, flag_text
 from jaxserve.models.precision import AS_STORED, HEAD, check_form
 from jaxserve.models.spec import ModelSpec
-from pallas_kernels.quantized_matmul.api import GROUPS, Demand, QuantizedMatmul
-from sharding.params import ParamSpec, is_param_spec
+from jaxserve.pallas_kernels.quantized_matmul.api import GROUPS, Demand, QuantizedMatmul
+from jaxserve.sharding.params import ParamSpec, is_param_spec
 
 # Names of parameters that are quantized -> the letters that their product sums over. Not here: two
 # matrices of latent attention that are applied head by head, and routers.

@@ -5,8 +5,14 @@ import jax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
-from pallas_kernels.paged_attention.api import Layout, Options, PagedAttention, Pages, Ragged
-from sharding.rules import DP_AXES, RULES, Rules, partition
+from jaxserve.pallas_kernels.paged_attention.api import (
+    Layout,
+    Options,
+    PagedAttention,
+    Pages,
+    Ragged,
+)
+from jaxserve.sharding.rules import DP_AXES, RULES, Rules, partition
 
 
 @flax.struct.dataclass

@@ -145,8 +145,8 @@ class ModelSpec:
         """Return the spec as `tensor` devices hold it, which split the heads among them.
 
         With fewer kv heads than devices, several devices get a copy of each kv head and divide its
-        queries among them. The spec is unchanged where heads do not divide so; sharding.rules then
-        refuses the mesh.
+        queries among them. The spec is unchanged where heads do not divide so; the mesh is then
+        refused by jaxserve.sharding.rules.
         """
         if self.latent:  # every device has the one head
             return self

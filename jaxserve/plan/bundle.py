@@ -14,14 +14,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
-from checkpoints.errors import CheckpointError
-from checkpoints.safetensors_reader import parse_json_object
+from jaxserve.checkpoints.errors import CheckpointError
+from jaxserve.checkpoints.safetensors_reader import parse_json_object
 from jaxserve.config import EngineConfig, EngineOptions
 from jaxserve.errors import ConfigError, flag_text
 from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.deployment import Deployment
 from jaxserve.plan.platform import environment
-from sharding.mesh import AXES, MeshSpec, device_kind, platform
+from jaxserve.sharding.mesh import AXES, MeshSpec, device_kind, platform
 
 MANIFEST = "manifest.json"
 CACHE = "cache"

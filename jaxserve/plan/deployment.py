@@ -31,8 +31,8 @@ from jaxserve.plan.roofline import (
     work_of_weights,
 )
 from jaxserve.plan.topology import Topology
-from sharding.mesh import MeshSpec, platform
-from sharding.params import is_param_spec
+from jaxserve.sharding.mesh import MeshSpec, platform
+from jaxserve.sharding.params import is_param_spec
 
 LOGITS = 8  # float32 arrays of a step's logits that a sampler was seen to keep at a time
 SLACK = 2**26  # bytes

@@ -9,8 +9,8 @@ from jaxserve.engine.device.memory import device_limit
 from jaxserve.errors import ConfigError
 from jaxserve.plan.flags import MEMORY_FRACTION
 from jaxserve.plan.topology import Topology
-from sharding import aot_devices as absent
-from sharding.mesh import MeshSpec
+from jaxserve.sharding import aot_devices as absent
+from jaxserve.sharding.mesh import MeshSpec
 
 
 def mesh_on(topology: Topology, axes: MeshSpec, compilers: bool = True) -> Mesh:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from checkpoints.safetensors_reader import parse_json_object
+from jaxserve.checkpoints.safetensors_reader import parse_json_object
 from jaxserve.errors import ModelError, flag_text
 
 CONFIGS = Path(__file__).parent / "configs"

@@ -13,7 +13,7 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from jaxserve.plan.topology import Topology
-from sharding.aot_devices import ENVIRONMENT
+from jaxserve.sharding.aot_devices import ENVIRONMENT
 
 PACKAGES = ("jaxserve", "jax", "jaxlib")
 # Flags that are no part of the keys of jax's cache.

@@ -33,8 +33,8 @@ from jaxserve.plan.report import GIB, show, to_json
 from jaxserve.plan.suggest import Precision, choices, confirmed, rank
 from jaxserve.plan.topology import Topology
 from jaxserve.progress import Bar
-from sharding.errors import ChipError
-from sharding.mesh import MeshSpec
+from jaxserve.sharding.errors import ChipError
+from jaxserve.sharding.mesh import MeshSpec
 
 DOES_NOT_FIT = 1
 GIGABYTE = 1e9  # of --link

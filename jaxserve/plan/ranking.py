@@ -8,7 +8,7 @@ from rich.table import Table
 
 from jaxserve.plan.report import GIB
 from jaxserve.plan.suggest import Choice, Ranked
-from sharding.mesh import MeshSpec
+from jaxserve.sharding.mesh import MeshSpec
 
 COLUMNS = ("GiB of cache", "tokens of it", "streams", "tokens/s", "TPOT alone, ms")
 CAPTION = (

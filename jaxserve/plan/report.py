@@ -16,7 +16,7 @@ from jaxserve.plan.estimate import Batch, Estimate
 from jaxserve.plan.handover import Handover
 from jaxserve.plan.handover_report import handover_json, handover_parts
 from jaxserve.plan.topology import Limits
-from sharding.mesh import device_kind
+from jaxserve.sharding.mesh import device_kind
 
 GIB = 2**30
 

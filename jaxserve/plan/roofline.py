@@ -20,9 +20,9 @@ from jaxserve.models.moe_sizes import all_to_all_capacity
 from jaxserve.models.quant import QuantScheme
 from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.topology import Limits
-from sharding.mesh import MeshSpec
-from sharding.params import ParamSpec, is_param_spec
-from sharding.rules import RULES
+from jaxserve.sharding.mesh import MeshSpec
+from jaxserve.sharding.params import ParamSpec, is_param_spec
+from jaxserve.sharding.rules import RULES
 
 LOGIT_BYTES = 4
 PAGE = 64  # tokens; any size will do, because only bytes per token are counted

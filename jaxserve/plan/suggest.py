@@ -8,13 +8,13 @@ import jax.numpy as jnp
 
 from jaxserve.errors import ConfigError, MemoryLimitError, ModelError, flag_text
 from jaxserve.models.quant import QuantScheme
+from jaxserve.pallas_kernels.errors import KernelError
 from jaxserve.plan.compile import Progress, asking, compile_steps
 from jaxserve.plan.deployment import Target, deploy
 from jaxserve.plan.estimate import Batch, Estimate
 from jaxserve.plan.topology import Limits
-from pallas_kernels.errors import KernelError
-from sharding.errors import ShardingError
-from sharding.mesh import MeshSpec
+from jaxserve.sharding.errors import ShardingError
+from jaxserve.sharding.mesh import MeshSpec
 
 
 class Precision(NamedTuple):

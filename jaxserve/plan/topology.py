@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from jaxserve.errors import ConfigError, flag_text
-from sharding.chips import CHIPS, NODE, Chip, chips_in
+from jaxserve.sharding.chips import CHIPS, NODE, Chip, chips_in
 
 MAX_CPUS = 64
 GPUS = re.compile(r"([a-z0-9]+?)(?:x([1-9]\d*))?")

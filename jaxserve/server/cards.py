@@ -10,7 +10,7 @@ from jaxserve.errors import JaxserveError
 from jaxserve.llm import LLM
 from jaxserve.models.quant import scheme_in
 from jaxserve.server.serving_state import EngineCard, ModelCard, StepUse
-from sharding.mesh import device_kind
+from jaxserve.sharding.mesh import device_kind
 
 PACKAGES = ("jaxserve", "jax", "jaxlib", "grpcio")  # whose versions operators see
 

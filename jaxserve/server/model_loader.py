@@ -18,7 +18,7 @@ from jaxserve.plan.bundle import CACHE, Manifest, check_engine, open_bundle
 from jaxserve.progress import Bar
 from jaxserve.server.disaggregation.local_mesh import Place
 from jaxserve.server.flags import limits
-from sharding.mesh import MeshSpec, device_kind
+from jaxserve.sharding.mesh import MeshSpec, device_kind
 
 
 def use_bundle(args: argparse.Namespace) -> Manifest:

@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 
-from pallas_kernels.errors import KernelError
+from jaxserve.pallas_kernels.errors import KernelError
 
 
 class Groups(NamedTuple):

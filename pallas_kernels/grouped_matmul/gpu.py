@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Num
 
-from pallas_kernels.errors import KernelError
-from pallas_kernels.grouped_matmul.api import (
+from jaxserve.pallas_kernels.errors import KernelError
+from jaxserve.pallas_kernels.grouped_matmul.api import (
     Demand,
     Groups,
     Options,
@@ -22,9 +22,9 @@ from pallas_kernels.grouped_matmul.api import (
     demand_of,
     next_power_of_two,
 )
-from pallas_kernels.grouped_matmul.gpu_body import Body, Inputs, Raw, Shared
-from pallas_kernels.grouped_matmul.gpu_plan import DEPTH, STAGED_COLUMNS, Plan, plan_of
-from pallas_kernels.hopper import HOPPER, tiled
+from jaxserve.pallas_kernels.grouped_matmul.gpu_body import Body, Inputs, Raw, Shared
+from jaxserve.pallas_kernels.grouped_matmul.gpu_plan import DEPTH, STAGED_COLUMNS, Plan, plan_of
+from jaxserve.pallas_kernels.hopper import HOPPER, tiled
 
 BLOCKS = (8, 16, 32, 64, 128)  # rows of a block
 LEAST_ROWS = 16  # that `block_rows` returns, however few rows are expected

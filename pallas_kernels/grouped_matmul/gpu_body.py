@@ -17,8 +17,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.grouped_matmul.gpu_plan import DEPTH, STAGED_COLUMNS, Plan
-from pallas_kernels.hopper import WARPGROUP_ROWS
+from jaxserve.pallas_kernels.grouped_matmul.gpu_plan import DEPTH, STAGED_COLUMNS, Plan
+from jaxserve.pallas_kernels.hopper import WARPGROUP_ROWS
 
 # Blocks of rows that take turns with a tile of columns, so that an expert's blocks are near each
 # other in time.

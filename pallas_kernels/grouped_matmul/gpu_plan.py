@@ -2,8 +2,8 @@
 
 from typing import Final, NamedTuple
 
-from pallas_kernels.grouped_matmul.api import Demand, Options
-from pallas_kernels.hopper import ALIGNMENT, SHARED_BYTES, WARPGROUP_ROWS, cores_of
+from jaxserve.pallas_kernels.grouped_matmul.api import Demand, Options
+from jaxserve.pallas_kernels.hopper import ALIGNMENT, SHARED_BYTES, WARPGROUP_ROWS, cores_of
 
 DEPTH: Final = 64  # numbers of K that are copied and multiplied together: 128 bytes of a row
 STAGED_COLUMNS: Final = 64  # columns of a result that are written together

@@ -10,7 +10,7 @@ inverted, by a scatter or by a second sort, and both are slow on a TPU.
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from pallas_kernels.grouped_matmul.api import Groups
+from jaxserve.pallas_kernels.grouped_matmul.api import Groups
 
 CHUNK = 128  # assignments that are compared with each other
 

@@ -11,7 +11,13 @@ from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float, Num
 
-from pallas_kernels.grouped_matmul.api import Demand, Groups, Options, check_rows, next_power_of_two
+from jaxserve.pallas_kernels.grouped_matmul.api import (
+    Demand,
+    Groups,
+    Options,
+    check_rows,
+    next_power_of_two,
+)
 
 MOST_ROWS = 256  # rows of a block; every block copies a weight out of all of them
 

@@ -26,8 +26,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Num
 
-from pallas_kernels.errors import KernelError
-from pallas_kernels.grouped_matmul.api import (
+from jaxserve.pallas_kernels.errors import KernelError
+from jaxserve.pallas_kernels.grouped_matmul.api import (
     Demand,
     Groups,
     Options,
@@ -35,8 +35,8 @@ from pallas_kernels.grouped_matmul.api import (
     demand_of,
     next_power_of_two,
 )
-from pallas_kernels.grouped_matmul.reference import dequantized
-from pallas_kernels.grouped_matmul.tpu_plan import DEPTH, WIDTH, plan_of, scales_of
+from jaxserve.pallas_kernels.grouped_matmul.reference import dequantized
+from jaxserve.pallas_kernels.grouped_matmul.tpu_plan import DEPTH, WIDTH, plan_of, scales_of
 
 DTYPES = (jnp.float32, jnp.bfloat16)
 NUMBERS = (jnp.int8, jnp.float8_e4m3fn, jnp.int4)  # dtypes of weights with scales

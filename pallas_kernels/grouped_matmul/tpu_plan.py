@@ -6,8 +6,8 @@ from typing import Final, NamedTuple
 
 import jax
 
-from pallas_kernels.errors import KernelError
-from pallas_kernels.grouped_matmul.api import Demand, Options
+from jaxserve.pallas_kernels.errors import KernelError
+from jaxserve.pallas_kernels.grouped_matmul.api import Demand, Options
 
 TILE_LANES: Final = 128  # lanes of a vector register, and of a tile of memory
 MIB: Final = 2**20

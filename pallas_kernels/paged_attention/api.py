@@ -29,7 +29,7 @@ import numpy as np
 from jax import dtypes
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.errors import KernelError
+from jaxserve.pallas_kernels.errors import KernelError
 
 # Largest finite values of the 8-bit dtypes that pages may have.
 LARGEST = {

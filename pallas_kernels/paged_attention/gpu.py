@@ -14,14 +14,27 @@ import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from pallas_kernels.hopper import HOPPER, WARPGROUP_ROWS, tiled
-from pallas_kernels.paged_attention import reference
-from pallas_kernels.paged_attention.api import Attended, Demand, KernelError, Options, Pages, Ragged
-from pallas_kernels.paged_attention.gpu_body import Body
-from pallas_kernels.paged_attention.gpu_plan import Plan, Sizes, few_plan, few_tokens, many_plan
-from pallas_kernels.paged_attention.gpu_refs import Inputs, Outputs, Raw, Shared
-from pallas_kernels.paged_attention.gpu_work import Units, merged, units_of
-from pallas_kernels.paged_attention.tiles import (
+from jaxserve.pallas_kernels.hopper import HOPPER, WARPGROUP_ROWS, tiled
+from jaxserve.pallas_kernels.paged_attention import reference
+from jaxserve.pallas_kernels.paged_attention.api import (
+    Attended,
+    Demand,
+    KernelError,
+    Options,
+    Pages,
+    Ragged,
+)
+from jaxserve.pallas_kernels.paged_attention.gpu_body import Body
+from jaxserve.pallas_kernels.paged_attention.gpu_plan import (
+    Plan,
+    Sizes,
+    few_plan,
+    few_tokens,
+    many_plan,
+)
+from jaxserve.pallas_kernels.paged_attention.gpu_refs import Inputs, Outputs, Raw, Shared
+from jaxserve.pallas_kernels.paged_attention.gpu_work import Units, merged, units_of
+from jaxserve.pallas_kernels.paged_attention.tiles import (
     Tiles,
     by_token,
     decode_tiles,

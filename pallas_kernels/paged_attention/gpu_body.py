@@ -28,9 +28,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.paged_attention.gpu_fetch import CHUNK, Fetcher
-from pallas_kernels.paged_attention.gpu_plan import WARPGROUP_ROWS, Plan
-from pallas_kernels.paged_attention.gpu_refs import Inputs, Outputs, Scalar, Shared, Unit
+from jaxserve.pallas_kernels.paged_attention.gpu_fetch import CHUNK, Fetcher
+from jaxserve.pallas_kernels.paged_attention.gpu_plan import WARPGROUP_ROWS, Plan
+from jaxserve.pallas_kernels.paged_attention.gpu_refs import Inputs, Outputs, Scalar, Shared, Unit
 
 # A multiprocessor has 64 Ki registers: 512 for each thread index of its warpgroups together.
 REGISTERS = 512

@@ -10,8 +10,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.paged_attention.gpu_plan import Plan
-from pallas_kernels.paged_attention.gpu_refs import Inputs, Scalar, Shared, Unit
+from jaxserve.pallas_kernels.paged_attention.gpu_plan import Plan
+from jaxserve.pallas_kernels.paged_attention.gpu_refs import Inputs, Scalar, Shared, Unit
 
 # Pieces of a block, each within one page: the page, and the first token within it.
 Pieces = tuple[tuple[Scalar, Scalar], ...]

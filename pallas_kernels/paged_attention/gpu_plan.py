@@ -10,8 +10,14 @@ from importlib.resources import files
 from math import gcd
 from typing import NamedTuple
 
-from pallas_kernels.hopper import ALIGNMENT, FEW_CORES, SHARED_BYTES, WARPGROUP_ROWS, cores_of
-from pallas_kernels.paged_attention.api import KernelError, Layout, Options
+from jaxserve.pallas_kernels.hopper import (
+    ALIGNMENT,
+    FEW_CORES,
+    SHARED_BYTES,
+    WARPGROUP_ROWS,
+    cores_of,
+)
+from jaxserve.pallas_kernels.paged_attention.api import KernelError, Layout, Options
 
 # Columns of a part's result that are written together: there is no shared memory for all of them.
 RESULT_COLUMNS = 64

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from pallas_kernels.paged_attention.gpu_work import Units
+from jaxserve.pallas_kernels.paged_attention.gpu_work import Units
 
 Scalar = Any  # an int32: a value of the kernel, or a constant
 

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.paged_attention.gpu_plan import Plan
-from pallas_kernels.paged_attention.tiles import Tiles
+from jaxserve.pallas_kernels.paged_attention.gpu_plan import Plan
+from jaxserve.pallas_kernels.paged_attention.tiles import Tiles
 
 
 class Units(NamedTuple):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.paged_attention.api import Layout
+from jaxserve.pallas_kernels.paged_attention.api import Layout
 
 TILE_LANES = 128  # lanes of a vector register, and of a tile of memory
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.paged_attention.api import (
+from jaxserve.pallas_kernels.paged_attention.api import (
     Attended,
     Demand,
     KernelError,

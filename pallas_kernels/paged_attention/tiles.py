@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.paged_attention.api import Ragged
+from jaxserve.pallas_kernels.paged_attention.api import Ragged
 
 
 class Tiles(NamedTuple):

@@ -29,8 +29,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.paged_attention import tpu_write
-from pallas_kernels.paged_attention.api import (
+from jaxserve.pallas_kernels.paged_attention import tpu_write
+from jaxserve.pallas_kernels.paged_attention.api import (
     Attended,
     Demand,
     KernelError,
@@ -39,16 +39,23 @@ from pallas_kernels.paged_attention.api import (
     Pages,
     Ragged,
 )
-from pallas_kernels.paged_attention.lanes import TILE_LANES, Lanes, pack, sublanes, unpack, widen
-from pallas_kernels.paged_attention.tiles import (
+from jaxserve.pallas_kernels.paged_attention.lanes import (
+    TILE_LANES,
+    Lanes,
+    pack,
+    sublanes,
+    unpack,
+    widen,
+)
+from jaxserve.pallas_kernels.paged_attention.tiles import (
     Tiles,
     by_token,
     decode_tiles,
     gathered,
     ragged_tiles,
 )
-from pallas_kernels.paged_attention.tpu_body import Body, Scalars
-from pallas_kernels.paged_attention.tpu_plan import Plan, plan_of
+from jaxserve.pallas_kernels.paged_attention.tpu_body import Body, Scalars
+from jaxserve.pallas_kernels.paged_attention.tpu_plan import Plan, plan_of
 
 SCALAR_BYTES = 2**19  # bytes of scalar memory that page tables may take
 

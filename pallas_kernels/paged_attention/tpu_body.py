@@ -13,8 +13,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.paged_attention.lanes import sublanes
-from pallas_kernels.paged_attention.tpu_plan import Plan
+from jaxserve.pallas_kernels.paged_attention.lanes import sublanes
+from jaxserve.pallas_kernels.paged_attention.tpu_plan import Plan
 
 # Score of a masked position. It is finite, since in a block that is masked throughout the peak is
 # this score too, and -inf - -inf would be NaN.

@@ -9,8 +9,8 @@ from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
-from pallas_kernels.paged_attention.api import Layout, Options
-from pallas_kernels.paged_attention.lanes import Lanes
+from jaxserve.pallas_kernels.paged_attention.api import Layout, Options
+from jaxserve.pallas_kernels.paged_attention.lanes import Lanes
 
 
 class Sizes(NamedTuple):

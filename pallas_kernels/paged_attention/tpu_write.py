@@ -12,8 +12,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int, Shaped
 
-from pallas_kernels.paged_attention.api import Layout, Pages, Ragged, quantize
-from pallas_kernels.paged_attention.lanes import pack
+from jaxserve.pallas_kernels.paged_attention.api import Layout, Pages, Ragged, quantize
+from jaxserve.pallas_kernels.paged_attention.lanes import pack
 
 
 def stored(k: Float[Array, "T K H"], v: Float[Array, "T K H"] | None, layout: Layout) -> Pages:

@@ -11,7 +11,7 @@ Letters:
   G  groups, K / g
 
 Where a kernel wants a weight's dimensions in another order, they lie so in memory already
-(sharding.params), and nothing is moved.
+(jaxserve.sharding.params), and nothing is moved.
 """
 
 from dataclasses import dataclass

@@ -3,8 +3,8 @@
 The kernel computes the transposed product: the weight is the operand that a tensor core can take
 from registers, where its numbers become bfloat16. So the numbers are read from memory once, in 4
 bits, and written nowhere else. Numbers that are summed up lie beside each other in memory, as wgmma
-wants them (sharding.params: `summed`). The products of a group add up in registers of their own and
-are then multiplied by the group's scale, which is as exact as one scale per column.
+wants them (jaxserve.sharding.params: `summed`). The products of a group add up in registers of
+their own and are then multiplied by the group's scale, which is as exact as one scale per column.
 
 Units of work, a tile of columns times a tile of rows each, are shared out over as many thread
 blocks as the GPU has multiprocessors (`gpu_body.py`). Where there are fewer units, K is split, and
@@ -19,11 +19,11 @@ import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int4
 
-from pallas_kernels.errors import KernelError
-from pallas_kernels.hopper import HOPPER, WARPGROUP_ROWS, tiled
-from pallas_kernels.quantized_matmul.api import GROUPS, Demand, Options
-from pallas_kernels.quantized_matmul.gpu_body import Body, Inputs, Shared
-from pallas_kernels.quantized_matmul.gpu_plan import DEPTHS, WARPGROUPS, Plan, plan_of
+from jaxserve.pallas_kernels.errors import KernelError
+from jaxserve.pallas_kernels.hopper import HOPPER, WARPGROUP_ROWS, tiled
+from jaxserve.pallas_kernels.quantized_matmul.api import GROUPS, Demand, Options
+from jaxserve.pallas_kernels.quantized_matmul.gpu_body import Body, Inputs, Shared
+from jaxserve.pallas_kernels.quantized_matmul.gpu_plan import DEPTHS, WARPGROUPS, Plan, plan_of
 
 # Columns of the weight that are copied together: an array has a multiple of them.
 STEP = 8

@@ -16,8 +16,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.hopper import WARPGROUP_ROWS
-from pallas_kernels.quantized_matmul.gpu_plan import WARPGROUPS, Plan
+from jaxserve.pallas_kernels.hopper import WARPGROUP_ROWS
+from jaxserve.pallas_kernels.quantized_matmul.gpu_plan import WARPGROUPS, Plan
 
 # Registers of a thread, out of 512 for each thread index of all warpgroups together.
 FETCHING_REGISTERS = 56

@@ -4,7 +4,7 @@ from typing import Final, NamedTuple
 
 import jax.numpy as jnp
 
-from pallas_kernels.hopper import ALIGNMENT, SHARED_BYTES, WARPGROUP_ROWS, cores_of
+from jaxserve.pallas_kernels.hopper import ALIGNMENT, SHARED_BYTES, WARPGROUP_ROWS, cores_of
 
 DEPTHS: Final = (128, 64)  # numbers of K copied together: 64 or 32 bytes of a weight's column
 WARPGROUPS: Final = 2  # warpgroups that multiply, 64 columns of the weight each

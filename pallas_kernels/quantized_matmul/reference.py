@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int4
 
-from pallas_kernels.quantized_matmul.api import Demand, Options
+from jaxserve.pallas_kernels.quantized_matmul.api import Demand, Options
 
 
 def check(options: Options, demand: Demand) -> None:

@@ -7,8 +7,9 @@ Otherwise the numbers are scaled, in float32: a product of a group of 32 would l
 of the matrix unit idle. Where there are more rows than meet a tile at once, the tile is converted
 once and kept in vector memory for all of them.
 
-Weights have to lie in memory with K next to the last dimension (`sharding.params.memory_order`).
-Dimensions before the last one are parts, whose columns lie side by side in the result.
+Weights have to lie in memory with K next to the last dimension
+(`jaxserve.sharding.params.memory_order`). Dimensions before the last one are parts, whose columns
+lie side by side in the result.
 """
 
 import math
@@ -22,10 +23,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int4
 
-from pallas_kernels.errors import KernelError
-from pallas_kernels.grouped_matmul.tpu_plan import TILE_LANES
-from pallas_kernels.quantized_matmul.api import GROUPS, Demand, Options
-from pallas_kernels.quantized_matmul.tpu_plan import FEW, HEIGHTS, Plan, plan_of
+from jaxserve.pallas_kernels.errors import KernelError
+from jaxserve.pallas_kernels.grouped_matmul.tpu_plan import TILE_LANES
+from jaxserve.pallas_kernels.quantized_matmul.api import GROUPS, Demand, Options
+from jaxserve.pallas_kernels.quantized_matmul.tpu_plan import FEW, HEIGHTS, Plan, plan_of
 
 NARROW = (32, 64)  # columns of parts so narrow that several fill a register
 # Size of the groups whose products are scaled and not their numbers: as many numbers as older

@@ -3,8 +3,13 @@
 from itertools import product
 from typing import Final, NamedTuple
 
-from pallas_kernels.errors import KernelError
-from pallas_kernels.grouped_matmul.tpu_plan import LEAST_MEMORY, MIB, TILE_LANES, VECTOR_MEMORY
+from jaxserve.pallas_kernels.errors import KernelError
+from jaxserve.pallas_kernels.grouped_matmul.tpu_plan import (
+    LEAST_MEMORY,
+    MIB,
+    TILE_LANES,
+    VECTOR_MEMORY,
+)
 
 # Up to so many rows of activations are one block of their own height. More are cut into blocks; a
 # tile that meets more than one block is kept converted for the next.

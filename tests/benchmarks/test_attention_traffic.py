@@ -11,8 +11,8 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from benchmarks.attention_traffic import CONTEXTS, ROWS, SHAPES, spread, traffic
-from pallas_kernels.paged_attention import tpu, tpu_body
-from pallas_kernels.paged_attention.api import Options
+from jaxserve.pallas_kernels.paged_attention import tpu, tpu_body
+from jaxserve.pallas_kernels.paged_attention.api import Options
 from tests.pallas_kernels.attention_case import TOKENS, Case, Shape, compiled
 
 CASES = [

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import tune_paged_attention_gpu as tuner
-from pallas_kernels.paged_attention.api import KernelError, Layout
-from pallas_kernels.paged_attention.gpu_plan import FEW, Sizes
+from jaxserve.pallas_kernels.paged_attention.api import KernelError, Layout
+from jaxserve.pallas_kernels.paged_attention.gpu_plan import FEW, Sizes
 
 LAYOUT = Layout(8, 128, 64, jnp.dtype(jnp.bfloat16))
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from checkpoints.errors import CheckpointError
-from checkpoints.hf import INDEX, HFCheckpoint
-from checkpoints.safetensors_reader import check_finite
+from jaxserve.checkpoints.errors import CheckpointError
+from jaxserve.checkpoints.hf import INDEX, HFCheckpoint
+from jaxserve.checkpoints.safetensors_reader import check_finite
 
 FIRST = "model-00001-of-00002.safetensors"
 SECOND = "model-00002-of-00002.safetensors"

@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from checkpoints.errors import CheckpointError
-from checkpoints.quantized import check_method, dequantized
+from jaxserve.checkpoints.errors import CheckpointError
+from jaxserve.checkpoints.quantized import check_method, dequantized
 
 FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [4, 8]}}
 MXFP4 = {"quantization_config": {"quant_method": "mxfp4"}}

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoints.errors import CheckpointError
-from checkpoints.quantized import check_method, dequantized
-from checkpoints.quantized.packed import Packed
+from jaxserve.checkpoints.errors import CheckpointError
+from jaxserve.checkpoints.quantized import check_method, dequantized
+from jaxserve.checkpoints.quantized.packed import Packed
 
 WHOLE = (slice(None), slice(None))
 IN = 64
@@ -248,7 +248,7 @@ def test_compressed_tensors_per_tensor(shape: tuple[int, ...]) -> None:
 def test_scales_of_activations_are_left_out_with_a_word(caplog: pytest.LogCaptureFixture) -> None:
     tensors, expected = packed_tensors(8)
     pages = {"b.k_scale": np.ones(1, np.float32), "b.v_scale": np.ones(1, np.float32)}
-    with caplog.at_level(logging.WARNING, "checkpoints.quantized.compressed"):
+    with caplog.at_level(logging.WARNING, "jaxserve.checkpoints.quantized.compressed"):
         check(
             tensors | {"a.input_scale": np.ones(1, np.float32)} | pages,
             compressed(num_bits=8),

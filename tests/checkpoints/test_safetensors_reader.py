@@ -14,8 +14,13 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoints.errors import CheckpointError
-from checkpoints.safetensors_reader import DTYPES, NON_FINITE_BITS, SafetensorsFile, check_finite
+from jaxserve.checkpoints.errors import CheckpointError
+from jaxserve.checkpoints.safetensors_reader import (
+    DTYPES,
+    NON_FINITE_BITS,
+    SafetensorsFile,
+    check_finite,
+)
 
 
 def entry(dtype: str, shape: Any, start: int, end: int) -> dict[str, Any]:

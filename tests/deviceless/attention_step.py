@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec
 
-from pallas_kernels.paged_attention.api import (
+from jaxserve.pallas_kernels.paged_attention.api import (
     Attended,
     Demand,
     Layout,
@@ -19,10 +19,10 @@ from pallas_kernels.paged_attention.api import (
     Pages,
     Ragged,
 )
-from sharding import aot_devices as absent
-from sharding.chips import CHIPS
-from sharding.mesh import MeshSpec, device_kind
-from sharding.rules import replicated
+from jaxserve.sharding import aot_devices as absent
+from jaxserve.sharding.chips import CHIPS
+from jaxserve.sharding.mesh import MeshSpec, device_kind
+from jaxserve.sharding.rules import replicated
 
 CACHE = 64 * 4099  # tokens of a pool, which no memory of a core holds
 COMPILERS = {"tpu": "libtpu", "gpu": "jax_cuda13_plugin"}

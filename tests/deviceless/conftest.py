@@ -6,7 +6,7 @@ import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from sharding.aot_devices import ENVIRONMENT
+from jaxserve.sharding.aot_devices import ENVIRONMENT
 
 
 @pytest.fixture(autouse=True)

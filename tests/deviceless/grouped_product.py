@@ -10,12 +10,12 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import PartitionSpec
 
 from jaxserve.models.quant import SCHEMES
-from pallas_kernels.grouped_matmul.api import Demand, GroupedMatmul, Groups, Options
-from pallas_kernels.grouped_matmul.grouping import blocks_needed
-from sharding import aot_devices as absent
-from sharding.chips import CHIPS
-from sharding.mesh import MeshSpec, device_kind
-from sharding.rules import replicated
+from jaxserve.pallas_kernels.grouped_matmul.api import Demand, GroupedMatmul, Groups, Options
+from jaxserve.pallas_kernels.grouped_matmul.grouping import blocks_needed
+from jaxserve.sharding import aot_devices as absent
+from jaxserve.sharding.chips import CHIPS
+from jaxserve.sharding.mesh import MeshSpec, device_kind
+from jaxserve.sharding.rules import replicated
 
 COMPILERS = {"tpu": "libtpu", "gpu": "jax_cuda13_plugin"}
 

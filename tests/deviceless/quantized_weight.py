@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec
 
-from pallas_kernels.quantized_matmul.api import Demand, Options, QuantizedMatmul
-from sharding import aot_devices as absent
-from sharding.chips import CHIPS
-from sharding.mesh import MeshSpec, device_kind
-from sharding.params import ParamSpec
+from jaxserve.pallas_kernels.quantized_matmul.api import Demand, Options, QuantizedMatmul
+from jaxserve.sharding import aot_devices as absent
+from jaxserve.sharding.chips import CHIPS
+from jaxserve.sharding.mesh import MeshSpec, device_kind
+from jaxserve.sharding.params import ParamSpec
 from tests.deviceless.grouped_product import COMPILERS
 
 

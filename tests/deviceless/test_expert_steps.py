@@ -23,10 +23,10 @@ from jaxserve.loading.spec import read_spec
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.hlo.inspection import inspect
-from sharding import aot_devices as absent
-from sharding.chips import CHIPS
-from sharding.mesh import MeshSpec
-from sharding.params import map_specs
+from jaxserve.sharding import aot_devices as absent
+from jaxserve.sharding.chips import CHIPS
+from jaxserve.sharding.mesh import MeshSpec
+from jaxserve.sharding.params import map_specs
 from tests.deviceless.attention_step import COMPILERS
 
 # Sizes that no weight has by chance.

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 from _pytest.mark.structures import ParameterSet
 
+from jaxserve.pallas_kernels.grouped_matmul import gpu, reference
 from jaxserve.plan.hlo.inspection import find_copies, parse
-from pallas_kernels.grouped_matmul import gpu, reference
 from tests.deviceless.grouped_product import MODELS, PRODUCTS, QUANTIZED, Product, compile_for
 from tests.deviceless.pallas_calls import pallas_calls
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 from _pytest.mark.structures import ParameterSet
 
+from jaxserve.pallas_kernels.grouped_matmul import tpu
 from jaxserve.plan.hlo.inspection import find_copies, parse
-from pallas_kernels.grouped_matmul import tpu
-from sharding.chips import CHIPS
+from jaxserve.sharding.chips import CHIPS
 from tests.deviceless.grouped_product import MODELS, PRODUCTS, QUANTIZED, Product, compile_for
 from tests.deviceless.pallas_calls import pallas_calls
 

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import pytest
 from _pytest.mark.structures import ParameterSet
 
+from jaxserve.pallas_kernels.paged_attention import gpu
+from jaxserve.pallas_kernels.paged_attention.gpu import SMALL_STEP
+from jaxserve.pallas_kernels.paged_attention.gpu_plan import Plan, few_plan, few_tokens, many_plan
 from jaxserve.plan.hlo.inspection import find_copies
 from jaxserve.plan.hlo.parser import parse
-from pallas_kernels.paged_attention import gpu
-from pallas_kernels.paged_attention.gpu import SMALL_STEP
-from pallas_kernels.paged_attention.gpu_plan import Plan, few_plan, few_tokens, many_plan
 from tests.deviceless.attention_step import Step, compile_for
 from tests.deviceless.pallas_calls import pallas_calls
 

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import pytest
 from _pytest.mark.structures import ParameterSet
 
+from jaxserve.pallas_kernels.paged_attention import tpu
+from jaxserve.pallas_kernels.paged_attention.lanes import TILE_LANES
+from jaxserve.pallas_kernels.paged_attention.tpu_plan import Plan, plan_of
 from jaxserve.plan.hlo.inspection import find_copies
 from jaxserve.plan.hlo.parser import Module, parse
-from pallas_kernels.paged_attention import tpu
-from pallas_kernels.paged_attention.lanes import TILE_LANES
-from pallas_kernels.paged_attention.tpu_plan import Plan, plan_of
-from sharding.chips import CHIPS
+from jaxserve.sharding.chips import CHIPS
 from tests.deviceless.attention_step import Step, compile_for
 from tests.deviceless.pallas_calls import pallas_calls
 

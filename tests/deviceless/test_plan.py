@@ -16,8 +16,8 @@ from jax.errors import JaxRuntimeError
 from jaxserve.plan.__main__ import main
 from jaxserve.plan.model_config import read_config
 from jaxserve.plan.topology import parse
-from sharding import aot_devices as absent
-from sharding.chips import CHIPS, GIB
+from jaxserve.sharding import aot_devices as absent
+from jaxserve.sharding.chips import CHIPS, GIB
 from tests.deviceless.attention_step import COMPILERS
 
 TPUS = [name for name, chip in CHIPS.items() if chip.platform == "tpu"]

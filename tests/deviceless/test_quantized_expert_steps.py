@@ -20,9 +20,9 @@ from jaxserve.engine.device.memory import bytes_per_device
 from jaxserve.models.quant import SCHEMES
 from jaxserve.plan.hlo.inspection import find_copies, inspect
 from jaxserve.plan.hlo.parser import parse
-from sharding import aot_devices as absent
-from sharding.chips import CHIPS
-from sharding.mesh import MeshSpec
+from jaxserve.sharding import aot_devices as absent
+from jaxserve.sharding.chips import CHIPS
+from jaxserve.sharding.mesh import MeshSpec
 from tests.deviceless.attention_step import COMPILERS
 from tests.deviceless.test_expert_steps import (
     CACHE,

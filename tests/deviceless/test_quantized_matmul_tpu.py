@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import pytest
 from _pytest.mark.structures import ParameterSet
 
+from jaxserve.pallas_kernels.quantized_matmul import tpu
 from jaxserve.plan.hlo.inspection import find_copies, parse
-from pallas_kernels.quantized_matmul import tpu
-from sharding.chips import CHIPS
+from jaxserve.sharding.chips import CHIPS
 from tests.deviceless.pallas_calls import pallas_calls
 from tests.deviceless.quantized_weight import PRODUCTS, Product, compile_for
 

@@ -24,10 +24,10 @@ from jaxserve.models.rope import Rope
 from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.hlo.inspection import inspect
 from jaxserve.plan.hlo.parser import parse
-from sharding import aot_devices
-from sharding.chips import CHIPS
-from sharding.mesh import MeshSpec, spans_hosts
-from sharding.params import map_specs
+from jaxserve.sharding import aot_devices
+from jaxserve.sharding.chips import CHIPS
+from jaxserve.sharding.mesh import MeshSpec, spans_hosts
+from jaxserve.sharding.params import map_specs
 from tests.deviceless.attention_step import COMPILERS
 from tests.deviceless.pallas_calls import pallas_calls
 

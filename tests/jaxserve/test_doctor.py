@@ -15,7 +15,7 @@ from jaxserve.doctor import machine as seen
 from jaxserve.doctor.__main__ import main, seen_by_jax, show
 from jaxserve.doctor.devices import devices, kernels, unused_accelerator
 from jaxserve.doctor.machine import Finding, folders, has_tpu, machine, nvidia_driver
-from pallas_kernels.errors import KernelError
+from jaxserve.pallas_kernels.errors import KernelError
 
 ROOT = Path(__file__).parents[2]
 # As the files of an open and of a closed kernel module begin.

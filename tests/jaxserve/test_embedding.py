@@ -21,7 +21,7 @@ from jaxserve.errors import (
     NotBuiltInError,
     RequestError,
 )
-from sharding.mesh import MeshSpec
+from jaxserve.sharding.mesh import MeshSpec
 from tests.embedding_model import BOUND, END, FOLDER, golden, text_of, with_tokenizer
 
 BUNDLED = Path(__file__).parents[2] / "checkpoints" / "bundled" / "tiny-chat-draft"

@@ -274,7 +274,9 @@ def test_a_turn_without_an_answer_is_forgotten(chat) -> None:
 
 
 def test_the_bundled_model_is_the_default() -> None:
-    assert parser().parse_args([]).model == ROOT / "checkpoints" / "bundled" / "tiny-chat"
+    assert (
+        parser().parse_args([]).model == ROOT / "jaxserve" / "checkpoints" / "bundled" / "tiny-chat"
+    )
 
 
 def test_an_empty_prompt_is_bos_or_an_error(call, folder: Path) -> None:

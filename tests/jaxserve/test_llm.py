@@ -19,8 +19,8 @@ from jaxserve.errors import (
     RequestError,
     RequestIdInUseError,
 )
+from jaxserve.sharding.mesh import MeshSpec
 from jaxserve.tokenizer import completion_text
-from sharding.mesh import MeshSpec
 
 BUNDLED = Path(__file__).parents[2] / "checkpoints" / "bundled" / "tiny-chat-draft"
 TEMPLATE = (

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from pallas_kernels.paged_attention.api import (
+from jaxserve.pallas_kernels.paged_attention.api import (
     Attended,
     Layout,
     Options,

@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
-from pallas_kernels.grouped_matmul.api import Demand, GroupedMatmul, Groups, Options
+from jaxserve.pallas_kernels.grouped_matmul.api import Demand, GroupedMatmul, Groups, Options
 
 BF16 = ml_dtypes.bfloat16
 

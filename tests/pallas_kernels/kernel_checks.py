@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pallas_kernels.paged_attention.api import PagedAttention
+from jaxserve.pallas_kernels.paged_attention.api import PagedAttention
 from tests.pallas_kernels.attention_case import ROWS, Case, Shape
 
 

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
-from pallas_kernels.quantized_matmul.api import GROUPS, Demand, Options, QuantizedMatmul
+from jaxserve.pallas_kernels.quantized_matmul.api import GROUPS, Demand, Options, QuantizedMatmul
 
 BF16 = ml_dtypes.bfloat16
 

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import pytest
 
-from pallas_kernels import dispatch
-from pallas_kernels.errors import KernelError
-from pallas_kernels.grouped_matmul import api as grouped
-from pallas_kernels.paged_attention.api import Demand, Layout, Options
-from pallas_kernels.quantized_matmul import api as quantized
+from jaxserve.pallas_kernels import dispatch
+from jaxserve.pallas_kernels.errors import KernelError
+from jaxserve.pallas_kernels.grouped_matmul import api as grouped
+from jaxserve.pallas_kernels.paged_attention.api import Demand, Layout, Options
+from jaxserve.pallas_kernels.quantized_matmul import api as quantized
 
 type Product = tuple[grouped.Options, grouped.Demand]
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call as interpreter
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.grouped_matmul import gpu
-from pallas_kernels.grouped_matmul.gpu_plan import NARROW, WIDE, plan_of
+from jaxserve.pallas_kernels.grouped_matmul import gpu
+from jaxserve.pallas_kernels.grouped_matmul.gpu_plan import NARROW, WIDE, plan_of
 from tests.pallas_kernels.grouped_case import BF16, Shape, check, compiled, shapes
 
 FLOAT8 = ml_dtypes.float8_e4m3fn

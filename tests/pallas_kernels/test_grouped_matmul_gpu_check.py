@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.grouped_matmul import gpu
-from pallas_kernels.grouped_matmul.api import Demand, KernelError, Options
-from pallas_kernels.grouped_matmul.gpu_body import TOGETHER, Body, Inputs
-from pallas_kernels.grouped_matmul.gpu_plan import NARROW, WIDE, plan_of
-from pallas_kernels.hopper import SHARED_BYTES
+from jaxserve.pallas_kernels.grouped_matmul import gpu
+from jaxserve.pallas_kernels.grouped_matmul.api import Demand, KernelError, Options
+from jaxserve.pallas_kernels.grouped_matmul.gpu_body import TOGETHER, Body, Inputs
+from jaxserve.pallas_kernels.grouped_matmul.gpu_plan import NARROW, WIDE, plan_of
+from jaxserve.pallas_kernels.hopper import SHARED_BYTES
 
 BF16 = jnp.dtype(jnp.bfloat16)
 F32 = jnp.dtype(jnp.float32)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels.grouped_matmul.grouping import CHUNK, arrange, blocks_needed
+from jaxserve.pallas_kernels.grouped_matmul.grouping import CHUNK, arrange, blocks_needed
 
 
 @st.composite

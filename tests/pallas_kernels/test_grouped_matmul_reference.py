@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from jaxserve.pallas_kernels.errors import KernelError
+from jaxserve.pallas_kernels.grouped_matmul import reference
+from jaxserve.pallas_kernels.grouped_matmul.api import Demand, Groups, Options
 from jaxserve.plan.hlo.inspection import find_copies, parse
-from pallas_kernels.errors import KernelError
-from pallas_kernels.grouped_matmul import reference
-from pallas_kernels.grouped_matmul.api import Demand, Groups, Options
 from tests.pallas_kernels.grouped_case import BF16, QUANTIZED, SHAPES, Shape, check, shapes
 
 F32 = jnp.dtype("float32")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.grouped_matmul import tpu
-from pallas_kernels.grouped_matmul.tpu_plan import Plan
+from jaxserve.pallas_kernels.grouped_matmul import tpu
+from jaxserve.pallas_kernels.grouped_matmul.tpu_plan import Plan
 from tests.pallas_kernels.grouped_case import (
     BF16,
     QUANTIZED,

@@ -5,9 +5,13 @@ from dataclasses import replace
 import jax.numpy as jnp
 import pytest
 
-from pallas_kernels.grouped_matmul import tpu
-from pallas_kernels.grouped_matmul.api import Demand, KernelError, Options
-from pallas_kernels.grouped_matmul.tpu_plan import LARGEST_TILE_BYTES, VECTOR_MEMORY, plan_of
+from jaxserve.pallas_kernels.grouped_matmul import tpu
+from jaxserve.pallas_kernels.grouped_matmul.api import Demand, KernelError, Options
+from jaxserve.pallas_kernels.grouped_matmul.tpu_plan import (
+    LARGEST_TILE_BYTES,
+    VECTOR_MEMORY,
+    plan_of,
+)
 
 BF16 = jnp.dtype(jnp.bfloat16)
 F32 = jnp.dtype(jnp.float32)

@@ -4,9 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.errors import KernelError
-from pallas_kernels.paged_attention import reference
-from pallas_kernels.paged_attention.api import Layout, Pages
+from jaxserve.pallas_kernels.errors import KernelError
+from jaxserve.pallas_kernels.paged_attention import reference
+from jaxserve.pallas_kernels.paged_attention.api import Layout, Pages
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call as interpreter
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.paged_attention import gpu
+from jaxserve.pallas_kernels.paged_attention import gpu
 from tests.pallas_kernels.attention_case import (
     BF16_SHAPES,
     BF16_TOLERANCE,

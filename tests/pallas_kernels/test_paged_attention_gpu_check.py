@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.paged_attention import gpu
-from pallas_kernels.paged_attention.api import Demand, KernelError, Layout, Options, Ragged
-from pallas_kernels.paged_attention.gpu_plan import SHARED_BYTES, few_plan, many_plan
-from pallas_kernels.paged_attention.gpu_work import units_of
-from pallas_kernels.paged_attention.tiles import decode_tiles
+from jaxserve.pallas_kernels.paged_attention import gpu
+from jaxserve.pallas_kernels.paged_attention.api import Demand, KernelError, Layout, Options, Ragged
+from jaxserve.pallas_kernels.paged_attention.gpu_plan import SHARED_BYTES, few_plan, many_plan
+from jaxserve.pallas_kernels.paged_attention.gpu_work import units_of
+from jaxserve.pallas_kernels.paged_attention.tiles import decode_tiles
 
 BF16 = jnp.dtype(jnp.bfloat16)
 LLAMA = Options(Layout(8, 128, 64, BF16), 1.0, max_row_tokens=1, device_kind="NVIDIA H200")

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels.paged_attention import reference
-from pallas_kernels.paged_attention.api import (
+from jaxserve.pallas_kernels.paged_attention import reference
+from jaxserve.pallas_kernels.paged_attention.api import (
     Demand,
     KernelError,
     Layout,
@@ -20,7 +20,7 @@ from pallas_kernels.paged_attention.api import (
     Ragged,
     quantize,
 )
-from pallas_kernels.paged_attention.reference import allocate, read, write, write_back
+from jaxserve.pallas_kernels.paged_attention.reference import allocate, read, write, write_back
 from tests.pallas_kernels.attention_case import (
     ROWS,
     SHAPES,

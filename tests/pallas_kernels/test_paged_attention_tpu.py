@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.paged_attention import tpu
+from jaxserve.pallas_kernels.paged_attention import tpu
 from tests.pallas_kernels.attention_case import (
     BF16_TOLERANCE,
     TOLERANCE,

@@ -7,8 +7,8 @@ from typing import Final
 import jax.numpy as jnp
 import pytest
 
-from pallas_kernels.paged_attention import tpu
-from pallas_kernels.paged_attention.api import Demand, KernelError, Layout, Options
+from jaxserve.pallas_kernels.paged_attention import tpu
+from jaxserve.pallas_kernels.paged_attention.api import Demand, KernelError, Layout, Options
 
 STEPS_OF_PAGES: Final[Mapping[str, int]] = MappingProxyType(
     {

@@ -6,11 +6,11 @@ from itertools import product
 import jax.numpy as jnp
 import pytest
 
-from pallas_kernels.errors import KernelError
-from pallas_kernels.grouped_matmul.tpu_plan import VECTOR_MEMORY
-from pallas_kernels.hopper import SHARED_BYTES
-from pallas_kernels.quantized_matmul import gpu, gpu_plan, tpu, tpu_plan
-from pallas_kernels.quantized_matmul.api import GROUPS, Demand, Options
+from jaxserve.pallas_kernels.errors import KernelError
+from jaxserve.pallas_kernels.grouped_matmul.tpu_plan import VECTOR_MEMORY
+from jaxserve.pallas_kernels.hopper import SHARED_BYTES
+from jaxserve.pallas_kernels.quantized_matmul import gpu, gpu_plan, tpu, tpu_plan
+from jaxserve.pallas_kernels.quantized_matmul.api import GROUPS, Demand, Options
 
 BF16 = jnp.dtype(jnp.bfloat16)
 H200 = Options("NVIDIA H200")

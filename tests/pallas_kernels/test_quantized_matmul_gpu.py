@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call as interpreter
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.quantized_matmul import gpu
-from pallas_kernels.quantized_matmul.gpu_plan import DEPTHS
+from jaxserve.pallas_kernels.quantized_matmul import gpu
+from jaxserve.pallas_kernels.quantized_matmul.gpu_plan import DEPTHS
 from tests.pallas_kernels.quantized_case import Shape, check, compiled, shapes
 from tests.pallas_kernels.registers import multiply_from_registers
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from pallas_kernels.quantized_matmul import reference
-from pallas_kernels.quantized_matmul.api import GROUPS
+from jaxserve.pallas_kernels.quantized_matmul import reference
+from jaxserve.pallas_kernels.quantized_matmul.api import GROUPS
 from tests.pallas_kernels.quantized_case import BF16, Shape, check
 
 EXACT = 2**-20

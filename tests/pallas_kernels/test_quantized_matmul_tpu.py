@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.quantized_matmul import tpu, tpu_plan
+from jaxserve.pallas_kernels.quantized_matmul import tpu, tpu_plan
 from tests.pallas_kernels.quantized_case import Shape, check, compiled, shapes
 
 EXACT = 2**-20  # where products of groups are scaled

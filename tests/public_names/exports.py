@@ -14,12 +14,12 @@ from tests.public_names import shown
 PACKAGES = ("jaxserve", "jaxserve.client")
 # Exported by none of them: what LLM and SamplingParams take, and errors that LLM's docstring names.
 BESIDE = (
-    "checkpoints.errors.CheckpointError",
+    "jaxserve.checkpoints.errors.CheckpointError",
     "jaxserve.structure.Structure",
     "jaxserve.tokenizer.TokenizerError",
-    "pallas_kernels.errors.KernelError",
-    "sharding.mesh.MeshSpec",
-    "sharding.rules.ShardingError",
+    "jaxserve.pallas_kernels.errors.KernelError",
+    "jaxserve.sharding.mesh.MeshSpec",
+    "jaxserve.sharding.rules.ShardingError",
 )
 NOT_CONSTRUCTED = ("jaxserve.client.AsyncStream", "jaxserve.client.Stream")  # but by clients
 PROTOCOLS = "__enter__ __exit__ __iter__ __next__ __aenter__ __aexit__ __aiter__ __anext__".split()

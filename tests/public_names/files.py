@@ -10,13 +10,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_type_hints
 
-from checkpoints import orbax_store
 from jaxserve.bench.traces import AZURE, read_trace
+from jaxserve.checkpoints import orbax_store
 from jaxserve.config import EngineConfig, Pool
 from jaxserve.errors import ConfigError
 from jaxserve.plan import bundle
 from jaxserve.server.grpc.tokenizer_bundle import JSON_FILE, SETTINGS, TEMPLATE_FILE
-from sharding.mesh import AXES
+from jaxserve.sharding.mesh import AXES
 from tests.public_names import shown
 
 ONE = 1  # token
@@ -40,7 +40,7 @@ def _bundle() -> Iterator[tuple[str, str]]:
 
 
 def _converted() -> Iterator[tuple[str, str]]:
-    """The manifest that checkpoints.convert writes of a folder with one file."""
+    """The manifest that jaxserve convert writes of a folder with one file."""
     with TemporaryDirectory() as made:
         folder = Path(made)
         (folder / "config.json").write_text("{}")

@@ -22,11 +22,11 @@ from jaxserve.doctor.__main__ import FAULTS
 from jaxserve.loading.parameters import DTYPES
 from jaxserve.models.precision import HEAD
 from jaxserve.models.quant import SCHEMES
+from jaxserve.pallas_kernels.dispatch import GROUPED, IMPLEMENTATIONS, QUANTIZED
 from jaxserve.plan.model_config import shipped
 from jaxserve.plan.program import DOES_NOT_FIT
 from jaxserve.server import lifecycle
-from pallas_kernels.dispatch import GROUPED, IMPLEMENTATIONS, QUANTIZED
-from sharding.chips import CHIPS
+from jaxserve.sharding.chips import CHIPS
 from tests.public_names import shown
 
 PROGRAMS = (

@@ -14,7 +14,7 @@ PLAIN = (type(None), bool, int, float, str, bytes)
 
 def is_ours(thing: Any) -> bool:
     """True for classes and functions of this project."""
-    return str(getattr(thing, "__module__", "")).split(".")[0] in PACKAGES
+    return str(getattr(thing, "__module__", "")).split(".")[0] == "jaxserve"
 
 
 def value(default: Any) -> str:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, Mesh
 
-from sharding.chips import CHIPS
-from sharding.mesh import MeshSpec
-from sharding.native_products import multiplies_natively
+from jaxserve.sharding.chips import CHIPS
+from jaxserve.sharding.mesh import MeshSpec
+from jaxserve.sharding.native_products import multiplies_natively
 
 INT8 = jnp.dtype("int8")
 FP8 = jnp.dtype("float8_e4m3fn")

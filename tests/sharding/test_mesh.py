@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 
-from sharding.errors import ShardingError
-from sharding.mesh import AXES, MeshSpec, crosses_slow_links, spans_hosts
+from jaxserve.sharding.errors import ShardingError
+from jaxserve.sharding.mesh import AXES, MeshSpec, crosses_slow_links, spans_hosts
 
 
 def test_default_is_one_device() -> None:
@@ -77,7 +77,7 @@ def test_hosts_follow_each_other_whatever_the_order_of_ids(monkeypatch: pytest.M
     whole slice.
     """
     devices = [FakeDevice(id, process_index=id % 4 // 2 + 2 * (id // 8)) for id in range(16)]
-    monkeypatch.setattr("sharding.mesh.Mesh", lambda grid, axes, axis_types: grid)
+    monkeypatch.setattr("jaxserve.sharding.mesh.Mesh", lambda grid, axes, axis_types: grid)
     grid: Any = MeshSpec(data=4, tensor=4).build(devices)
     assert [[d.process_index for d in lane] for lane in grid[:, 0]] == [[i] * 4 for i in range(4)]
     assert [d.id for d in grid[0, 0]] == [0, 1, 4, 5]

@@ -9,10 +9,10 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxserve.engine.device.compile_counter import CompileCounter
-from sharding import params
-from sharding.errors import ShardingError
-from sharding.mesh import MeshSpec
-from sharding.params import ParamSpec, is_param_spec, map_specs, random_params
+from jaxserve.sharding import params
+from jaxserve.sharding.errors import ShardingError
+from jaxserve.sharding.mesh import MeshSpec
+from jaxserve.sharding.params import ParamSpec, is_param_spec, map_specs, random_params
 
 EXPERTS = ParamSpec("EDF", (4, 64, 32), jnp.dtype(jnp.bfloat16))
 NORM = ParamSpec("D", (64,), jnp.dtype(jnp.float32), mean=1.0, std=0.0)

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-from sharding.mesh import MeshSpec
-from sharding.rules import RULES, ShardingError, partition, replicated, sharding
+from jaxserve.sharding.mesh import MeshSpec
+from jaxserve.sharding.rules import RULES, ShardingError, partition, replicated, sharding
 
 
 @pytest.fixture(scope="module")

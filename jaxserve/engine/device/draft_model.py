@@ -28,8 +28,8 @@ from jaxserve.engine.device.token_layout import TokenLayout, take
 from jaxserve.models.decoder import Forwarded
 from jaxserve.models.quant import scheme_in
 from jaxserve.models.spec import ModelSpec
-from pallas_kernels import dispatch
-from pallas_kernels.errors import KernelError
+from jaxserve.pallas_kernels import dispatch
+from jaxserve.pallas_kernels.errors import KernelError
 
 log = logging.getLogger("jaxserve.engine")
 

@@ -16,7 +16,7 @@ from jaxserve.engine.device.kernels.matmul_check import (
     check_quantized_matmul,
 )
 from jaxserve.engine.device.lowering import Lowering
-from pallas_kernels import dispatch
+from jaxserve.pallas_kernels import dispatch
 
 Progress = Callable[[int, int, str], None]  # jobs done, jobs in all, name of the next job
 Job = tuple[str, Callable[[], None]]

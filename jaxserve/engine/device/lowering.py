@@ -34,11 +34,11 @@ from jaxserve.errors import ConfigError
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.quant import QuantScheme, scheme_in
 from jaxserve.models.spec import ModelSpec
+from jaxserve.pallas_kernels import dispatch
 from jaxserve.request import MAX_BIASES
-from pallas_kernels import dispatch
-from sharding.mesh import spans_hosts
-from sharding.params import map_specs
-from sharding.rules import DP_AXES, replicated
+from jaxserve.sharding.mesh import spans_hosts
+from jaxserve.sharding.params import map_specs
+from jaxserve.sharding.rules import DP_AXES, replicated
 
 
 class Footprint(NamedTuple):

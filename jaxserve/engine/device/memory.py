@@ -18,9 +18,9 @@ from jax.sharding import Mesh
 from jaxserve.config import EngineConfig
 from jaxserve.errors import ConfigError, MemoryLimitError
 from jaxserve.models.spec import ModelSpec
-from pallas_kernels.paged_attention.api import Layout, PagedAttention
-from sharding.mesh import spans_hosts
-from sharding.params import stored_bytes
+from jaxserve.pallas_kernels.paged_attention.api import Layout, PagedAttention
+from jaxserve.sharding.mesh import spans_hosts
+from jaxserve.sharding.params import stored_bytes
 
 UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}  # powers of 2, as XLA's messages name them
 HOST_SHARE = 0.5  # of a machine's memory, where the device is the host itself

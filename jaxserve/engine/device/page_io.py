@@ -21,8 +21,8 @@ from jaxserve.engine.buckets import SEGMENTS_ON_DEVICE, page_counts
 from jaxserve.engine.device.memory import bytes_per_device
 from jaxserve.models.sharded_attention import page_partition
 from jaxserve.models.spec import ModelSpec
-from pallas_kernels.paged_attention.api import Layout, PagedAttention, Pages, quantize
-from sharding.rules import DP_AXES
+from jaxserve.pallas_kernels.paged_attention.api import Layout, PagedAttention, Pages, quantize
+from jaxserve.sharding.rules import DP_AXES
 
 # Dtypes that can be narrowed: to a later one of these, or to one whose numbers carry scales.
 WIDE = ("float32", "bfloat16")

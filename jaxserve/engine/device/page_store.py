@@ -23,7 +23,7 @@ from jaxserve.engine.device.page_io import (
 from jaxserve.engine.device.state import StateHolder
 from jaxserve.engine.kv_segment import KVSegment
 from jaxserve.errors import ConfigError, EngineError
-from pallas_kernels.paged_attention.api import Pages
+from jaxserve.pallas_kernels.paged_attention.api import Pages
 
 
 @dataclass(frozen=True)

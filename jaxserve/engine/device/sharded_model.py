@@ -17,9 +17,9 @@ from jaxserve.models.moe import Experts
 from jaxserve.models.quant import KernelBinding
 from jaxserve.models.sharded_attention import Attend
 from jaxserve.models.spec import ModelSpec
-from pallas_kernels.grouped_matmul.api import GroupedMatmul
-from pallas_kernels.paged_attention.api import PagedAttention, Pages, Ragged
-from sharding.rules import DP_AXES
+from jaxserve.pallas_kernels.grouped_matmul.api import GroupedMatmul
+from jaxserve.pallas_kernels.paged_attention.api import PagedAttention, Pages, Ragged
+from jaxserve.sharding.rules import DP_AXES
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from jaxserve.engine.row_fields import ROW_FIELDS, RowSampling
 from jaxserve.errors import EngineError
 from jaxserve.models.sharded_attention import page_rules
 from jaxserve.models.spec import ModelSpec
+from jaxserve.pallas_kernels.paged_attention.api import Layout, PagedAttention, Pages
 from jaxserve.request import MAX_BIASES
-from pallas_kernels.paged_attention.api import Layout, PagedAttention, Pages
-from sharding.rules import DP_AXES, partition, shards
+from jaxserve.sharding.rules import DP_AXES, partition, shards
 
 
 @flax.struct.dataclass

@@ -21,7 +21,7 @@ from jaxserve.server.disaggregation.prefix_affinity import Blocks
 from jaxserve.server.disaggregation.remote_prefill import RemotePrefill
 from jaxserve.server.disaggregation.roles import Role
 from jaxserve.server.serving_state import PrefillEngine
-from sharding.mesh import MeshSpec, ShardingError
+from jaxserve.sharding.mesh import MeshSpec, ShardingError
 
 # Copies pages to the decode mesh; the number is the seconds that it may wait for room there.
 Copy = Callable[[KVImport, PagesToSend, float], Iterator[StagedPages]]

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints import orbax_store
+from jaxserve.checkpoints import orbax_store
 from jaxserve.cli.checks import check_file
 from jaxserve.cli.flags import parser
 from jaxserve.config.options import KERNELS
 from jaxserve.loading.parameters import DTYPES
 from jaxserve.models.precision import AS_STORED, DTYPE_NAMES, FORMS
 from jaxserve.models.quant import SCHEMES
-from pallas_kernels import dispatch
+from jaxserve.pallas_kernels import dispatch
 
 ROOT = Path(__file__).parents[3]
 BUNDLED = str(ROOT / "checkpoints" / "bundled" / "tiny-chat")

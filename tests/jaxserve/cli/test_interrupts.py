@@ -80,7 +80,7 @@ def run(script: str, *arguments: str, inherited: str = NOT_IGNORED) -> Completed
         ("jaxserve.client", "jaxserve.client.flags"),
         ("jaxserve.generate", "jaxserve.cli.flags"),
         ("jaxserve.generate", "jax"),
-        ("jaxserve.generate", "sharding.rules"),
+        ("jaxserve.generate", "jaxserve.sharding.rules"),
     ],
 )
 def test_during_an_import(program: str, module: str) -> None:

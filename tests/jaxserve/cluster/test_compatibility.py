@@ -8,7 +8,7 @@ import pytest
 from jaxserve.cluster.compatibility import facts_of_weights, norm_digest
 from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import open_checkpoint
-from sharding.mesh import MeshSpec
+from jaxserve.sharding.mesh import MeshSpec
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "llama_gqa"  # two kv heads
 

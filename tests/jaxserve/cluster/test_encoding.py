@@ -25,7 +25,7 @@ from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.plan import Admission, LanePlan, StepKind, StepOutput, StepPlan
 from jaxserve.engine.row_fields import ROW_BYTES, ROW_FIELDS, RowField
 from jaxserve.errors import EngineError
-from sharding.mesh import MeshSpec
+from jaxserve.sharding.mesh import MeshSpec
 from tests.fake_runner import FakeRunner
 from tests.jaxserve.engine.host.driver import config_of, request
 

@@ -27,10 +27,10 @@ from jaxserve.models.decoder import param_specs
 from jaxserve.models.layer_kind import windowed
 from jaxserve.models.quant import parse_scheme
 from jaxserve.models.spec import ModelSpec
+from jaxserve.pallas_kernels import dispatch
 from jaxserve.request import Request, SamplingParams
-from pallas_kernels import dispatch
-from sharding.mesh import MeshSpec
-from sharding.rules import DP_AXES
+from jaxserve.sharding.mesh import MeshSpec
+from jaxserve.sharding.rules import DP_AXES
 from tests.jaxserve.engine.test_speculation import Answers, check, requests
 from tests.jaxserve.engine.tiny import (
     BASE,

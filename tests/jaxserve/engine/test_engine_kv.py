@@ -11,7 +11,7 @@ from jaxserve.config import EngineOptions, resolve
 from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.errors import ConfigError
 from jaxserve.request import Request, SamplingParams
-from sharding.mesh import MeshSpec
+from jaxserve.sharding.mesh import MeshSpec
 from tests.jaxserve.eight_bits import rounded
 from tests.jaxserve.engine import naive
 from tests.jaxserve.engine.tiny import (

@@ -12,8 +12,8 @@ import pytest
 from jaxserve.config import EngineOptions
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import Request, SamplingParams
-from sharding import params
-from sharding.mesh import MeshSpec
+from jaxserve.sharding import params
+from jaxserve.sharding.mesh import MeshSpec
 from tests.jaxserve.engine import naive
 from tests.jaxserve.engine.tiny import (
     BASE,

@@ -29,10 +29,10 @@ from jaxserve.models.quant import (
     is_quantized,
     quantized_specs,
 )
-from pallas_kernels import dispatch
-from sharding import params as declared
-from sharding.mesh import MeshSpec
-from sharding.params import map_specs
+from jaxserve.pallas_kernels import dispatch
+from jaxserve.sharding import params as declared
+from jaxserve.sharding.mesh import MeshSpec
+from jaxserve.sharding.params import map_specs
 from tests.jaxserve.engine import naive
 from tests.jaxserve.engine.test_engine_oracle import check, requests_for_interpreters
 from tests.jaxserve.engine.tiny import BASE, SPEC, run

@@ -11,8 +11,8 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from jaxserve.models.spec import ModelSpec
-from pallas_kernels import dispatch
-from sharding.mesh import MeshSpec
+from jaxserve.pallas_kernels import dispatch
+from jaxserve.sharding.mesh import MeshSpec
 from tests.jaxserve.engine import naive
 from tests.jaxserve.engine.test_engine_oracle import check, requests_for_interpreters
 from tests.jaxserve.engine.tiny import (

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-from checkpoints.hf import HFCheckpoint
+from jaxserve.checkpoints.hf import HFCheckpoint
 from jaxserve.config import EngineOptions
 from jaxserve.engine.build import plan_config
 from jaxserve.engine.device.runner import DeviceRunner
@@ -23,7 +23,7 @@ from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import read_spec
 from jaxserve.models.quant import SCHEMES
 from jaxserve.request import Request, SamplingParams
-from sharding.mesh import MeshSpec
+from jaxserve.sharding.mesh import MeshSpec
 from tests.jaxserve.engine.tiny import Outcome, run
 
 GOLDEN = Path(__file__).parents[2] / "golden"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-from checkpoints.hf import HFCheckpoint
+from jaxserve.checkpoints.hf import HFCheckpoint
 from jaxserve.config import EngineOptions
 from jaxserve.engine.build import plan_config
 from jaxserve.engine.device.runner import DeviceRunner
@@ -22,7 +22,7 @@ from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import read_spec
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import Request, SamplingParams
-from sharding.mesh import MeshSpec
+from jaxserve.sharding.mesh import MeshSpec
 from tests.jaxserve.engine.tiny import Outcome, run
 
 GOLDEN = Path(__file__).parents[2] / "golden"

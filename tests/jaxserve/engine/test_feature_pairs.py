@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-from checkpoints.hf import HFCheckpoint
+from jaxserve.checkpoints.hf import HFCheckpoint
 from jaxserve.config import EngineOptions, check_draft_model
 from jaxserve.engine.build import plan_config
 from jaxserve.engine.device.draft_model import DraftModel, ModelDrafter
@@ -31,8 +31,8 @@ from jaxserve.errors import ConfigError
 from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import read_spec
 from jaxserve.request import Request, SamplingParams
+from jaxserve.sharding.mesh import MeshSpec
 from jaxserve.structure import Structure
-from sharding.mesh import MeshSpec
 from tests.jaxserve.engine.tiny import Outcome, run
 from tests.outcome_tables import FEATURE_PAIRS
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-from checkpoints.hf import HFCheckpoint
+from jaxserve.checkpoints.hf import HFCheckpoint
 from jaxserve.config import EngineOptions
 from jaxserve.engine.build import plan_config
 from jaxserve.engine.device.runner import DeviceRunner
@@ -23,7 +23,7 @@ from jaxserve.engine.kv_segment import KVSegment
 from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import read_spec
 from jaxserve.request import Request, SamplingParams
-from sharding.mesh import MeshSpec
+from jaxserve.sharding.mesh import MeshSpec
 from tests.jaxserve.engine.test_families_on_meshes import GOLDEN, check
 from tests.jaxserve.engine.tiny import Outcome, run
 

@@ -10,7 +10,7 @@ from itertools import product
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-from sharding.mesh import MeshSpec
+from jaxserve.sharding.mesh import MeshSpec
 from tests.jaxserve.engine.test_families_on_meshes import answer_prompts
 from tests.jaxserve.engine.tiny import Outcome
 

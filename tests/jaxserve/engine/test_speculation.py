@@ -16,7 +16,7 @@ from jaxserve.engine.host.sequence import Sequence
 from jaxserve.engine.host.speculation import Proposer, Speculation
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import Request, SamplingParams
-from sharding.mesh import MeshSpec
+from jaxserve.sharding.mesh import MeshSpec
 from tests.jaxserve.engine.tiny import (
     BASE,
     EXPERTS,

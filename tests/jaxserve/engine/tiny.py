@@ -24,9 +24,9 @@ from jaxserve.models.mixture import Mixture
 from jaxserve.models.rope import Rope
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_LOGPROBS, Request
-from sharding.mesh import MeshSpec
-from sharding.params import map_specs
-from sharding.rules import shards
+from jaxserve.sharding.mesh import MeshSpec
+from jaxserve.sharding.params import map_specs
+from jaxserve.sharding.rules import shards
 from tests.random_weights import random_weights
 
 SPEC = ModelSpec(

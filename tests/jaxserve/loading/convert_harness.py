@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from sharding.mesh import MeshSpec
+from jaxserve.sharding.mesh import MeshSpec
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "golden"

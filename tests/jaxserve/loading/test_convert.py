@@ -14,12 +14,12 @@ import orbax.checkpoint.experimental.v1 as ocp
 import pytest
 from safetensors.numpy import load_file
 
-from checkpoints import orbax_store
-from checkpoints.errors import CheckpointError
-from checkpoints.hf import INDEX, HFCheckpoint
-from checkpoints.orbax_store import OrbaxCheckpoint, StoredArray
-from checkpoints.orbax_writer import Writer
-from checkpoints.quantized import dequantized
+from jaxserve.checkpoints import orbax_store
+from jaxserve.checkpoints.errors import CheckpointError
+from jaxserve.checkpoints.hf import INDEX, HFCheckpoint
+from jaxserve.checkpoints.orbax_store import OrbaxCheckpoint, StoredArray
+from jaxserve.checkpoints.orbax_writer import Writer
+from jaxserve.checkpoints.quantized import dequantized
 from jaxserve.convert import main
 from jaxserve.generate.__main__ import main as generate
 from jaxserve.loading.convert import to_hf, to_orbax
@@ -295,10 +295,10 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 2)
 jax.distributed.initialize(sys.argv[1], num_processes=2, process_id=int(sys.argv[2]))
 from pathlib import Path
-from checkpoints import orbax_store
+from jaxserve.checkpoints import orbax_store
 from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import open_checkpoint
-from sharding.mesh import MeshSpec
+from jaxserve.sharding.mesh import MeshSpec
 check, read = orbax_store.check_hashes, []
 checkpoint = open_checkpoint(Path(sys.argv[3]))
 orbax_store.check_hashes = lambda folder, files: (read.extend(files), check(folder, files))

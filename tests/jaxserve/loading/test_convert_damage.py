@@ -12,10 +12,10 @@ import numpy as np
 import orbax.checkpoint.experimental.v1 as ocp
 import pytest
 
-from checkpoints import orbax_store
-from checkpoints.errors import CheckpointError
-from checkpoints.hf import UNFINISHED
-from checkpoints.orbax_store import MANIFEST
+from jaxserve.checkpoints import orbax_store
+from jaxserve.checkpoints.errors import CheckpointError
+from jaxserve.checkpoints.hf import UNFINISHED
+from jaxserve.checkpoints.orbax_store import MANIFEST
 from jaxserve.errors import ModelError
 from jaxserve.loading import convert
 from jaxserve.loading.convert import to_orbax
@@ -136,7 +136,7 @@ def test_parameters_of_another_config_are_refused(spoiled: Path) -> None:
 KILLED = """
 import os, sys
 from pathlib import Path
-from checkpoints import orbax_writer
+from jaxserve.checkpoints import orbax_writer
 from jaxserve.loading import convert
 from jaxserve.loading.convert import to_orbax, to_hf
 point, source, target = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from checkpoints.errors import CheckpointError
-from checkpoints.int4_packing import paired, unpaired
-from checkpoints.orbax_store import MANIFEST, OrbaxCheckpoint, write_manifest
-from checkpoints.orbax_writer import Writer
+from jaxserve.checkpoints.errors import CheckpointError
+from jaxserve.checkpoints.int4_packing import paired, unpaired
+from jaxserve.checkpoints.orbax_store import MANIFEST, OrbaxCheckpoint, write_manifest
+from jaxserve.checkpoints.orbax_writer import Writer
 from jaxserve.cluster.compatibility import difference, facts_of_engine
 from jaxserve.config import EngineOptions
 from jaxserve.convert import main

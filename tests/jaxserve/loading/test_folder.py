@@ -15,8 +15,8 @@ import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
-from checkpoints.hf import HFCheckpoint
-from checkpoints.quantized import dequantized
+from jaxserve.checkpoints.hf import HFCheckpoint
+from jaxserve.checkpoints.quantized import dequantized
 from jaxserve.errors import ModelError
 from jaxserve.loading.folder import load
 from jaxserve.loading.match import by_parameter, match_tensors
@@ -25,9 +25,9 @@ from jaxserve.loading.spec import read_spec
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.families import FAMILIES
 from jaxserve.models.spec import ModelSpec
-from sharding.errors import ShardingError
-from sharding.mesh import MeshSpec
-from sharding.params import is_param_spec, map_specs
+from jaxserve.sharding.errors import ShardingError
+from jaxserve.sharding.mesh import MeshSpec
+from jaxserve.sharding.params import is_param_spec, map_specs
 from tests.jaxserve.models.decoder_harness import one_device_mesh
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "gemma3_two_ropes"  # 96 rows of embedding

@@ -42,7 +42,7 @@ import jax
 from jaxserve.loading.convert import to_orbax
 from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import open_checkpoint
-from sharding.mesh import MeshSpec
+from jaxserve.sharding.mesh import MeshSpec
 
 def anonymous():
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())

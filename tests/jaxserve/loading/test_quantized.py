@@ -8,11 +8,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from checkpoints.hf import HFCheckpoint
-from checkpoints.quantized import dequantized
+from jaxserve.checkpoints.hf import HFCheckpoint
+from jaxserve.checkpoints.quantized import dequantized
 from jaxserve.errors import ModelError
 from jaxserve.loading.parameters import load_params
-from sharding.mesh import MeshSpec
+from jaxserve.sharding.mesh import MeshSpec
 from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "quantized"

@@ -7,17 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from checkpoints.hf import HFCheckpoint
+from jaxserve.checkpoints.hf import HFCheckpoint
 from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import read_spec
 from jaxserve.models.decoder import forward, logits
 from jaxserve.models.moe import Experts
 from jaxserve.models.sharded_attention import Attend
 from jaxserve.models.spec import ModelSpec
-from pallas_kernels.grouped_matmul import reference as grouped
-from pallas_kernels.paged_attention import reference
-from pallas_kernels.paged_attention.api import Options, Ragged
-from sharding.mesh import MeshSpec
+from jaxserve.pallas_kernels.grouped_matmul import reference as grouped
+from jaxserve.pallas_kernels.paged_attention import reference
+from jaxserve.pallas_kernels.paged_attention.api import Options, Ragged
+from jaxserve.sharding.mesh import MeshSpec
 
 
 def one_device_mesh() -> Mesh:

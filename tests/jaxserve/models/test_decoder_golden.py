@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh
 
 from jaxserve.models.families.hf_config import ConfigReader
-from sharding.mesh import MeshSpec
+from jaxserve.sharding.mesh import MeshSpec
 from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh
 from tests.slow_cases import slow_but
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.paged_attention import reference
-from sharding.mesh import MeshSpec
+from jaxserve.pallas_kernels.paged_attention import reference
+from jaxserve.sharding.mesh import MeshSpec
 from tests.jaxserve.eight_bits import GRIDS, rounded
 from tests.jaxserve.engine import naive
 from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from checkpoints.errors import CheckpointError
-from checkpoints.hf import HFCheckpoint
+from jaxserve.checkpoints.errors import CheckpointError
+from jaxserve.checkpoints.hf import HFCheckpoint
 from jaxserve.errors import ModelError
 from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import read_spec

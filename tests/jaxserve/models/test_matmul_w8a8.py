@@ -22,8 +22,8 @@ from jaxserve.models.quantize import find_scales, round_to
 from jaxserve.models.rope import Rope
 from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.hlo.parser import parse
-from sharding.chips import CHIPS
-from sharding.mesh import MeshSpec
+from jaxserve.sharding.chips import CHIPS
+from jaxserve.sharding.mesh import MeshSpec
 from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh
 
 GOLDEN = Path(__file__).parents[2] / "golden"

@@ -13,9 +13,9 @@ from jaxserve.models.mixture import Mixture
 from jaxserve.models.moe import Experts
 from jaxserve.models.moe_sizes import all_to_all_capacity
 from jaxserve.models.spec import ModelSpec
-from pallas_kernels.grouped_matmul import reference
-from sharding.mesh import MeshSpec
-from sharding.params import map_specs
+from jaxserve.pallas_kernels.grouped_matmul import reference
+from jaxserve.sharding.mesh import MeshSpec
+from jaxserve.sharding.params import map_specs
 from tests.random_weights import random_weights
 
 MIXTURE = Mixture(experts=16, taken=2, d_expert=8, layers=(0,), d_shared=12, shared_gate=True)

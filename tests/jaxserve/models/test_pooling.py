@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from checkpoints.hf import HFCheckpoint, Module
+from jaxserve.checkpoints.hf import HFCheckpoint, Module
 from jaxserve.errors import ModelError
 from jaxserve.models.families.pooling import embeds
 from tests.embedding_model import FOLDER

@@ -15,7 +15,7 @@ from jaxserve.loading.spec import read_spec
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.rope import LongRope
 from jaxserve.models.spec import ModelSpec
-from sharding.params import is_param_spec, map_specs
+from jaxserve.sharding.params import is_param_spec, map_specs
 
 COMMON = {
     "initializer_range": 0.02,

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import Mesh
 from safetensors.numpy import load_file, save_file
 
-from checkpoints.hf import HFCheckpoint
+from jaxserve.checkpoints.hf import HFCheckpoint
 from jaxserve.errors import ModelError
 from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import read_spec
@@ -23,9 +23,9 @@ from jaxserve.models.layers import einsum
 from jaxserve.models.quant import SCHEMES, Quantized, contracted, is_quantized
 from jaxserve.models.quantize import grouped
 from jaxserve.plan.model_config import read_config
-from sharding.errors import ShardingError
-from sharding.mesh import MeshSpec
-from sharding.params import is_param_spec, stored_bytes
+from jaxserve.sharding.errors import ShardingError
+from jaxserve.sharding.mesh import MeshSpec
+from jaxserve.sharding.params import is_param_spec, stored_bytes
 from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh
 from tests.slow_cases import slow_but
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from checkpoints.hf import HFCheckpoint
-from checkpoints.quantized import dequantized
+from jaxserve.checkpoints.hf import HFCheckpoint
+from jaxserve.checkpoints.quantized import dequantized
 from jaxserve.loading.spec import read_spec
 from jaxserve.models import quantize
 from jaxserve.models.decoder import param_specs
@@ -20,8 +20,8 @@ from jaxserve.models.moe import Experts
 from jaxserve.models.moe_sizes import kernel_demands
 from jaxserve.models.quant import SCHEMES, Quantized, contracted
 from jaxserve.models.spec import ModelSpec
-from pallas_kernels.grouped_matmul import reference
-from sharding.mesh import MeshSpec
+from jaxserve.pallas_kernels.grouped_matmul import reference
+from jaxserve.sharding.mesh import MeshSpec
 from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh
 from tests.jaxserve.models.test_moe import TOKENS, naive_mixture
 from tests.jaxserve.models.test_quant import (

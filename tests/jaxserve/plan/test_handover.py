@@ -10,7 +10,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
-from checkpoints.hf import HFCheckpoint
+from jaxserve.checkpoints.hf import HFCheckpoint
 from jaxserve.config import EngineOptions
 from jaxserve.loading.spec import read_spec
 from jaxserve.models.layer_kind import Latent, LayerKind, windowed
@@ -21,7 +21,7 @@ from jaxserve.plan.estimate import Estimate
 from jaxserve.plan.handover import Handover, Trip, arrival, lengths, parts_of
 from jaxserve.plan.roofline import Case
 from jaxserve.plan.topology import Limits, parse
-from sharding.mesh import MeshSpec
+from jaxserve.sharding.mesh import MeshSpec
 from tests.jaxserve.engine.test_page_exchange import GOLDEN, OPTIONS, House, Side
 
 BF16 = jnp.dtype("bfloat16")

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from checkpoints.errors import CheckpointError
+from jaxserve.checkpoints.errors import CheckpointError
 from jaxserve.errors import ConfigError, ModelError
 from jaxserve.loading.spec import read_spec
 from jaxserve.models.decoder import param_specs
@@ -17,7 +17,7 @@ from jaxserve.models.families import FAMILIES
 from jaxserve.models.quant import SCHEMES
 from jaxserve.plan.model import weights_dtype, weights_form
 from jaxserve.plan.model_config import read_config, shipped
-from sharding.params import is_param_spec
+from jaxserve.sharding.params import is_param_spec
 
 # As the publishers count them.
 PARAMETERS = {

@@ -239,7 +239,7 @@ def test_without_a_compiler(
     def missing(**_: object) -> None:
         raise RuntimeError("TPU support not installed.\nSee the manual.")
 
-    monkeypatch.setattr("sharding.aot_devices.topologies.get_topology_desc", missing)
+    monkeypatch.setattr("jaxserve.sharding.aot_devices.topologies.get_topology_desc", missing)
     code, _, err = plan(capsys, "--model", "llama3.1-8b", "--topology", "v5e:2x2")
     assert code == 2 and "pip install '.[compilers]'" in err and err.count("\n") == 1
 

@@ -12,8 +12,8 @@ from jaxserve.models.quant import SCHEMES
 from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.roofline import Case, Weight, Work, _of_weight, work_of
 from jaxserve.plan.topology import Limits
-from sharding.mesh import MeshSpec
-from sharding.params import ParamSpec
+from jaxserve.sharding.mesh import MeshSpec
+from jaxserve.sharding.params import ParamSpec
 
 BF16 = jnp.dtype("bfloat16")
 # D 32, L 3, N 4, K 2, H 8, F 48, V 100.

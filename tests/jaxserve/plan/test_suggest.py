@@ -123,7 +123,7 @@ def test_without_compilers_the_first_ranking_stays(
     def missing(**_: object) -> None:
         raise RuntimeError("no compiler here")
 
-    monkeypatch.setattr("sharding.aot_devices.topologies.get_topology_desc", missing)
+    monkeypatch.setattr("jaxserve.sharding.aot_devices.topologies.get_topology_desc", missing)
     assert main(("--model", "llama3.1-8b", "--topology", "v6e:2x2", "--suggest")) == 0
     out, err = capsys.readouterr()
     assert "1 x 1 x 4" in out and "counted" in out

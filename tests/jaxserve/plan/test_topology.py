@@ -6,9 +6,9 @@ import pytest
 from jaxserve.errors import ConfigError
 from jaxserve.plan.devices import memory_limit, mesh_on
 from jaxserve.plan.topology import parse
-from sharding.chips import CHIPS, GIB
-from sharding.mesh import MeshSpec, device_kind, platform
-from sharding.params import ParamSpec
+from jaxserve.sharding.chips import CHIPS, GIB
+from jaxserve.sharding.mesh import MeshSpec, device_kind, platform
+from jaxserve.sharding.params import ParamSpec
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from jaxserve.plan.deployment import Deployment, Target, deploy
 from jaxserve.plan.estimate import Estimate
 from jaxserve.plan.roofline import Case, work_of
 from jaxserve.plan.topology import Limits, parse
-from sharding.mesh import MeshSpec
+from jaxserve.sharding.mesh import MeshSpec
 from tests.random_weights import random_weights
 
 F32 = jnp.dtype("float32")

@@ -20,7 +20,7 @@ from jaxserve.server.process import ServerProcess
 from jaxserve.server.readiness import Readiness
 from jaxserve.server.security.auth import BearerTokens
 from jaxserve.server.serving_state import ServingState
-from sharding.mesh import MeshSpec
+from jaxserve.sharding.mesh import MeshSpec
 from tests.embedding_model import BOUND, END, golden, text_of, with_tokenizer
 from tests.jaxserve.server.http.harness import fake_metrics
 

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.engine.device.kernels.agreement import require_agreement
-from pallas_kernels import dispatch
-from pallas_kernels.paged_attention.api import (
+from jaxserve.pallas_kernels import dispatch
+from jaxserve.pallas_kernels.paged_attention.api import (
     LARGEST,
     Layout,
     Options,

@@ -20,12 +20,12 @@ from jaxserve.models.layer_kind import PageGroup
 from jaxserve.models.moe_sizes import kernel_demands
 from jaxserve.models.quant import KernelBinding, Quantized, QuantScheme, contracted, is_quantized
 from jaxserve.models.spec import ModelSpec
-from pallas_kernels import dispatch
-from pallas_kernels.errors import KernelError
-from pallas_kernels.grouped_matmul import api as grouped
-from pallas_kernels.paged_attention import api as paged
-from pallas_kernels.quantized_matmul import api as quantized
-from sharding.mesh import device_kind, platform
+from jaxserve.pallas_kernels import dispatch
+from jaxserve.pallas_kernels.errors import KernelError
+from jaxserve.pallas_kernels.grouped_matmul import api as grouped
+from jaxserve.pallas_kernels.paged_attention import api as paged
+from jaxserve.pallas_kernels.quantized_matmul import api as quantized
+from jaxserve.sharding.mesh import device_kind, platform
 
 log = logging.getLogger("jaxserve.engine")
 

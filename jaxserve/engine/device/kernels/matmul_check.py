@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.engine.device.kernels.agreement import require_agreement
-from pallas_kernels.errors import KernelError
-from pallas_kernels.grouped_matmul import api as grouped
-from pallas_kernels.grouped_matmul import reference as grouped_reference
-from pallas_kernels.quantized_matmul import api as quantized
-from pallas_kernels.quantized_matmul import reference as quantized_reference
+from jaxserve.pallas_kernels.errors import KernelError
+from jaxserve.pallas_kernels.grouped_matmul import api as grouped
+from jaxserve.pallas_kernels.grouped_matmul import reference as grouped_reference
+from jaxserve.pallas_kernels.quantized_matmul import api as quantized
+from jaxserve.pallas_kernels.quantized_matmul import reference as quantized_reference
 
 ROWS: Final = (1, 9, 300)
 ROWS_ON_CPU: Final = ROWS[:2]  # kernels run in slow interpreters there

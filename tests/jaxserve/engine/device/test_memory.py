@@ -21,8 +21,8 @@ from jaxserve.engine.device.memory import (
 )
 from jaxserve.engine.device.state import abstract_state
 from jaxserve.errors import ConfigError, MemoryLimitError
-from pallas_kernels.paged_attention import reference
-from sharding.mesh import MeshSpec
+from jaxserve.pallas_kernels.paged_attention import reference
+from jaxserve.sharding.mesh import MeshSpec
 from tests.jaxserve.engine.tiny import BASE, SPEC, make_params
 
 MESH = MeshSpec()

@@ -18,9 +18,9 @@ from jaxserve.engine.device.state import StateHolder, abstract_state, new_state
 from jaxserve.engine.kv_segment import KVSegment
 from jaxserve.errors import ConfigError, EngineError
 from jaxserve.models.spec import ModelSpec
-from pallas_kernels import dispatch
-from pallas_kernels.paged_attention.api import quantize
-from sharding.mesh import MeshSpec
+from jaxserve.pallas_kernels import dispatch
+from jaxserve.pallas_kernels.paged_attention.api import quantize
+from jaxserve.sharding.mesh import MeshSpec
 from tests.jaxserve.engine.tiny import BASE, LATENT, SPEC, WINDOWED, make_engine
 
 PAGES = 6

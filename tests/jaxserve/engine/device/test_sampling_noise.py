@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from scipy.stats import chisquare, gumbel_r, kstest
 
 from jaxserve.engine.device.sampling import Sampled, gumbel, sample
-from sharding.mesh import MeshSpec
+from jaxserve.sharding.mesh import MeshSpec
 from tests.jaxserve.engine.device.sampling_rows import (
     EVERYTHING,
     PLAIN,

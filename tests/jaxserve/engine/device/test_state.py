@@ -9,9 +9,9 @@ import pytest
 from jaxserve.config import resolve
 from jaxserve.engine.device.memory import bytes_per_device, cache_bytes
 from jaxserve.engine.device.state import abstract_state
-from pallas_kernels.paged_attention import reference
-from pallas_kernels.paged_attention.api import Layout, Pages
-from sharding.mesh import MeshSpec
+from jaxserve.pallas_kernels.paged_attention import reference
+from jaxserve.pallas_kernels.paged_attention.api import Layout, Pages
+from jaxserve.sharding.mesh import MeshSpec
 from tests.jaxserve.engine.tiny import BASE, SPEC
 
 FLOAT = jnp.dtype("float32")

@@ -10,7 +10,7 @@ from jaxserve.engine.device.weight_report import describe_weights, weight_sizes
 from jaxserve.loading.spec import read_spec
 from jaxserve.models.quant import SCHEMES, QuantScheme
 from jaxserve.plan.model_config import read_config
-from sharding.mesh import MeshSpec
+from jaxserve.sharding.mesh import MeshSpec
 
 BF16 = jnp.dtype(jnp.bfloat16)
 

@@ -8,7 +8,7 @@ from jaxserve.engine.buckets import Bucket
 from jaxserve.plan.hlo.collectives import bytes_sent, group_size
 from jaxserve.plan.hlo.inspection import inspect
 from jaxserve.plan.hlo.parser import parse
-from sharding.mesh import MeshSpec
+from jaxserve.sharding.mesh import MeshSpec
 from tests.jaxserve.engine.tiny import BASE, SPEC, make_engine
 
 # A gather of 4 numbers from each of 4 devices in a loop of 5 turns, whose condition has the number

@@ -14,7 +14,7 @@ from jaxserve.engine.device.memory import bytes_per_device
 from jaxserve.plan.hlo import inspection
 from jaxserve.plan.hlo.inspection import Inspection, inspect
 from jaxserve.plan.hlo.parser import parse
-from sharding.mesh import MeshSpec
+from jaxserve.sharding.mesh import MeshSpec
 from tests.jaxserve.engine.tiny import BASE, SPEC, make_engine
 
 # Shapes, of more than a mebibyte each.

@@ -30,7 +30,7 @@ from jaxserve.server.flags import parser
 from jaxserve.server.observe.metrics import PREFIX, Metrics
 from jaxserve.server.process import ServerProcess
 from jaxserve.server.serving_state import ServingState
-from sharding.mesh import MeshSpec
+from jaxserve.sharding.mesh import MeshSpec
 from tests.jaxserve.engine.host.checks import check_rest
 from tests.jaxserve.server.harness import until
 

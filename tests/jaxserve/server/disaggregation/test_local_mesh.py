@@ -31,7 +31,7 @@ from jaxserve.server.disaggregation.policy import Policy
 from jaxserve.server.flags import parser
 from jaxserve.server.lifecycle import FAILED
 from jaxserve.server.serving_state import PrefillEngine
-from sharding.mesh import MeshSpec
+from jaxserve.sharding.mesh import MeshSpec
 from tests.jaxserve.engine.test_families_on_meshes import check
 from tests.jaxserve.engine.test_page_exchange import House, Side
 from tests.jaxserve.server.disaggregation.two_meshes import GREEDY, joined, taken

@@ -8,7 +8,7 @@ from jaxserve.server.disaggregation.flags import Meshes, disaggregation, meshes
 from jaxserve.server.disaggregation.local_mesh import places
 from jaxserve.server.disaggregation.policy import Policy
 from jaxserve.server.flags import parser
-from sharding.mesh import MeshSpec, ShardingError
+from jaxserve.sharding.mesh import MeshSpec, ShardingError
 
 BOTH = ("--prefill-mesh", "4", "--decode-mesh", "4")
 

@@ -12,9 +12,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jaxserve.engine.device.kernels.attention_check import check_attention
 from jaxserve.errors import EngineError
-from pallas_kernels import dispatch
-from pallas_kernels.paged_attention import reference
-from pallas_kernels.paged_attention.api import Attended, Layout, Options, Pages
+from jaxserve.pallas_kernels import dispatch
+from jaxserve.pallas_kernels.paged_attention import reference
+from jaxserve.pallas_kernels.paged_attention.api import Attended, Layout, Options, Pages
 from tests.jaxserve.engine.tiny import BASE, WINDOWED, make_engine
 
 FLOAT = jnp.dtype(jnp.float32)

@@ -13,13 +13,13 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.device.kernels.matmul_check import check_grouped_matmul, check_quantized_matmul
 from jaxserve.errors import EngineError
-from pallas_kernels import dispatch
-from pallas_kernels.grouped_matmul import api as grouped
-from pallas_kernels.grouped_matmul import reference as grouped_reference
-from pallas_kernels.grouped_matmul import tpu as grouped_tpu
-from pallas_kernels.quantized_matmul import api as quantized
-from pallas_kernels.quantized_matmul import reference, tpu
-from sharding import params as declared
+from jaxserve.pallas_kernels import dispatch
+from jaxserve.pallas_kernels.grouped_matmul import api as grouped
+from jaxserve.pallas_kernels.grouped_matmul import reference as grouped_reference
+from jaxserve.pallas_kernels.grouped_matmul import tpu as grouped_tpu
+from jaxserve.pallas_kernels.quantized_matmul import api as quantized
+from jaxserve.pallas_kernels.quantized_matmul import reference, tpu
+from jaxserve.sharding import params as declared
 from tests.jaxserve.engine.tiny import BASE, EXPERTS, make_engine
 
 BF16 = jnp.dtype(jnp.bfloat16)

@@ -11,9 +11,9 @@ from jaxserve.config import EngineConfig, resolve
 from jaxserve.engine.device.kernels.choice import choose_quantized_matmul
 from jaxserve.models.layer_kind import Latent, LayerKind
 from jaxserve.models.quant import SCHEMES
-from pallas_kernels.errors import KernelError
-from pallas_kernels.quantized_matmul import gpu, tpu
-from sharding.mesh import MeshSpec
+from jaxserve.pallas_kernels.errors import KernelError
+from jaxserve.pallas_kernels.quantized_matmul import gpu, tpu
+from jaxserve.sharding.mesh import MeshSpec
 from tests.jaxserve.engine.tiny import BASE, SPEC
 
 BF16 = jnp.dtype(jnp.bfloat16)
