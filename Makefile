@@ -41,7 +41,7 @@ INSTALL   = sed '$(PINS)' $(or $(CONSTRAINTS),/dev/null) >$(VENV)/constraints.tx
   $(UV) pip install --quiet --python $(VENV)/bin/python --constraints $(VENV)/constraints.txt \
     --build-constraints $(VENV)/constraints.txt --editable
 
-.PHONY: help demo test test-repeat mutants test-slow test-oldest test-kernels support-matrix feature-pairs deviceless deviceless-full soak check protos completions lock fmt clean
+.PHONY: help demo test test-repeat mutants test-slow test-oldest test-kernels support-matrix feature-pairs deviceless deviceless-full soak check protos completions wheel lock fmt clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name text; do \
@@ -101,6 +101,9 @@ protos: $(VENV)/.dev ## generate *_pb2* and docs/api.md from the .proto files
 
 completions: $(VENV)/.dev ## write deploy/completions, by which shells complete the flags
 	$(VENV)/bin/python deploy/completions/make.py
+
+wheel: $(VENV)/.runtime ## build the wheel and the source distribution, in dist/
+	rm -rf dist && $(UV) build --quiet --python $(VENV)/bin/python --out-dir dist
 
 lock: $(VENV)/.runtime ## write constraints.txt: the newest versions that pyproject.toml allows
 	echo hatchling | $(UV) pip compile --quiet --universal --upgrade --python-version 3.12 --extra dev --extra compilers \

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from jaxserve.request import SamplingParams
     from jaxserve.structure import Structure
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = ["LLM", "Completion", "EngineOptions", "SamplingParams", "Structure"]
 

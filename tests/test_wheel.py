@@ -1,23 +1,42 @@
-"""What `pip install` of the built wheel gives to somebody who has nothing else."""
+"""What the built wheel contains, and what it does in an environment that has nothing else."""
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import venv
+from collections.abc import Iterator
+from email.parser import Parser
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("jaxserve", "sharding", "pallas_kernels", "checkpoints")
+UV = next(
+    (
+        path
+        for path in (shutil.which("uv"), str(Path(sys.executable).with_name("uv")))
+        # A pyenv shim may be there and refuse to run.
+        if path and Path(path).exists() and not subprocess.call([path, "--version"], stdout=-3)
+    ),
+    None,
+)
+SMALL = ("--max-batch", "1", "--max-context", "64", "--step-tokens", "16")
+QUIETLY = ("--quiet", "--python", sys.executable)
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(UV is None, reason="there is no uv, which `make` installs"),
+]
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    # PYTHONPATH out: nothing of the source tree may help.
+    """Run a command without this environment's variables, and return what it prints."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    env |= {"XDG_CACHE_HOME": str(cwd / "cache")}
+    env |= {"XDG_CACHE_HOME": str(cwd / "cache"), "UV_CACHE_DIR": uv_cache()}
     done = subprocess.run(
         [str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True
     )
@@ -25,24 +44,115 @@ def run(*command: str | Path, cwd: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_wheel_generates_in_an_empty_environment(tmp_path: Path) -> None:
-    pip = ("-m", "pip", "--quiet", "--disable-pip-version-check")
-    run(sys.executable, *pip, "wheel", "--no-deps", "--wheel-dir", tmp_path, ROOT, cwd=tmp_path)
-    (wheel,) = tmp_path.glob("jaxserve-*.whl")
-    assert wheel.stat().st_size < 20e6
+def uv_cache() -> str:
+    assert UV
+    return subprocess.check_output([UV, "cache", "dir"], text=True).strip()
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the source distribution, and the wheel that was built from it."""
+    assert UV
+    folder = tmp_path_factory.mktemp("dist")
+    run(UV, "build", *QUIETLY, "--out-dir", folder, ROOT, cwd=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> Path:
+    (wheel,) = built.glob("jaxserve-*.whl")
+    return wheel
+
+
+def test_the_wheel_has_one_package_and_only_what_runs(wheel: Path) -> None:
     names = ZipFile(wheel).namelist()
-    assert "jaxserve/server/http/page_files/index.html" in names
-    beside = (".dist-info/", ".data/")
-    packages = [name for name in names if not any(part in name for part in beside)]
-    assert {name.split("/")[0] for name in packages} == set(PACKAGES)
+    assert {name.split("/")[0].rpartition(".")[2] for name in names} == {
+        *("jaxserve", "dist-info", "data"),
+    }
+    assert wheel.stat().st_size < 10e6
+    for part in (
+        *("jaxserve/py.typed", "jaxserve/server/http/page_files/index.html"),
+        *("jaxserve/sharding/gpus/h200.textproto", "jaxserve/pallas_kernels/dispatch.py"),
+        "jaxserve/checkpoints/bundled/tiny-chat/model.safetensors",
+    ):
+        assert part in names
     assert any(name.endswith("bash-completion/completions/jaxserve") for name in names)
-    venv.create(tmp_path / "venv", with_pip=True)
-    python = tmp_path / "venv" / "bin" / "python"
-    run(python, *pip, "install", wheel, cwd=tmp_path)
+    assert not [name for name in names if re.search(r"(^|/)(tests|training|benchmarks)/", name)]
+    assert not [name for name in names if name.endswith((".grammar", ".pyc"))]
+    assert "jaxserve/checkpoints/convert.py" not in names, "a name that only checkouts have"
+
+
+def test_the_wheel_says_what_it_is(wheel: Path) -> None:
+    with ZipFile(wheel) as files:
+        (name,) = (name for name in files.namelist() if name.endswith("/METADATA"))
+        metadata = Parser().parsestr(files.read(name).decode())
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["Description-Content-Type"] == "text/markdown" and metadata.get_payload()
+    assert "Typing :: Typed" in metadata.get_all("Classifier", [])
+    extras = {"tpu", "cuda13", "otel", "smg", "compilers"}
+    assert extras <= set(metadata.get_all("Provides-Extra", []))
+
+
+def test_the_wheel_of_the_checkout_is_that_of_the_source_distribution(
+    wheel: Path, tmp_path: Path
+) -> None:
+    assert UV
+    run(UV, "build", *QUIETLY, "--wheel", "--out-dir", tmp_path, ROOT, cwd=tmp_path)
+    (other,) = tmp_path.glob("jaxserve-*.whl")
+    assert ZipFile(other).namelist() == ZipFile(wheel).namelist()
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Folder bin of an environment that has the wheel and its requirements, nothing else."""
+    assert UV
+    folder = tmp_path_factory.mktemp("installed")
+    venv.create(folder / "venv")
+    python = folder / "venv" / "bin" / "python"
+    constraints = ("--constraints", ROOT / "constraints.txt")
+    run(UV, "pip", "install", "--quiet", "--python", python, *constraints, wheel, cwd=folder)
+    yield python.parent
+    shutil.rmtree(folder / "venv")
+
+
+def test_the_wheel_generates(installed: Path, tmp_path: Path) -> None:
+    where = run(
+        installed / "python", "-c", "import jaxserve; print(*jaxserve.__path__)", cwd=tmp_path
+    )
+    assert where.startswith(str(installed.parent)), "the source tree was imported"
     flags = ("--prompt", "Once upon a time", "--max-tokens", "8", "--temperature", "0", "--json")
-    done = json.loads(run(python, "-m", "jaxserve.generate", *flags, cwd=tmp_path))
+    done = json.loads(run(installed / "jaxserve", "generate", *flags, cwd=tmp_path))
     assert done["finish_reason"] in ("length", "stop") and done["text"]
-    where = run(python, "-c", "import jaxserve; print(jaxserve.__file__)", cwd=tmp_path)
-    assert where.startswith(str(tmp_path)), "the source tree was imported"
+
+
+def test_the_wheel_serves(installed: Path, tmp_path: Path) -> None:
+    server = subprocess.Popen(
+        [installed / "jaxserve", "serve", "--port", "0", "--http-port", "0", *SMALL],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "XDG_CACHE_HOME": str(tmp_path / "cache")},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with server:
+        try:
+            assert server.stderr
+            ready = next(line for line in server.stderr if "ready: " in line)
+            (address,) = re.findall(r"gRPC ([^ ,]+)", ready)
+            flags = ("--address", address, "--max-tokens", "8", "--temperature", "0")
+            assert run(installed / "jaxserve", "client", *flags, "Once upon a time", cwd=tmp_path)
+        finally:
+            server.terminate()
+            server.communicate()  # to its end: a closed pipe would be an error of the server
+    assert server.returncode == 0
+
+
+def test_every_requirement_has_a_wheel_for_macs() -> None:
+    """On arm64 and a CPU; that it runs there is not shown."""
+    assert UV
+    target = ("--python-platform", "aarch64-apple-darwin", "--python-version", "3.12")
+    compiled = run(
+        *(UV, "pip", "compile", "--quiet", *target, "--only-binary", ":all:"),
+        *("--constraints", ROOT / "constraints.txt", ROOT / "pyproject.toml"),
+        cwd=ROOT,
+    )
+    assert "jaxlib==" in compiled and "tensorstore==" in compiled

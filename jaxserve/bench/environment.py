@@ -6,6 +6,8 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from jaxserve.doctor.machine import usable_cores
+
 PACKAGES = ("jaxserve", "jax", "jaxlib")
 IDLE = 0.4  # load average of the last minute; above it other programs compute too
 
@@ -30,7 +32,7 @@ def environment(command_line: str) -> dict[str, Any]:
     machine = {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": usable_cores(),
         "load_before": round(os.getloadavg()[0], 2),
     }
     return versions() | {"command": command_line} | machine

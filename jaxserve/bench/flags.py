@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from jaxserve.cli.flags import BUNDLED, engine_flags, model_flag
+from jaxserve.cli.parser import Parser
 from jaxserve.client.flags import credential_flags
 
 PROGRAM = "jaxserve bench"
@@ -13,7 +14,7 @@ PROCESSES = ("poisson", "constant", "gamma")
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the program."""
-    p = argparse.ArgumentParser(
+    p = Parser(
         prog=PROGRAM,
         description="Measure speed on this machine, or of a server. Tables on standard output.",
     )

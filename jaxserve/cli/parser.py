@@ -18,7 +18,7 @@ class Parser(argparse.ArgumentParser):
         it where they need not.
         """
         words = list(sys.argv[1:] if args is None else args)
-        if "--" in words:
+        if "--" in words or self._subparsers:  # which argparse does not parse like that
             return super().parse_args(words, namespace)
         return self.parse_intermixed_args(words, namespace)
 

@@ -63,7 +63,7 @@ def installed_version(package: str) -> str | None:
 
 def machine(root: Path = Path("/")) -> Iterator[Finding]:
     """Yield processors, memory and NVIDIA's driver, as files below `root` describe them."""
-    yield Finding("processors", str(len(os.sched_getaffinity(0))))
+    yield Finding("processors", str(usable_cores()))
     meminfo = _text(root / "proc" / "meminfo")
     kibibytes = dict(re.findall(r"^(\w+): +(\d+) kB$", meminfo, re.MULTILINE))
     if kibibytes:
@@ -79,6 +79,13 @@ def _driver_fault(driver: str) -> str:
     if not is_old or installed_version(CUDA_PLUGIN) is None:
         return ""
     return f"{CUDA_PLUGIN} needs driver {CUDA_DRIVER} or newer: update the driver"
+
+
+def usable_cores() -> int:
+    """Return the number of processor cores that this process may use."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def nvidia_driver(root: Path) -> str | None:
