@@ -41,7 +41,7 @@ INSTALL   = sed '$(PINS)' $(or $(CONSTRAINTS),/dev/null) >$(VENV)/constraints.tx
   $(UV) pip install --quiet --python $(VENV)/bin/python --constraints $(VENV)/constraints.txt \
     --build-constraints $(VENV)/constraints.txt --editable
 
-.PHONY: help demo test test-repeat mutants test-slow test-oldest test-kernels support-matrix feature-pairs deviceless deviceless-full soak check protos completions wheel lock fmt clean
+.PHONY: help demo test test-repeat mutants test-slow test-oldest test-kernels support-matrix feature-pairs deviceless deviceless-full soak check protos completions wheel lock fmt clean links
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name text; do \
@@ -118,11 +118,11 @@ clean: ## remove caches and build output (not the environments: remove .venv* by
 	find $(wildcard $(PACKAGES) training tests benchmarks) -name __pycache__ -prune -exec rm -rf {} +
 
 # Stamps: an environment is brought up to date whenever pyproject.toml or the constraints are newer.
-$(VENV)/.runtime: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python $(filter-out uv,$(UV))
+$(VENV)/.runtime: pyproject.toml $(CONSTRAINTS) | links $(VENV)/bin/python $(filter-out uv,$(UV))
 	$(INSTALL) . $(PIN)
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python $(filter-out uv,$(UV))
+$(VENV)/.dev: pyproject.toml $(CONSTRAINTS) | links $(VENV)/bin/python $(filter-out uv,$(UV))
 	$(INSTALL) '.[dev]' $(PIN)
 	@touch $(VENV)/.runtime $@
 
@@ -132,6 +132,10 @@ $(VENV)/.compilers: $(VENV)/.dev
 
 $(VENV)/bin/uv: | $(VENV)/bin/python
 	$(RUN) pip install --quiet --disable-pip-version-check uv
+
+links:
+	@test -d jaxserve/sharding || { echo "jaxserve/sharding is no link to a folder: clone with git config core.symlinks \
+	true, or unpack with a program that keeps links" >&2; exit 1; }
 
 # A name on PATH proves nothing (a pyenv shim may refuse to run): every candidate is asked for its version.
 $(VENV)/bin/python:

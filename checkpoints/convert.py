@@ -1,7 +1,6 @@
 """Former name of `jaxserve convert SRC DST`, for a checkout.
 
-The import below is the one arrow from this package to jaxserve. It is taken only when the command
-runs: importing this module loads nothing of jaxserve.
+It imports nothing else of this folder, which would be imported a second time as a part of jaxserve.
 """
 
 import sys

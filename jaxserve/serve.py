@@ -12,7 +12,7 @@ from jaxserve.server.disaggregation.flags import check_role, meshes
 from jaxserve.server.flags import limits, parser
 from jaxserve.server.observe.log import configure
 
-# Flags that name files which are read.
+# Flags whose files the server reads at its start.
 FILES = (
     *("chat_template", "token_file", "admin_token_file", "tls_cert", "tls_key", "tls_client_ca"),
     *("prefill_servers_file", "prefill_token_file", "prefill_tls_ca"),

@@ -1,10 +1,12 @@
 """Programs in a folder whose files have the names of the folders beside jaxserve."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import nbformat
 import pytest
 from nbclient import NotebookClient
@@ -38,6 +40,8 @@ names = [module.name for module in pkgutil.walk_packages(jaxserve.__path__, "jax
 for name in names:
     if not name.endswith((".worker", ".smg")):
         __import__(name)
+from jaxserve.pallas_kernels.paged_attention import gpu_plan, tpu_plan
+assert gpu_plan._table() is not None and tpu_plan._table() is not None  # files of the package
 print(len(names))
 """
 
@@ -53,8 +57,16 @@ def folder(tmp_path: Path) -> Path:
 
 
 def python(folder: Path, script: str, *arguments: str) -> str:
+    environment = os.environ | {
+        "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
     done = subprocess.run(
-        [sys.executable, "-c", script, *arguments], cwd=folder, capture_output=True, text=True
+        [sys.executable, "-c", script, *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()[-1]
@@ -70,7 +82,8 @@ def test_the_files_are_those_that_python_finds_first(folder: Path) -> None:
 @pytest.mark.system
 def test_commands_run(folder: Path) -> None:
     codes = json.loads(python(folder, SCRIPT, json.dumps(COMMANDS)))
-    assert codes == dict.fromkeys(COMMANDS, 0)
+    assert codes.pop("doctor") in (0, 1), "the machine may have faults"
+    assert codes == dict.fromkeys(codes, 0)
 
 
 @pytest.mark.system

@@ -103,7 +103,7 @@ async def measure(args: argparse.Namespace, report: Report, console: Console) ->
 
 
 def texts_of(args: argparse.Namespace) -> list[str]:
-    return read_prompts(argparse.Namespace(prompt=None, prompts_file=args.prompts_file))
+    return read_prompts([], args.prompts_file)
 
 
 def prompts_of(args: argparse.Namespace, server: Target, texts: Sequence[str], run: int) -> Prompts:

@@ -20,15 +20,15 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of `jaxserve generate`."""
     p = Parser(prog="jaxserve generate", description="Generate text from a checkpoint.")
     model_argument(
-        p, "folder of the checkpoint; where --model names it, the first PROMPT", then="prompt"
+        p, "folder of the checkpoint; where --model names it, the first PROMPT", then="texts"
     )
     p.add_argument(
-        "prompt",
+        "texts",
         nargs="*",
         action="extend",
-        default=argparse.SUPPRESS,
+        default=[],
         metavar="PROMPT",
-        help="prompt to go on with; --prompt takes one as well",
+        help="prompt to go on with; those of --prompt come after it",
     )
     model_flag(p)
     _prompt_flags(

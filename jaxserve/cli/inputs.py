@@ -12,8 +12,8 @@ from jaxserve.errors import RequestError
 
 def read_turns(args: argparse.Namespace) -> Iterable[str]:
     """Return the turns of a conversation; those of standard input as they arrive."""
-    if args.prompt or args.prompts_file:
-        return read_prompts(args)
+    if _given(args) or args.prompts_file:
+        return prompts_of(args)
     if is_typed(args):
         return typed_turns("" if args.json else "> ")
     return turns_from_lines(_standard_input().buffer)
@@ -21,15 +21,25 @@ def read_turns(args: argparse.Namespace) -> Iterable[str]:
 
 def is_typed(args: argparse.Namespace) -> bool:
     """Return whether a person types the turns, and can end an answer by Ctrl-C."""
-    return not (args.prompt or args.prompts_file) and _standard_input().isatty()
+    return not (_given(args) or args.prompts_file) and _standard_input().isatty()
 
 
-def read_prompts(args: argparse.Namespace) -> list[str]:
-    """Return the prompts of the flags and of the file, or else standard input as one prompt."""
-    prompts: list[str] = list(args.prompt or ())
-    if args.prompts_file:
-        name = str(args.prompts_file)
-        text = _decode(_read_file(args.prompts_file), "--prompts-file", name).removeprefix("\ufeff")
+def prompts_of(args: argparse.Namespace) -> list[str]:
+    """Return the prompts of generate's arguments, flags and file, or else standard input."""
+    return read_prompts(_given(args), args.prompts_file)
+
+
+def _given(args: argparse.Namespace) -> list[str]:
+    """Return the prompts on the command line: arguments first, then those of --prompt."""
+    return [*args.texts, *(args.prompt or ())]
+
+
+def read_prompts(given: Iterable[str], file: Path | None) -> list[str]:
+    """Return the prompts `given` and those of the file, or else standard input as one prompt."""
+    prompts = list(given)
+    if file:
+        name = str(file)
+        text = _decode(_read_file(file), "--prompts-file", name).removeprefix("\ufeff")
         prompts += filter(None, text.replace("\r\n", "\n").split("\n"))
         if not prompts:
             raise RequestError(

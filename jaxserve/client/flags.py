@@ -106,7 +106,7 @@ def new_client(args: argparse.Namespace) -> Client:
 def read_prompt(args: argparse.Namespace) -> str:
     """Return the prompt that was given, or standard input."""
     given = [] if args.prompt == STANDARD_INPUT else [args.prompt]
-    return read_prompts(argparse.Namespace(prompt=given, prompts_file=None))[0]
+    return read_prompts(given, None)[0]
 
 
 def check_flags(args: argparse.Namespace, params: SamplingParams) -> None:

@@ -137,9 +137,10 @@ def folders() -> Iterator[Finding]:
 def _size(folder: Path) -> int:
     """Return the bytes of the files in a folder, from which other processes may remove some."""
     size = 0
-    for path in folder.rglob("*"):
-        try:
-            size += path.stat().st_size
-        except FileNotFoundError:
-            continue
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            try:
+                size += os.stat(os.path.join(parent, name)).st_size
+            except OSError:
+                continue
     return size

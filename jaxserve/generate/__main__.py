@@ -1,6 +1,7 @@
 """Entry point of `jaxserve generate`: reads and checks its arguments, without jax."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -12,7 +13,7 @@ if __name__ == "__main__":
 from jaxserve.cli.checks import check_engine_flags, check_engine_paths, check_file
 from jaxserve.cli.exits import exit_code
 from jaxserve.cli.flags import check_chat_flags, parser
-from jaxserve.cli.inputs import read_prompts
+from jaxserve.cli.inputs import prompts_of
 from jaxserve.cli.output import prepare_output
 from jaxserve.cli.sampling_flags import sampling_params
 from jaxserve.cluster.hosts import Hosts, leave
@@ -42,19 +43,19 @@ def run(args: argparse.Namespace) -> int:
         check_text_alone(args)
         check_engine_paths(args)
         check_file("--chat-template", args.chat_template)
-        prompts = [] if args.chat else read_prompts(args)
+        prompts = [] if args.chat else prompts_of(args)
     from jaxserve.generate.program import generate
 
     return generate(args, hosts, params, prompts)
 
 
 def check_text_alone(args: argparse.Namespace) -> None:
-    """Raise ConfigError where a text alone, which is taken for MODEL, may be a prompt."""
-    if args.prompt or args.prompts_file or args.model.exists():
+    """Raise ConfigError where several words alone, which are taken for MODEL, name no folder."""
+    words = str(args.model).split()
+    if len(words) < 2 or args.texts or args.prompt or os.path.isdir(args.model):
         return
     raise ConfigError(
-        f"{args.model}: there is no such folder (MODEL comes first; a prompt without it needs "
-        "--prompt)"
+        f"{args.model}: there is no such folder (if it is a prompt, give it with --prompt)"
     )
 
 

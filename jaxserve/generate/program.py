@@ -10,7 +10,7 @@ from rich.console import Console
 from jaxserve.chat.conversation import Conversation
 from jaxserve.cli.exits import BAD_INPUT, complain
 from jaxserve.cli.flags import draft_model, engine_options
-from jaxserve.cli.inputs import is_typed, read_prompts, read_turns
+from jaxserve.cli.inputs import is_typed, prompts_of, read_turns
 from jaxserve.cli.interrupts import interrupts_raise
 from jaxserve.cli.output import JsonPrinter, TextPrinter, summary
 from jaxserve.cluster.bootstrap import Pod, join
@@ -38,7 +38,7 @@ def generate(
     console = Console(stderr=True, highlight=False)
     with join(hosts) as pod:
         if prompts is None:
-            prompts = read_prompts(args) if pod.leads and not args.chat else []
+            prompts = prompts_of(args) if pod.leads and not args.chat else []
         turns = read_turns(args) if pod.leads and args.chat else []
         use_compilation_cache(args.compilation_cache)
         with open_llm(args, console, pod) as llm:

@@ -244,5 +244,5 @@ def shape_of(layout: Layout, groups: int) -> str:
 def _table() -> Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]]:
     """Return the table of tuned sizes: by device kind, then by shape, then by kind of walk."""
     return json.loads(
-        files("pallas_kernels").joinpath("tuned/paged_attention_gpu.json").read_text()
+        files("jaxserve.pallas_kernels").joinpath("tuned/paged_attention_gpu.json").read_text()
     )["sizes"]

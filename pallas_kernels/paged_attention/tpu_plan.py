@@ -118,5 +118,5 @@ def tuned(device_kind: str, shape: str) -> Sizes:
 def _table() -> Mapping[str, Mapping[str, Mapping[str, int]]]:
     """Return the table of tuned sizes: by device kind, then by shape."""
     return json.loads(
-        files("pallas_kernels").joinpath("tuned/paged_attention_tpu.json").read_text()
+        files("jaxserve.pallas_kernels").joinpath("tuned/paged_attention_tpu.json").read_text()
     )["sizes"]

@@ -77,5 +77,5 @@ def test_a_program_puts_back_what_it_has_begun_after_ctrl_c() -> None:
 
 def test_what_follows_two_dashes_is_no_flag() -> None:
     assert client_parser().parse_args(["--", "--foo"]).prompt == "--foo"
-    assert generate_parser().parse_args(["DIR", "--", "--foo"]).prompt == ["--foo"]
-    assert generate_parser().parse_args(["--json", "--", "DIR", "--foo"]).prompt == ["--foo"]
+    assert generate_parser().parse_args(["DIR", "--", "--foo"]).texts == ["--foo"]
+    assert generate_parser().parse_args(["--json", "--", "DIR", "--foo"]).texts == ["--foo"]

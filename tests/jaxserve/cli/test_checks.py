@@ -12,7 +12,9 @@ import pytest
 from jaxserve.checkpoints import orbax_store
 from jaxserve.cli.checks import check_file
 from jaxserve.cli.flags import parser
+from jaxserve.cli.inputs import prompts_of
 from jaxserve.config.options import KERNELS
+from jaxserve.generate.__main__ import main
 from jaxserve.loading.parameters import DTYPES
 from jaxserve.models.precision import AS_STORED, DTYPE_NAMES, FORMS
 from jaxserve.models.quant import SCHEMES
@@ -24,7 +26,7 @@ NO_FOLDER = "/nowhere: there is no such folder"
 REFUSED = [
     ("generate /nowhere text", NO_FOLDER),
     ("generate --model /nowhere --prompt text", NO_FOLDER),
-    ("generate Once", "Once: there is no such folder (MODEL comes first; a prompt without it"),
+    ("generate Once", "Once: there is no such folder; give the folder that holds"),
     (
         f"serve --model {BUNDLED}-draft /nowhere",
         "-draft, and /nowhere is another",
@@ -117,12 +119,18 @@ def test_a_pipe_is_not_opened(tmp_path: Path) -> None:
 @pytest.mark.parametrize("words", [["--model", "F", "a b", "c"], ["a b", "c", "--model", "F"]])
 def test_with_a_model_flag_every_argument_is_a_prompt(words: list[str]) -> None:
     args = parser().parse_args([*words, "--prompt", "d"])
-    assert args.model == Path("F") and args.prompt == ["a b", "d", "c"]
+    assert args.model == Path("F") and prompts_of(args) == ["a b", "c", "d"]
+
+
+@pytest.mark.parametrize("text", ["Once upon a time", "long " * 200])
+def test_a_text_alone_may_be_a_prompt(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([text]) == 2
+    assert "(if it is a prompt, give it with --prompt)" in capsys.readouterr().err
 
 
 def test_the_bundled_model_can_be_named_by_the_flag() -> None:
     args = parser().parse_args(["--model", str(BUNDLED), "text"])
-    assert args.model == Path(BUNDLED) and args.prompt == ["text"]
+    assert args.model == Path(BUNDLED) and prompts_of(args) == ["text"]
 
 
 def test_the_names_of_precisions_are_those_that_are_loaded() -> None:
