@@ -11,6 +11,7 @@ from jaxserve.config.option import flag_of
 from jaxserve.server.disaggregation.flags import check_role, meshes
 from jaxserve.server.flags import limits, parser
 from jaxserve.server.observe.log import configure
+from jaxserve.server.security.tls import check_tls_flags
 
 # Flags whose files the server reads at its start.
 FILES = (
@@ -36,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
     limits(args)
     meshes(args)
     check_role(args)
+    check_tls_flags(args.tls_cert, args.tls_key, args.tls_client_ca)
     if args.bundle is None:  # it decides what the flags leave open
         check_engine_flags(args)
     if hosts.alone:

@@ -186,7 +186,7 @@ FLAGS: list[tuple[list[str], str]] = [
     ),
     (
         ["--chat", "--prompt", STORY, "--chat-template", "/none"],
-        "--chat-template is /none; No such file or directory",
+        "--chat-template is /none; it cannot be read: No such file",
     ),
     (["--prompts-file", "/dev/null"], "/dev/null has no prompts"),
     (["--prompt", STORY, "--cache-tokens", str(10**12)], "--cache-tokens asks for"),

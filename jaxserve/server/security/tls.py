@@ -27,12 +27,9 @@ class Tls:
 
         Raises ConfigError when a file is missing or cannot be used with the others.
         """
-        if not (cert or key or client_ca):
-            return None
+        check_tls_flags(cert, key, client_ca)
         if not (cert and key):
-            raise ConfigError(
-                "--tls-cert and --tls-key go together (and --tls-client-ca only with them)"
-            )
+            return None
         tls = Tls(cert, key, client_ca)
         try:
             tls.context()
@@ -57,4 +54,12 @@ class Tls:
         authority = self.client_ca.read_bytes() if self.client_ca else None
         return grpc.ssl_server_credentials(
             [(self.key.read_bytes(), self.cert.read_bytes())], authority, authority is not None
+        )
+
+
+def check_tls_flags(cert: Path | None, key: Path | None, client_ca: Path | None) -> None:
+    """Raise ConfigError where one of these flags is given without another that it needs."""
+    if (cert or key or client_ca) and not (cert and key):
+        raise ConfigError(
+            "--tls-cert and --tls-key go together (and --tls-client-ca only with them)"
         )

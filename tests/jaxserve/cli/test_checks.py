@@ -53,6 +53,7 @@ REFUSED = [
     ("serve /nowhere", NO_FOLDER),
     ("serve --token-file /nowhere", "--token-file is /nowhere; it cannot be read: No such file"),
     ("serve --tls-cert / --tls-key /", "--tls-cert is /; it cannot be read: Is a directory"),
+    ("serve --tls-cert /nowhere", "--tls-cert and --tls-key go together"),
     ("serve --role decode", "--role is decode; no server computes its prompts"),
     ("serve --weights awq", "--weights is awq; choose auto, int8"),
     ("serve --decode-mesh 2", "--prefill-mesh and --decode-mesh go together"),
