@@ -44,7 +44,7 @@ def devices(root: Path = Path("/")) -> Iterator[Finding]:
     """Yield the devices that jax sees, their memory, and the kernels that run on them."""
     try:
         found = jax.devices()
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:  # the latter where JAX_PLATFORMS has no plugin
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         yield Finding("devices", "none", f"jax does not start: {reason}")
         return

@@ -125,9 +125,10 @@ def test_devices_of_this_machine(tmp_path: Path) -> None:
     assert found["kernel of attention"].value == "reference"
 
 
-def test_jax_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [RuntimeError, AssertionError])
+def test_jax_that_does_not_start(kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
-        raise RuntimeError("Unable to initialize backend 'tpu': it is in use\nat line 3")
+        raise kind("Unable to initialize backend 'tpu': it is in use\nat line 3")
 
     monkeypatch.setattr(jax, "devices", fail)
     (finding,) = devices()
