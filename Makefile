@@ -70,8 +70,8 @@ test-oldest: ## run the tests of what may differ on the oldest jax, in an enviro
 test-kernels: $(VENV)/.dev ## kernels in their interpreters on many random cases: an hour
 	$(RUN) pytest -q tests/pallas_kernels -m kernels $(PYTEST_ARGS)
 
-support-matrix: $(VENV)/.dev ## every family on every mesh; writes the table in README.md
-	$(RUN) pytest -q tests/jaxserve/engine/test_families_on_meshes.py -m "" --support-matrix README.md $(PYTEST_ARGS)
+support-matrix: $(VENV)/.dev ## every family on every mesh; writes the table in docs/support.md
+	$(RUN) pytest -q tests/jaxserve/engine/test_families_on_meshes.py -m "" --support-matrix docs/support.md $(PYTEST_ARGS)
 
 feature-pairs: $(VENV)/.dev ## every two features together; writes the table in docs/features.md
 	$(RUN) pytest -q tests/jaxserve/engine/test_feature_pairs.py -m "" --feature-pairs docs/features.md $(PYTEST_ARGS)

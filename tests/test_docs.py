@@ -7,24 +7,42 @@ import subprocess
 import sys
 from itertools import combinations
 from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 from jaxserve.server.disaggregation.flags import role_flags
 from jaxserve.server.disaggregation.policy import Decision
 from tests.jaxserve.engine.test_families_on_meshes import FAMILIES, MESHES
 from tests.jaxserve.engine.test_feature_pairs import FEATURES
 from tests.outcome_tables import FAMILIES_ON_MESHES, FEATURE_PAIRS, read
+from tests.public_names.environment import variables
 
 ROOT = Path(__file__).parent.parent
 
 
-def test_api_md_is_up_to_date() -> None:
-    spec = importlib.util.spec_from_file_location("make_api", ROOT / "docs" / "make_api.py")
+def script(name: str) -> ModuleType:
+    """Return a program of docs/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert (ROOT / "docs" / "api.md").read_text() == module.document(), (
-        "run python docs/make_api.py"
-    )
+    return module
+
+
+@pytest.mark.parametrize("name", ["api", "configuration"])
+def test_a_document_is_what_its_program_writes(name: str) -> None:
+    written = (ROOT / "docs" / f"{name}.md").read_text()
+    assert written == script(f"make_{name}").document(), f"run python docs/make_{name}.py"
+
+
+def test_configuration_md_has_every_environment_variable() -> None:
+    assert set(script("make_configuration").VARIABLES) == set(variables())
+
+
+def test_the_chart_is_of_the_results() -> None:
+    drawn = (ROOT / "docs" / "speed.svg").read_text()
+    assert drawn == script("make_figures").speed(), "run python docs/make_figures.py"
 
 
 def test_disaggregation_md_has_every_flag_and_decision() -> None:
@@ -57,7 +75,7 @@ def test_the_support_matrix_is_of_these_families_and_meshes() -> None:
     wanted = {
         (family, "x".join(map(str, mesh))): "tested" for family in FAMILIES for mesh in MESHES
     }
-    assert read(ROOT / "README.md", FAMILIES_ON_MESHES) == wanted
+    assert read(ROOT / "docs" / "support.md", FAMILIES_ON_MESHES) == wanted
 
 
 def test_every_pair_of_features_was_tested() -> None:

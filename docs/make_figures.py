@@ -1,0 +1,128 @@
+"""python docs/make_figures.py: draws docs/speed.svg from benchmarks/results, and docs/session.svg.
+
+A test compares speed.svg with what this draws. The session is a real run of its commands: draw it
+on a machine that has nothing else to do.
+"""
+
+import io
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.text import Text
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+OURS, PEER, COUNTED = "#2563eb", "#9ca3af", "url(#hatched)"
+BAR, GAP, TOP = 22, 14, 64  # pixels: height of a bar, space between groups, first group
+LEFT, WIDTH = 150, 250  # of a panel: where its bars begin, and the longest
+PANEL = 490
+COMMANDS = (
+    "jaxserve generate --prompt 'Once upon a time' --max-tokens 40 --temperature 0",
+    "jaxserve plan qwen3-8b --topology v6e:2x2 --tensor 4 --no-compile | grep -A 10 'It fits'",
+    "jaxserve doctor | tail -n 6",
+)
+COLUMNS = 110
+
+
+class Group(NamedTuple):
+    """Bars that stand together: a label, and each bar's length, colour and text."""
+
+    label: str
+    bars: list[tuple[float, str, str]]
+
+
+def speed() -> str:
+    """Return the chart: tokens per second on a CPU, and bytes over the floor on a TPU."""
+    cpu, tpu = list(_beside_transformers()), list(_over_the_floor())
+    height = TOP + max(map(_height, (cpu, tpu))) + 34
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * PANEL} {height}" '
+        f'font-family="system-ui, sans-serif" font-size="13" fill="#374151">',
+        '<pattern id="hatched" width="7" height="7" patternUnits="userSpaceOnUse" '
+        'patternTransform="rotate(45)"><rect width="7" height="7" fill="#dbeafe"/>'
+        f'<rect width="3" height="7" fill="{OURS}"/></pattern>',
+        f'<rect width="{2 * PANEL}" height="{height}" fill="white"/>',
+        *_panel(0, "CPU, 2 cores: output tokens per second, measured", cpu),
+        _text(8, 42, "0.5 B parameters; blue: jaxserve, grey: transformers 5.23"),
+        *_panel(PANEL, "TPU: bytes that attention moves, over its live pages", tpu),
+        _text(PANEL + 8, 42, "Llama-3-8B, a decode of 64 rows; counted, not timed"),
+        "</svg>\n",
+    ]
+    return "\n".join(parts)
+
+
+def _beside_transformers() -> Iterator[Group]:
+    (path,) = RESULTS.glob("offline_cpu_*.json")
+    for result in json.loads(path.read_text())["results"]:
+        case = result["case"]
+        if case["lengths"] != "mixed" or case["threads"] != 2 or case["streams"] not in (1, 16):
+            continue
+        ours, theirs = median(result["ours"]), median(result["peer"])
+        longest = 16.0
+        streams = f"{case['streams']} stream" + "s" * (case["streams"] > 1)
+        yield Group(
+            f"{case['dtype']}, {streams}",
+            [
+                (ours / longest, OURS, f"{ours:.1f}"),
+                (theirs / longest, PEER, f"{theirs:.1f}"),
+            ],
+        )
+
+
+def _over_the_floor() -> Iterator[Group]:
+    counted = json.loads((RESULTS / "attention_traffic.json").read_text())
+    for entry in counted:
+        if entry["shape"] == "Llama-3-8B" and entry["rows"] == 64:
+            over = entry["over_floor"]
+            label = f"{entry['context']:,} tokens"
+            yield Group(label, [(over / 1.1, COUNTED, f"{over:.3f}"), (1 / 1.1, PEER, "1")])
+
+
+def _height(groups: list[Group]) -> int:
+    return sum(len(group.bars) * BAR + GAP for group in groups)
+
+
+def _panel(x: int, title: str, groups: list[Group]) -> Iterator[str]:
+    yield _text(x + 8, 22, title, 'font-weight="600" font-size="14"')
+    y = TOP
+    for group in groups:
+        middle = y + len(group.bars) * BAR / 2 + 4
+        yield _text(x + LEFT - 10, middle, group.label, 'text-anchor="end"')
+        for share, colour, value in group.bars:
+            length = share * WIDTH
+            yield (
+                f'<rect x="{x + LEFT}" y="{y}" width="{length:.1f}" height="{BAR - 3}" '
+                f'fill="{colour}"/>'
+            )
+            yield _text(x + LEFT + length + 6, y + 14, value)
+            y += BAR
+        y += GAP
+
+
+def _text(x: float, y: float, text: str, more: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" {more}>{text}</text>'
+
+
+def session() -> str:
+    """Run the commands, and return what a terminal shows of them, with their seconds."""
+    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
+    for command in COMMANDS:
+        began = time.monotonic()
+        output = subprocess.run(
+            ["bash", "-c", command], cwd=ROOT, stdout=-1, stderr=-2, text=True, check=True
+        ).stdout
+        seconds = time.monotonic() - began
+        console.print(Text(f"$ {command}", style="bold"), Text(f"  # {seconds:.1f} s", style="dim"))
+        console.print(Text.from_ansi(output))
+    return console.export_svg(title="jaxserve, on two cores of a CPU")
+
+
+if __name__ == "__main__":
+    (ROOT / "docs" / "speed.svg").write_text(speed())
+    (ROOT / "docs" / "session.svg").write_text(session())

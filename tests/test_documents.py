@@ -1,0 +1,149 @@
+"""Links in the documents lead somewhere, and their commands are commands."""
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from jaxserve.__main__ import PROGRAMS, parser
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(
+            path
+            for top in ("docs", "deploy", "benchmarks", "training")
+            for path in (ROOT / top).rglob("*.md")
+        ),
+        ROOT / "checkpoints" / "bundled" / "README.md",
+    ]
+)
+NAMES = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
+SOURCES = ("jaxserve", "sharding", "pallas_kernels", "checkpoints")
+ELSEWHERE = ("http://", "https://", "mailto:")
+MODULES = {module.removesuffix(".__main__"): name for name, (module, _) in PROGRAMS.items()}
+
+
+def anchors(path: Path) -> set[str]:
+    """Return what a link's `#` may name in a document, as GitHub makes it of headings."""
+    headings = re.findall(r"^#+ +(.+)$", path.read_text(), re.M)
+    words = [re.sub(r"[^\w\- ]", "", heading.lower().replace("`", "")) for heading in headings]
+    return {word.strip().replace(" ", "-") for word in words}
+
+
+def links(text: str) -> list[str]:
+    """Return the targets of the links outside of code."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    return re.findall(r"\]\(([^()\s]+)\)", re.sub(r"`[^`\n]*`", "", text))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_somewhere(name: str) -> None:
+    path = ROOT / name
+    for target in links(path.read_text()):
+        if target.startswith(ELSEWHERE):
+            continue
+        file, _, anchor = target.partition("#")
+        found = (path.parent / file).resolve() if file else path
+        assert found.exists(), f"{name}: {target}"
+        assert not anchor or anchor in anchors(found), f"{name}: {target}"
+
+
+def test_every_document_is_in_the_index() -> None:
+    index = ROOT / "docs" / "README.md"
+    named = {(index.parent / target).resolve() for target in links(index.read_text())}
+    documents = {path for path in (ROOT / "docs").glob("*.md") if path != index}
+    assert documents <= named, documents - named
+
+
+def commands(text: str) -> Iterator[str]:
+    """Yield the commands of shell blocks, each part of a pipe by itself, without comments."""
+    for block in re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S):
+        unfinished = ""
+        for line in block.replace("\\\n", " ").splitlines():
+            try:
+                parts = words_of(unfinished + line)
+                unfinished = ""
+            except ValueError:  # a quotation goes on in the next line
+                unfinished += line + "\n"
+                continue
+            yield from parts
+
+
+def words_of(line: str) -> list[str]:
+    """Return the commands of a line; ValueError where a quotation is open at its end."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
+    lexer.whitespace_split = True
+    found: list[list[str]] = [[]]
+    for word in lexer:
+        if set(word) <= set("|&;<>"):
+            found.append([])
+        else:
+            found[-1].append(word)
+    return [shlex.join(words) for words in found]
+
+
+def program_of(words: list[str]) -> tuple[str, list[str]] | None:
+    """Return the program of jaxserve that a command starts, and its arguments."""
+    while words and re.fullmatch(r"\w+=.*", words[0]):
+        words = words[1:]
+    if not words:
+        return None
+    if Path(words[0]).name == "jaxserve":
+        return words[1] if len(words) > 1 else "", words[2:]
+    if Path(words[0]).name.startswith("python") and words[1:2] == ["-m"]:
+        name = MODULES.get(words[2])
+        return (name, words[3:]) if name else None
+    return None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_commands_are_commands(name: str) -> None:
+    for command in commands((ROOT / name).read_text()):
+        found = program_of(shlex.split(command))
+        if found is None or "..." in command:
+            continue
+        program, arguments = found
+        try:
+            if program in PROGRAMS:
+                import_module(PROGRAMS[program][0]).parser().parse_args(arguments)
+            else:
+                parser().parse_args([program])
+        except SystemExit as end:
+            assert end.code == 0, f"{name}: {command}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_targets_of_make_are_targets(name: str) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    text = (ROOT / name).read_text()
+    named = [line.split()[1] for line in commands(text) if line.startswith("make ")]
+    named += re.findall(r"`make ([a-z-]+)", text)
+    for target in named:
+        assert re.search(rf"^{re.escape(target)}:", makefile, re.M), f"{name}: make {target}"
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 170
+
+
+def texts_in(path: Path) -> Iterator[str]:
+    """Yield the strings of a module, those between the gaps of an f-string one by one."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_troubleshooting_quotes_messages_of_the_code() -> None:
+    texts = "\0".join(
+        text for top in SOURCES for path in (ROOT / top).rglob("*.py") for text in texts_in(path)
+    )
+    quoted = re.findall(r"\*\*`([^`]+)`\*\*", (ROOT / "docs" / "troubleshooting.md").read_text())
+    assert len(quoted) > 60
+    missing = [message for message in quoted if " ".join(message.split()) not in texts]
+    assert not missing, missing
