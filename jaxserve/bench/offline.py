@@ -95,6 +95,7 @@ def open_llm(args: argparse.Namespace, options: EngineOptions, console: Console)
             options=options,
             mesh=mesh,
             on_load=bar.update,
+            compilation_cache=None,  # the command has chosen one
         )
     try:
         llm.prompts.check_purpose(embed=False)

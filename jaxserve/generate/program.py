@@ -80,6 +80,7 @@ def open_llm(args: argparse.Namespace, console: Console, pod: Pod) -> LLM:
             on_load=loading.update,
             on_compile=compiling.update,
             new_runner=pod.new_runner,
+            compilation_cache=None,  # the command has chosen one
         )
     model = llm.model
     pod.agree(

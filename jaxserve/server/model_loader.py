@@ -136,6 +136,7 @@ class ModelLoader:
                 grammar_bounds=limits(args).grammars,
                 on_load=bar.update,
                 new_runner=self._pod.new_runner,
+                compilation_cache=None,  # the command has chosen one
             )
         self._resources.enter_context(llm)
         self._check(llm)

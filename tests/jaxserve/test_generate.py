@@ -336,6 +336,7 @@ def test_without_a_home_steps_are_compiled_but_not_kept() -> None:
     assert done.stderr.startswith(
         b"compiled steps are not kept: /dev/null/.cache/jaxserve/xla: Not a directory"
     )
+    assert done.stderr.count(b"are not kept") == 1
 
 
 @pytest.mark.system
