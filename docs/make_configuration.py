@@ -15,9 +15,9 @@ ROOT = Path(__file__).parent.parent
 TARGET = ROOT / "docs" / "configuration.md"
 INTRODUCTION = (
     "# Configuration\n\n"
-    "Every flag of every program, and every environment variable. Written by `python\n"
-    "docs/make_configuration.py` from the parsers; `jaxserve serve --help` and so on print the "
-    "same texts.\n\n"
+    "Every flag of every program, and every environment variable that jaxserve itself reads. "
+    "Written by\n`python docs/make_configuration.py` from the parsers; `jaxserve serve --help` and "
+    "so on print the same texts.\n\n"
     "In Python, flags of the engine are fields of `EngineOptions` (`--max-batch` is `max_batch`) "
     "or\narguments of `LLM`, and flags of sampling are fields of `SamplingParams`. A flag that "
     "cannot have an\neffect where it stands, or contradicts another one, is an error.\n"

@@ -42,7 +42,7 @@ def test_configuration_md_has_every_environment_variable() -> None:
 
 def test_the_chart_is_of_the_results() -> None:
     drawn = (ROOT / "docs" / "speed.svg").read_text()
-    assert drawn == script("make_figures").speed(), "run python docs/make_figures.py"
+    assert drawn == script("make_figures").speed(), "run python docs/make_figures.py speed"
 
 
 def test_disaggregation_md_has_every_flag_and_decision() -> None:
@@ -65,7 +65,9 @@ def test_generated_code_is_up_to_date(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "grpc_tools.protoc", "-I.", *outs, *protos], cwd=ROOT, check=True
     )
-    for path in (ROOT / "jaxserve").rglob("v1/*_pb2*"):
+    generated = list((ROOT / "jaxserve").rglob("v1/*_pb2*"))
+    assert generated
+    for path in generated:
         made = tmp_path / path.relative_to(ROOT)
         assert path.read_text() == made.read_text(), f"{path.name}: run make protos"
 

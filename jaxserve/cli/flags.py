@@ -106,7 +106,7 @@ def model_flag(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=BUNDLED,
         metavar="DIR",
-        help="checkpoint folder as Hugging Face publishes it (default: the bundled model)",
+        help="checkpoint folder, Hugging Face's or Orbax (default: the bundled model)",
     )
 
 
