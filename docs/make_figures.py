@@ -54,7 +54,9 @@ def speed() -> str:
         *_panel(0, "CPU, 2 cores: output tokens per second, measured", cpu),
         _text(8, 42, "0.5 B parameters, float32; blue: jaxserve, grey: transformers"),
         *_panel(PANEL, "TPU: bytes that attention moves, over its live pages", tpu),
-        _text(PANEL + 8, 42, "Llama-3-8B, a decode of 64 rows; counted, not timed"),
+        _text(
+            PANEL + 8, 42, "Llama-3-8B, a decode of 64 rows; counted, not timed (grey: live pages)"
+        ),
         "</svg>\n",
     ]
     return "\n".join(parts)
@@ -130,7 +132,7 @@ def session() -> str:
         seconds = time.monotonic() - began
         console.print(Text(f"$ {command}", style="bold"), Text(f"  # {seconds:.1f} s", style="dim"))
         console.print(Text.from_ansi(output))
-    return console.export_svg(title="jaxserve, on two cores of a CPU")
+    return console.export_svg(title=f"jaxserve, on {os.cpu_count()} cores of a CPU")
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def test_generated_code_is_up_to_date(tmp_path: Path) -> None:
         assert path.read_text() == made.read_text(), f"{path.name}: run make protos"
 
 
-def test_the_support_matrix_is_of_these_families_and_meshes() -> None:
+def test_support_md_has_every_family_and_mesh() -> None:
     """`make support-matrix` writes it."""
     wanted = {
         (family, "x".join(map(str, mesh))): "tested" for family in FAMILIES for mesh in MESHES
@@ -80,7 +80,7 @@ def test_the_support_matrix_is_of_these_families_and_meshes() -> None:
     assert read(ROOT / "docs" / "support.md", FAMILIES_ON_MESHES) == wanted
 
 
-def test_every_pair_of_features_was_tested() -> None:
+def test_features_md_has_every_pair() -> None:
     """`make feature-pairs` writes it."""
     wanted = {**dict.fromkeys(combinations(FEATURES, 2), "tested"), **FEATURE_PAIRS.refused}
     assert read(ROOT / "docs" / "features.md", FEATURE_PAIRS) == wanted

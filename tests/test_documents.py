@@ -78,7 +78,7 @@ def commands(text: str) -> Iterator[str]:
                 continue
             yield from parts
         assert not unfinished, "a quotation has no end"
-    for code in re.findall(r"`(jaxserve \w+ [^`\n]*)`", without_blocks(text)):
+    for code in re.findall(r"`((?:\.venv/bin/)?jaxserve \w+ [^`\n]*)`", without_blocks(text)):
         yield from words_of(code.replace("\\|", "|"))
 
 
@@ -104,8 +104,9 @@ def program_of(words: list[str]) -> tuple[str, list[str]] | None:
     if Path(words[0]).name == "jaxserve":
         return words[1] if len(words) > 1 else "", words[2:]
     if Path(words[0]).name.startswith("python") and words[1:2] == ["-m"] and words[2:]:
-        name = MODULES.get(words[2])
-        return (name, words[3:]) if name else None
+        if words[2].split(".")[0] != "jaxserve":
+            return None
+        return MODULES.get(words[2], words[2]), words[3:]
     return None
 
 
@@ -136,11 +137,18 @@ def is_parsed(program: str, arguments: list[str]) -> bool:
     try:
         if program in PROGRAMS:
             import_module(PROGRAMS[program][0]).parser().parse_args(arguments)
-        else:
+        elif program != "jaxserve":
             parser().parse_args([program])
     except SystemExit as end:
         return end.code == 0
     return True
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_python_is_python(name: str) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / name).read_text(), re.M | re.S)
+    for block in blocks:
+        ast.parse(block, name)
 
 
 @pytest.mark.parametrize("name", NAMES)

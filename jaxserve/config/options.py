@@ -115,7 +115,7 @@ class EngineOptions:
         default=None,
         metadata=flag(
             f"decode steps in one launch while no other request could join "
-            f"({_by_preset('decode_steps')})",
+            f"({_by_preset('decode_steps')}; 1 with --deterministic)",
             metavar="N",
             bounds=(1, MAX_DECODE_STEPS),
         ),
@@ -123,8 +123,8 @@ class EngineOptions:
     kv: str = field(
         default="auto",
         metadata=flag(
-            f"dtype of the KV cache: {', '.join(PAGE_DTYPES)}, or auto, the dtype of the weights "
-            f"(default: auto)",
+            f"dtype of the KV cache: {', '.join(PAGE_DTYPES)}, or auto, the dtype of the weights; "
+            f"8 bits have a float32 scale per token and head (default: auto)",
             metavar="DTYPE",
         ),
     )
@@ -140,8 +140,8 @@ class EngineOptions:
     cache_tokens: int | None = field(
         default=None,
         metadata=flag(
-            "capacity of one lane's KV cache in tokens (default: what the device's memory has room "
-            "for)",
+            "capacity of one lane's KV cache in tokens (default: every row at full context, or "
+            "less if the device's memory has less room)",
             metavar="N",
             bounds=(1, UNBOUNDED),
         ),
