@@ -19,17 +19,17 @@ INTRODUCTION = (
     "Written by\n`python docs/make_configuration.py` from the parsers; `jaxserve serve --help` and "
     "so on print the same texts.\n\n"
     "In Python, flags of the engine are fields of `EngineOptions` (`--max-batch` is `max_batch`) "
-    "or\narguments of `LLM`, and flags of sampling are fields of `SamplingParams`. A flag that "
-    "cannot have an\neffect where it stands, or contradicts another one, is an error.\n"
+    "or\narguments of `LLM`, and flags of sampling are fields of `SamplingParams`. Flags that "
+    "contradict\neach other are an error.\n"
 )
 # Environment variables that the project reads. Those that jax, gRPC and OpenTelemetry read are
 # described there.
 VARIABLES = {
     "JAX_COMPILATION_CACHE_DIR": "folder in which compiled steps are kept, for all programs that "
-    "use jax; `--compilation-cache` and `LLM(compilation_cache=...)` win over it",
+    "use jax; `--compilation-cache` wins over it, and it wins over `LLM(compilation_cache=...)`",
     "JAX_PLATFORMS": "kind of device that jax uses: `cpu`, `cuda` or `tpu`; `jaxserve doctor` "
     "says where it leaves out a device of the machine",
-    "LIBTPU_INIT_ARGS": "flags of the TPU compiler, which `jaxserve plan` keeps in a bundle",
+    "LIBTPU_INIT_ARGS": "flags of the TPU compiler; a bundle is taken only where they are the same",
     "LWS_GROUP_SIZE": "number of hosts, for `--pod`; a LeaderWorkerSet sets it",
     "LWS_LEADER_ADDRESS": "address of host 0, for `--pod`; a LeaderWorkerSet sets it",
     "LWS_WORKER_INDEX": "number of this host, for `--pod`; a LeaderWorkerSet sets it",
@@ -40,7 +40,7 @@ VARIABLES = {
     "TPU_WORKER_HOSTNAMES": "hosts of a TPU slice, which jax finds by itself; `--pod` then leaves "
     "the variables of a LeaderWorkerSet alone",
     "XDG_CACHE_HOME": "folder of the user's caches; compiled steps are kept in its `jaxserve/xla`",
-    "XLA_FLAGS": "flags of XLA, which `jaxserve plan` keeps in a bundle",
+    "XLA_FLAGS": "flags of XLA; a bundle is taken only where they are the same",
 }
 
 

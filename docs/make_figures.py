@@ -54,9 +54,7 @@ def speed() -> str:
         *_panel(0, "CPU, 2 cores: output tokens per second, measured", cpu),
         _text(8, 42, "0.5 B parameters, float32; blue: jaxserve, grey: transformers"),
         *_panel(PANEL, "TPU: bytes that attention moves, over its live pages", tpu),
-        _text(
-            PANEL + 8, 42, "Llama-3-8B, a decode of 64 rows; counted, not timed (grey: live pages)"
-        ),
+        _text(PANEL + 8, 42, "Llama-3-8B, 64 rows; counted, not timed; grey: live pages"),
         "</svg>\n",
     ]
     return "\n".join(parts)

@@ -14,6 +14,8 @@ from zipfile import ZipFile
 
 import pytest
 
+from tests.test_taken_names import with_taken_names
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -145,8 +147,12 @@ def test_the_wheel_generates(installed: Path, tmp_path: Path) -> None:
 
 
 def test_the_wheel_serves(installed: Path, tmp_path: Path) -> None:
+    """In a folder with files that are called like folders of this repository."""
+    with_taken_names(tmp_path)
+    # `python -m` puts the folder first, which the command does not.
+    python = (installed / "python", "-m")
     server = subprocess.Popen(
-        [installed / "jaxserve", "serve", "--port", "0", "--http-port", "0", *SMALL],
+        [*python, "jaxserve.serve", "--port", "0", "--http-port", "0", *SMALL],
         cwd=tmp_path,
         env={"PATH": os.environ["PATH"], "XDG_CACHE_HOME": str(tmp_path / "cache")},
         stderr=subprocess.PIPE,
@@ -164,7 +170,7 @@ def test_the_wheel_serves(installed: Path, tmp_path: Path) -> None:
                 pytest.fail("the server ended: " + "".join(told))
             (address,) = re.findall(r"gRPC ([^ ,]+)", told[-1])
             flags = ("--address", address, "--max-tokens", "8", "--temperature", "0")
-            assert run(installed / "jaxserve", "client", *flags, "Once upon a time", cwd=tmp_path)
+            assert run(*python, "jaxserve.client", *flags, "Once upon a time", cwd=tmp_path)
         finally:
             server.terminate()
             server.communicate()  # to its end: a closed pipe would be an error of the server
