@@ -91,14 +91,16 @@ class _HealthServicer(health_pb2_grpc.HealthServicer):
         self, request: health_pb2.HealthCheckRequest, context: aio.ServicerContext
     ) -> None:
         reported = None
-        while not self._ending:
+        while True:
             changed = self._changed
             status = self._statuses.get(request.service, Serving.SERVICE_UNKNOWN)
-            if status == reported:
-                await changed.wait()
-            else:
+            if status != reported:
                 await context.write(health_pb2.HealthCheckResponse(status=status))
                 reported = status
+            elif self._ending:  # only now, so that every watch is told the last status
+                break
+            else:
+                await changed.wait()
         await context.abort(grpc.StatusCode.UNAVAILABLE, "the server ends")
 
 

@@ -126,6 +126,39 @@ def test_watches_that_have_just_been_told_something_end_with_the_server(tmp_path
     asyncio.run(main())
 
 
+class _SlowWatcher:
+    """Context of a watch whose first message is under way until it is let through."""
+
+    def __init__(self) -> None:
+        self.statuses: list[int] = []
+        self.let_through = asyncio.Event()
+        self.code: grpc.StatusCode | None = None
+
+    async def write(self, message: health_pb2.HealthCheckResponse) -> None:
+        self.statuses.append(message.status)
+        await self.let_through.wait()
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+        self.code = code
+
+
+def test_a_watch_is_told_the_last_status_before_it_ends() -> None:
+    async def main() -> None:
+        health, context = Health(), _SlowWatcher()
+        health.tell(Phase.READY)
+        request = health_pb2.HealthCheckRequest(service=INFERENCE)
+        watch = asyncio.create_task(health.servicer.Watch(request, context))  # type: ignore[arg-type]
+        await until(lambda: bool(context.statuses))
+        health.tell(Phase.DRAINING)
+        health.close()
+        context.let_through.set()
+        await asyncio.wait_for(watch, 60)
+        assert context.statuses == [Status.SERVING, Status.NOT_SERVING]
+        assert context.code is grpc.StatusCode.UNAVAILABLE
+
+    asyncio.run(main())
+
+
 @pytest.mark.system
 @pytest.mark.parametrize("kind", ["unary", "stream", "n=4"])
 def test_what_does_not_finish_in_time_is_told_so(tmp_path: Path, kind: str) -> None:
