@@ -72,7 +72,8 @@ def check_folder(folder: Path) -> None:
         if os.path.exists(folder):
             problem = "is a file, not a folder"
         raise CheckpointError(
-            f"{folder}: {problem}; give the folder that holds config.json and {SINGLE_FILE}"
+            f"{folder}: {problem}; give the folder that holds config.json and {SINGLE_FILE}, or "
+            f"org/name of the hub"
         )
 
 
@@ -166,7 +167,7 @@ def _no_weights(folder: Path) -> CheckpointError:
 
 
 def _open_indexed(folder: Path) -> dict[str, np.ndarray]:
-    weight_map = _read_weight_map(folder / INDEX)
+    weight_map = read_weight_map(folder / INDEX)
     shards = {file: _open_shard(folder, file) for file in sorted(set(weight_map.values()))}
     for name, file in weight_map.items():
         if name not in shards[file]:
@@ -177,7 +178,7 @@ def _open_indexed(folder: Path) -> dict[str, np.ndarray]:
     return _merge({name: shards[file][name] for name, file in weight_map.items()}, shards.values())
 
 
-def _read_weight_map(index: Path) -> dict[str, str]:
+def read_weight_map(index: Path) -> dict[str, str]:
     weight_map = _read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(

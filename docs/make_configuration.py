@@ -42,6 +42,15 @@ VARIABLES = {
     "XDG_CACHE_HOME": "folder of the user's caches; compiled steps are kept in its `jaxserve/xla`",
     "XLA_FLAGS": "flags of XLA; a bundle is taken only where they are the same",
 }
+# Variables that huggingface_hub reads, of those that it documents.
+HUB_VARIABLES = {
+    "HF_ENDPOINT": "address of the hub that models are fetched from by their names, a mirror for "
+    "example",
+    "HF_HOME": "folder of the hub's programs; models that were fetched lie in its `hub`",
+    "HF_HUB_DISABLE_XET": "1: fetch files over plain HTTP, without Xet",
+    "HF_HUB_OFFLINE": "1: take models from the hub's cache alone",
+    "HF_TOKEN": "token for models that are gated or private; it is sent to `HF_ENDPOINT` alone",
+}
 
 
 @dataclass(frozen=True)
@@ -60,7 +69,9 @@ def document() -> str:
         parts.append(f"\n## {title}, of several programs\n\n{_table(rows)}")
     for title, rows in own.items():
         parts.append(f"\n## {title}\n\n{_table({row: '' for row in rows})}")
-    variables = "".join(f"| `{name}` | {text} |\n" for name, text in sorted(VARIABLES.items()))
+    variables = "".join(
+        f"| `{name}` | {text} |\n" for name, text in sorted((VARIABLES | HUB_VARIABLES).items())
+    )
     parts.append(f"\n## Environment variables\n\n| variable | meaning |\n|---|---|\n{variables}")
     return "".join(parts)
 

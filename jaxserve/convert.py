@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxserve.checkpoints.errors import CheckpointError
-from jaxserve.checkpoints.hf import check_folder
+from jaxserve.cli.checks import found_model
 from jaxserve.cli.exits import exit_code
 from jaxserve.cli.parser import Parser
 from jaxserve.errors import flag_text
@@ -28,7 +28,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of `jaxserve convert`."""
     p = Parser(prog="jaxserve convert", description=DESCRIPTION)
-    p.add_argument("source", metavar="SRC", type=Path, help="the folder to convert")
+    p.add_argument(
+        "source",
+        metavar="SRC",
+        type=Path,
+        help="the folder to convert, or org/name[@revision] of the hub",
+    )
     p.add_argument(
         "target", metavar="DST", type=Path, help="the folder to write, which must not exist yet"
     )
@@ -47,14 +52,14 @@ def parser() -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Check the arguments, then import jax and convert; return the exit code."""
-    check_folder(args.source)
+    source = found_model(args.source)
     check_form(args.weights)
     if args.to == "hf" and args.weights != AS_STORED:
         problem = "--to hf writes no quantized weights (leave it out)"
         raise CheckpointError(flag_text("--weights", args.weights, problem))
     from jaxserve.loading.convert import convert
 
-    convert(args.source, args.target, args.to, args.weights)
+    convert(source, args.target, args.to, args.weights)
     return 0
 
 

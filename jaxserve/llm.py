@@ -11,6 +11,7 @@ from jax.typing import DTypeLike
 from rich.console import Console
 
 from jaxserve.chat import Chat, Message, Rendered
+from jaxserve.checkpoints.hub.names import display_name
 from jaxserve.compilation_cache import cache_of_llm, compiled_steps_kept
 from jaxserve.completion import Completion, Delta
 from jaxserve.config import EngineOptions, check_draft_model
@@ -34,8 +35,10 @@ from jaxserve.llm_arguments import (
     params_of,
     params_of_each,
 )
+from jaxserve.llm_folder import folder_of_llm
 from jaxserve.loading.draft import load_draft
 from jaxserve.loading.folder import Model, load
+from jaxserve.loading.model_folder import model_folder
 from jaxserve.names_elsewhere import LLM_ATTRIBUTES, explains_names
 from jaxserve.progress import Bar
 from jaxserve.prompts import Prepared, Prompt, Prompts, is_conversation
@@ -56,7 +59,8 @@ class LLM:
 
     Args:
         model: Folder of a checkpoint as Hugging Face publishes it, or as jaxserve convert writes
-            it.
+            it; or, where there is no such folder, org/name[@revision] of a model on the hub, which
+            is fetched into the hub's cache.
         dtype: Type to compute in: "auto" (as the checkpoint says), "float32" or "bfloat16", or
             jax's own object of it.
         weights: Type to hold the weights in: "auto" (as stored), or a quantization such as "int8",
@@ -72,14 +76,15 @@ class LLM:
         tool_parser: Format of tool calls in answers, "auto" or one of TOOL_PARSERS. A server takes
             answers apart by it; completions of this class keep their text whole.
         reasoning_parser: Format of reasoning in answers, one of REASONING_PARSERS; as above.
-        draft_model: Folder of a smaller model with the same vocabulary, for options that let it
-            draft tokens.
+        draft_model: Folder or name of a smaller model with the same vocabulary, for options that
+            let it draft tokens.
         grammar_bounds: Limits on the size, compile time and cache of structured output.
         compilation_cache: Folder that keeps compiled steps for the next start, unless the program
             or JAX_COMPILATION_CACHE_DIR has chosen one for jax. "auto" is jaxserve/xla in the
             user's cache, the folder of the commands; None keeps nothing.
-        progress: Show bars while the checkpoint is loaded, steps are compiled and `generate`,
-            `chat` or `embed` runs: on a terminal's standard error and in notebooks, nowhere else.
+        progress: Show bars while a model is fetched, the checkpoint is loaded, steps are compiled
+            and `generate`, `chat` or `embed` runs: on a terminal's standard error and in notebooks,
+            nowhere else.
         on_load: Function called with (done, total, what) while the checkpoint is loaded, instead
             of a bar.
         on_compile: Function called so while steps are compiled, instead of a bar.
@@ -97,7 +102,8 @@ class LLM:
         prompts: Tokenizer, chat template and limits, by which requests are made of prompts.
 
     Raises:
-        CheckpointError: The files of the checkpoint are damaged or incomplete.
+        CheckpointError: The files of the checkpoint are damaged or incomplete, or the hub does not
+            have the model.
         TokenizerError: The tokenizer's files cannot be read.
         ShardingError: The model cannot be spread over this mesh.
         ConfigError: An option is out of its bounds or given twice, the model does not fit the
@@ -132,20 +138,23 @@ class LLM:
         spread = mesh_of(mesh, data, expert, tensor).build(devices or jax.devices())
         options = options_of(options, max_context)
         check_draft_model(options, draft_model)
-        self._name = Path(model).name
+        self._name = display_name(model)
         self._cache = cache_of_llm(compilation_cache)
         self._progress = progress
         self._on_compile = on_compile
+        with self._bar("downloading", in_bytes=True) as bar:
+            folder = folder_of_llm(model, spread, dtype_name(dtype), weights, bar.update)
+            draft_folder = model_folder(draft_model, bar.update) if draft_model else None
         with compiled_steps_kept(self._cache):
-            with self._bar("loading") as bar:
+            with self._bar("loading", in_bytes=True) as bar:
                 told = on_load or bar.update
-                self.model: Model = load(Path(model), spread, dtype_name(dtype), told, weights)
+                self.model: Model = load(folder, spread, dtype_name(dtype), told, weights)
                 self.draft: Model | None = (
-                    load_draft(Path(draft_model), self.model, told) if draft_model else None
+                    load_draft(draft_folder, self.model, told) if draft_folder else None
                 )
             self.engine, self.runner = self._build_engine(options, new_runner)
         self._chat = Chat(
-            Path(model),
+            folder,
             self.model.tokenizer,
             Path(chat_template) if chat_template else None,
             tool_parser=tool_parser,
@@ -416,8 +425,8 @@ class LLM:
                 self.runner.warm_up(buckets, self._on_compile or bar.update)
         self.measure_steps()
 
-    def _bar(self, title: str) -> Bar:
-        return Bar(Console(stderr=True, highlight=False), title, self._progress)
+    def _bar(self, title: str, in_bytes: bool = False) -> Bar:
+        return Bar(Console(stderr=True, highlight=False), title, self._progress, in_bytes)
 
     def measure_steps(self) -> None:
         """Measure the compiled steps, where tokens are drafted, and give the engine the costs.

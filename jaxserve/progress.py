@@ -5,8 +5,17 @@ import time
 from typing import Protocol, Self
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TransferSpeedColumn,
+)
 
 
 class Shown(Protocol):
@@ -21,15 +30,16 @@ class Bar:
     """A progress bar that appears with the first update and disappears with the last.
 
     It is drawn on the console's terminal, or else in the notebook that runs this program; nothing
-    is drawn where there is neither, or with shown=False.
+    is drawn where there is neither, or with shown=False. in_bytes: steps are bytes, shown in MB and
+    GB, on a terminal with their speed.
     """
 
-    def __init__(self, console: Console, title: str, shown: bool = True):
+    def __init__(self, console: Console, title: str, shown: bool = True, in_bytes: bool = False):
         self._place: Shown | None = None
         if shown and console.is_jupyter:
-            self._place = _InNotebook(title)
+            self._place = _InNotebook(title, in_bytes)
         elif shown and console.is_terminal:
-            self._place = _OnTerminal(console, title)
+            self._place = _OnTerminal(console, title, in_bytes)
 
     def __enter__(self) -> Self:
         return self
@@ -48,11 +58,12 @@ class Bar:
 
 
 class _OnTerminal:
-    def __init__(self, console: Console, title: str):
+    def __init__(self, console: Console, title: str, in_bytes: bool):
+        counts = (DownloadColumn(), TransferSpeedColumn()) if in_bytes else (MofNCompleteColumn(),)
         columns = (
-            TextColumn(f"{title:9}"),
+            TextColumn(f"{title:11}"),
             BarColumn(),
-            MofNCompleteColumn(),
+            *counts,
             TimeElapsedColumn(),
             TextColumn("{task.description}"),
         )
@@ -77,8 +88,9 @@ class _InNotebook:
 
     PAUSE = 0.1  # seconds between two drawings: each is a message to the browser
 
-    def __init__(self, title: str):
+    def __init__(self, title: str, in_bytes: bool):
         self._title = title
+        self._number = decimal if in_bytes else str
         self._handle = None
         self._drawn = 0.0
 
@@ -88,7 +100,8 @@ class _InNotebook:
             return
         self._drawn = now
         bar = f'<progress value="{done}" max="{total}"></progress>'
-        self._show(f"<pre>{self._title} {bar} {done}/{total} {html.escape(what)}</pre>")
+        counts = f"{self._number(done)}/{self._number(total)}"
+        self._show(f"<pre>{self._title} {bar} {counts} {html.escape(what)}</pre>")
 
     def clear(self) -> None:
         if self._handle:

@@ -41,7 +41,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "precision": ("jaxserve.models.precision",),
     "hosts": ("jaxserve.cluster.hosts",),
     "progress": ("jaxserve.progress",),
-    "llm": ("jaxserve.llm", "jaxserve.llm_arguments", "jaxserve.delta_streams"),
+    "llm": (
+        *("jaxserve.llm", "jaxserve.llm_arguments", "jaxserve.llm_folder"),
+        "jaxserve.delta_streams",
+    ),
     "generate": ("jaxserve.generate",),
     "plan": ("jaxserve.plan",),
     "bench": ("jaxserve.bench",),

@@ -132,10 +132,16 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.loading.convert": (
         "checkpoints",
         "jaxserve.loading.export",
+        "jaxserve.loading.model_folder",
         "jaxserve.loading.parameters",
         "jaxserve.loading.spec",
         "jaxserve.errors",
         "sharding",
+    ),
+    "jaxserve.loading.model_folder": (
+        "checkpoints",
+        "jaxserve.loading.spec",
+        "jaxserve.models.spec",
     ),
     "jaxserve.loading.draft": (
         "jaxserve.config",
@@ -155,6 +161,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.cli": (
         "checkpoints.errors",
         "checkpoints.hf",
+        "checkpoints.hub",
         "jaxserve.cache_folders",
         "jaxserve.cli",
         "jaxserve.chat.conversation",
@@ -176,7 +183,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.request",
         "jaxserve.tokenizer",
     ),
-    "jaxserve.llm": ("jaxserve", "sharding"),
+    "jaxserve.llm": ("jaxserve", "checkpoints.hub.names", "sharding"),
+    "jaxserve.llm_folder": ("jaxserve", "checkpoints.hub.names"),
     "jaxserve.llm_arguments": ("jaxserve", "sharding.mesh"),
     "jaxserve.generate": ("jaxserve", "sharding.mesh"),
     "jaxserve.cache_folders": ("jaxserve.errors",),
@@ -186,10 +194,12 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve",
         "sharding",
         "checkpoints.errors",
+        "checkpoints.hf",
+        "checkpoints.hub",
         "checkpoints.safetensors_reader",
         "pallas_kernels",
     ),
-    "jaxserve.bench": ("jaxserve", "sharding"),
+    "jaxserve.bench": ("jaxserve", "checkpoints.hub.names", "sharding"),
     "jaxserve.v1": ("jaxserve.v1",),
     "jaxserve.client": (
         "jaxserve.client",
@@ -200,7 +210,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.structure",
         "jaxserve.v1",
     ),
-    "jaxserve.server": ("jaxserve", "sharding.mesh"),
+    "jaxserve.server": ("jaxserve", "checkpoints.hub.names", "sharding.mesh"),
     "jaxserve.serve": ("jaxserve",),
     "jaxserve": ("jaxserve",),
 }

@@ -69,8 +69,9 @@ def _target_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--model",
         type=Path,
-        metavar="DIR",
-        help=f"checkpoint folder for a server that is started (default: {BUNDLED.name}, bundled)",
+        metavar="MODEL",
+        help="folder or name of the model for a server that is started (default: "
+        f"{BUNDLED.name}, bundled)",
     )
     group.add_argument(
         "serve_flags",

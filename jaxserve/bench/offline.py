@@ -25,6 +25,7 @@ from jaxserve.bench.checks import check_above
 from jaxserve.bench.environment import environment, footnote
 from jaxserve.bench.offline_cases import Case, cases_of, check_room, options_of
 from jaxserve.bench.output import Grid, comma_separated, deviation, markdown, spread
+from jaxserve.checkpoints.hub.names import display_name
 from jaxserve.compilation_cache import use_compilation_cache
 from jaxserve.config import EngineOptions
 from jaxserve.engine.engine import Engine
@@ -87,7 +88,7 @@ def bench_offline(args: argparse.Namespace) -> int:
 def open_llm(args: argparse.Namespace, options: EngineOptions, console: Console) -> LLM:
     """Load the model of the flags; JaxserveError for a model that embeds."""
     mesh = MeshSpec(data=args.data, expert=args.expert, tensor=args.tensor)
-    with Bar(console, "loading") as bar:
+    with Bar(console, "loading", in_bytes=True) as bar:
         llm = LLM(
             args.model,
             dtype=args.dtype,
@@ -172,7 +173,7 @@ def about(llm: LLM, args: argparse.Namespace) -> dict[str, Any]:
     model = llm.model
     config = llm.runner.config
     return {
-        "model": args.model.resolve().name,
+        "model": display_name(args.model),
         "parameters": model.parameters,
         "bytes": sum(
             stored_bytes(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(model.params)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from jaxserve.cache_folders import check_compilation_cache
 from jaxserve.checkpoints.hf import check_folder
+from jaxserve.checkpoints.hub.names import hub_model
 from jaxserve.cli.flags import draft_model, engine_options
 from jaxserve.config import check_draft_model, check_options
 from jaxserve.config.option import flag_of
@@ -34,13 +35,28 @@ def check_engine_flags(args: argparse.Namespace) -> None:
 def check_engine_paths(args: argparse.Namespace) -> None:
     """Raise CheckpointError or ConfigError for a folder of these flags that cannot be used.
 
-    Not for a host of a pod: if it ended before it has joined, the others would wait for it.
+    A model of the hub is looked up, and gets its commit into its name. Not for a host of a pod: if
+    it ended before it has joined, the others would wait for it.
     """
-    check_folder(args.model)
+    args.model = found_model(args.model)
     if args.draft_model:
-        check_folder(args.draft_model)
+        args.draft_model = found_model(args.draft_model)
     if getattr(args, "bundle", None) is None:  # which has compiled steps of its own
         check_compilation_cache(args.compilation_cache)
+
+
+def found_model(given: Path) -> Path:
+    """Return the folder of a model as it is, and a name of the hub as org/name@commit.
+
+    Raises CheckpointError if there is neither such a folder nor such a model.
+    """
+    model = hub_model(given)
+    if model is None:
+        check_folder(given)
+        return given
+    from jaxserve.checkpoints.hub.lookup import find  # late: it imports huggingface_hub
+
+    return Path(str(find(model).model))
 
 
 def check_file(flag: str, path: Path | None) -> None:

@@ -20,7 +20,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of `jaxserve generate`."""
     p = Parser(prog="jaxserve generate", description="Generate text from a checkpoint.")
     model_argument(
-        p, "folder of the checkpoint; where --model names it, the first PROMPT", then="texts"
+        p, "folder or name of the model; where --model gives it, the first PROMPT", then="texts"
     )
     p.add_argument(
         "texts",
@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
 
 def model_argument(
     parser: argparse.ArgumentParser,
-    text: str = "folder of the checkpoint, which --model can name as well",
+    text: str = "folder or name of the model, which --model can give as well",
     *,
     kind: type = Path,
     default: Path | None = BUNDLED,
@@ -105,8 +105,9 @@ def model_flag(parser: argparse.ArgumentParser) -> None:
         "--model",
         type=Path,
         default=BUNDLED,
-        metavar="DIR",
-        help="checkpoint folder, Hugging Face's or Orbax (default: the bundled model)",
+        metavar="MODEL",
+        help="checkpoint folder, Hugging Face's or Orbax, or org/name[@revision] of a model on the "
+        "hub (default: the bundled model)",
     )
 
 
@@ -168,8 +169,8 @@ def engine_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--draft-model",
         type=Path,
-        metavar="DIR",
-        help="checkpoint folder of a smaller model with the same tokens, for --speculate draft",
+        metavar="MODEL",
+        help="folder or name of a smaller model with the same tokens, for --speculate draft",
     )
     _mesh_flags(group)
     group.add_argument(

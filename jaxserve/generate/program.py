@@ -62,7 +62,7 @@ def generate(
 
 def open_llm(args: argparse.Namespace, console: Console, pod: Pod) -> LLM:
     """Load the checkpoint as the flags say, after all hosts of the pod agreed on them."""
-    loading = Bar(console, "loading")
+    loading = Bar(console, "loading", in_bytes=True)
     compiling = Bar(console, "compiling")
     options = engine_options(args)
     mesh = MeshSpec(data=args.data, expert=args.expert, tensor=args.tensor)

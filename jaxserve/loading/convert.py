@@ -33,6 +33,7 @@ from jaxserve.checkpoints.orbax_store import (
 from jaxserve.checkpoints.orbax_writer import CHUNK_BYTES, Writer
 from jaxserve.checkpoints.quantized import dequantized
 from jaxserve.loading.export import PublishedTensor, published_tensors
+from jaxserve.loading.model_folder import model_folder
 from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import Checkpoint, open_checkpoint
 from jaxserve.sharding.mesh import MeshSpec
@@ -44,13 +45,17 @@ Report = Callable[[int, int, str], None]  # bytes done, bytes in total, name of 
 def convert(source: Path, target: Path, to: str, weights: str) -> None:
     """Convert as the flags of the command say, with a bar on a terminal.
 
+    source: a folder, or a name of the hub.
     JaxserveError or CheckpointError is raised when the source cannot be converted; then there is no
     target.
     """
     jax.config.update("jax_platforms", "cpu")  # before any device is asked for
     # Orbax logs for every layer that it is written without OCDBT.
     logging.getLogger("absl").setLevel(logging.ERROR)
-    with progress_bar(Console(stderr=True, highlight=False)) as report:
+    console = Console(stderr=True, highlight=False)
+    with progress_bar(console) as report:
+        source = model_folder(source, report)
+    with progress_bar(console) as report:
         if to == "orbax":
             to_orbax(source, target, report, weights=weights)
         else:

@@ -27,7 +27,10 @@ def parser() -> argparse.ArgumentParser:
         "be there at best. Exit code: 0 if it fits, 1 if it does not, 2 if something asked for "
         "cannot be done.",
     )
-    models = f"folder of a checkpoint, a config.json, or one of {', '.join(shipped())}"
+    models = (
+        "folder of a checkpoint, a config.json, org/name[@revision] of the hub, or one of "
+        f"{', '.join(shipped())}"
+    )
     model_argument(p, models, kind=str, default=None)
     p.add_argument("--model", metavar="MODEL", help="another way to give MODEL")
     p.add_argument(
@@ -173,7 +176,10 @@ def check_topology(args: argparse.Namespace, topology: Topology) -> None:
 def check(args: argparse.Namespace) -> None:
     """Raise ConfigError for flags that have no part in what is asked for."""
     if args.model is None:
-        raise ConfigError(f"the model is missing: give a folder, or one of {', '.join(shipped())}")
+        raise ConfigError(
+            "the model is missing: give a folder, org/name of the hub, or one of "
+            f"{', '.join(shipped())}"
+        )
     if args.weights not in DTYPE_NAMES:
         check_form(args.weights)
     unused: dict[str, Sequence[str]] = {

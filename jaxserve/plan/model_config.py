@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from jaxserve.checkpoints.hf import MODULES
+from jaxserve.checkpoints.hub.names import hub_model
 from jaxserve.checkpoints.safetensors_reader import parse_json_object
 from jaxserve.errors import ModelError, flag_text
 
@@ -15,10 +17,17 @@ def shipped() -> list[str]:
 
 
 def read_config(given: str) -> tuple[str, dict[str, Any]]:
-    """Return the model's name and its config.json.
+    """Return the model's name and its config.json, the only file that is fetched from the hub.
 
-    Raises ModelError if there is no such file, and CheckpointError if it is no JSON object.
+    given: a folder, a config.json, the name of a model that ships with the planner or, where there
+    is no such path, org/name[@revision] of the hub. Raises ModelError if there is no such file, and
+    CheckpointError if it is no JSON object or the hub does not have it.
     """
+    if model := hub_model(given):
+        from jaxserve.checkpoints.hub.lookup import find  # late: it imports huggingface_hub
+
+        path = find(model).folder / "config.json"
+        return model.repo, parse_json_object(path.read_bytes(), path)
     path = CONFIGS / f"{given}.json" if given in shipped() else Path(given)
     if path.is_dir():
         path = path / "config.json"
@@ -29,8 +38,8 @@ def read_config(given: str) -> tuple[str, dict[str, Any]]:
             flag_text(
                 "--model",
                 given,
-                f"{path} cannot be read: {error.strerror} (give a folder, a config.json, or one of "
-                f"{', '.join(shipped())})",
+                f"{path} cannot be read: {error.strerror} (give a folder, a config.json, org/name "
+                f"of the hub, or one of {', '.join(shipped())})",
             )
         ) from None
     name = path.resolve().parent.name if path.name == "config.json" else path.stem
@@ -38,8 +47,11 @@ def read_config(given: str) -> tuple[str, dict[str, Any]]:
 
 
 def embeds(given: str) -> bool:
-    """Return whether this is the folder of a model that embeds.
+    """Return whether a model embeds: it then has the modules.json of sentence-transformers."""
+    if model := hub_model(given):
+        from jaxserve.checkpoints.hub.lookup import find, listed
 
-    Such a folder has the modules.json of sentence-transformers.
-    """
-    return given not in shipped() and (Path(given) / "modules.json").exists()
+        snapshot = find(model)
+        files = listed(snapshot)
+        return (snapshot.folder / MODULES).exists() if files is None else MODULES in files
+    return given not in shipped() and (Path(given) / MODULES).exists()

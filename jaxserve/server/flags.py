@@ -25,7 +25,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--served-model-name",
         metavar="NAME",
-        help="name by which clients ask for the model (default: the name of its folder)",
+        help="name by which clients ask for the model (default: org/name of the hub, or the name "
+        "of its folder)",
     )
     p.add_argument(
         "--chat-template",

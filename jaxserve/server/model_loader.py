@@ -7,6 +7,7 @@ from functools import partial
 
 from rich.console import Console
 
+from jaxserve.checkpoints.hub.names import display_name
 from jaxserve.cli.flags import draft_model, engine_options
 from jaxserve.cluster.bootstrap import Pod
 from jaxserve.cluster.compatibility import facts_of_engine, facts_of_start
@@ -90,7 +91,7 @@ class ModelLoader:
     @property
     def model_name(self) -> str:
         """The name that clients use."""
-        return self._args.served_model_name or self._args.model.resolve().name
+        return self._args.served_model_name or display_name(self._args.model)
 
     @property
     def draft_model(self) -> str:
@@ -121,7 +122,8 @@ class ModelLoader:
             weights = manifest.weights
             mesh = manifest.axes
         self._pod.agree("start", partial(facts_of_start, mesh, dtype, weights, options))
-        with Bar(self.console, "loading") as bar, place.named() if place else nullcontext():
+        named = place.named() if place else nullcontext()
+        with Bar(self.console, "loading", in_bytes=True) as bar, named:
             llm = LLM(
                 args.model,
                 dtype=dtype,

@@ -59,7 +59,10 @@ REFUSED = [
     ("serve --decode-mesh 2", "--prefill-mesh and --decode-mesh go together"),
     ("bench offline --model /nowhere", NO_FOLDER),
     ("bench startup --model /nowhere", NO_FOLDER),
-    ("plan --topology cpu", "the model is missing: give a folder, or one of deepseek-v3"),
+    (
+        "plan --topology cpu",
+        "the model is missing: give a folder, org/name of the hub, or one of deepseek-v3",
+    ),
     ("plan /nowhere --topology cpu", "--model is /nowhere; /nowhere cannot be read"),
     ("plan llama3.1-8b --topology v9", "--topology is v9; there is no such topology"),
     ("plan llama3.1-8b --topology cpu --weights awq", "--weights is awq; choose"),

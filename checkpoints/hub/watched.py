@@ -1,0 +1,83 @@
+"""Progress of downloads: huggingface_hub reports it to a class with the methods of tqdm's bars."""
+
+import threading
+from collections.abc import Callable
+from typing import Any, Self
+
+Report = Callable[[int, int, str], None]  # bytes done, bytes in total, what
+
+
+class StoppedError(Exception):
+    """Raised in a thread that downloads, since another has failed."""
+
+
+class Progress:
+    """Sum over the downloads of several threads.
+
+    total: bytes of all of them. report: called with every part that has come.
+    """
+
+    def __init__(self, total: int, report: Report):
+        self._total = total
+        self._report = report
+        self._done = 0
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    def add(self, size: float, what: str) -> None:
+        """Count bytes of one file. Raises StoppedError after `stop`."""
+        if self._stopped:
+            raise StoppedError
+        with self._lock:
+            self._done += int(size)
+            self._report(min(self._done, self._total), self._total, what)
+
+    def stop(self) -> None:
+        """End all downloads with their next part."""
+        self._stopped = True
+
+
+def watched(file: str, progress: Progress) -> Any:
+    """Return a class for `tqdm_class` that counts the bytes of a file."""
+    return _bar(lambda size: progress.add(size, file))
+
+
+def unwatched() -> Any:
+    """Return a class for `tqdm_class` that shows nothing."""
+    return _bar(lambda size: None)
+
+
+def _bar(told: Callable[[float], None]) -> Any:
+    class Bar:
+        """The part of tqdm's interface that huggingface_hub uses for one file."""
+
+        def __init__(self, *_: Any, total: float | None = None, **__: Any):
+            self.n = 0.0
+            self.total = total
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.close()
+
+        def update(self, size: float | None = 1) -> None:
+            self.n += size or 0
+            told(size or 0)
+
+        def update_transfer(self, size: float | None = 1) -> None:
+            """Ignore bytes as Xet sends them; `update` has those of the file."""
+
+        def set_postfix_str(self, *_: Any, **__: Any) -> None:
+            pass
+
+        def set_transfer_postfix_str(self, *_: Any, **__: Any) -> None:
+            pass
+
+        def refresh(self) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+    return Bar

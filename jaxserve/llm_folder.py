@@ -1,0 +1,46 @@
+"""Folder of an LLM's model, fetched from the hub only if its weights fit the devices."""
+
+from functools import partial
+from pathlib import Path
+
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from jaxserve.checkpoints.hub.names import display_name
+from jaxserve.engine.device.lowering import abstract_params
+from jaxserve.engine.device.memory import bytes_per_device, device_limit
+from jaxserve.errors import MemoryLimitError
+from jaxserve.loading.model_folder import Report, model_folder
+from jaxserve.loading.parameters import DTYPES
+from jaxserve.models.precision import AS_STORED
+from jaxserve.models.quant import parse_scheme
+from jaxserve.models.spec import ModelSpec
+
+
+def folder_of_llm(given: str | Path, mesh: Mesh, dtype: str, weights: str, report: Report) -> Path:
+    """Return the folder of a model, which is fetched if it is a name of the hub.
+
+    Raises MemoryLimitError, before anything large is fetched, if the weights alone do not fit the
+    devices of the mesh. dtype, weights: see LLM. Other errors: see `model_folder`.
+    """
+    return model_folder(
+        given, report, partial(_check_fits, display_name(given), mesh, dtype, weights)
+    )
+
+
+def _check_fits(
+    name: str, mesh: Mesh, dtype: str, weights: str, spec: ModelSpec, stored: str | None
+) -> None:
+    asked = stored if dtype == AS_STORED else dtype
+    # What is stored in half precision, or does not say how, takes at least that of bfloat16.
+    kept = jnp.dtype(DTYPES.get(asked or "", DTYPES["bfloat16"]))
+    held = spec.on(mesh.shape["tensor"])
+    needed = bytes_per_device(abstract_params(held, kept, mesh, parse_scheme(weights)))
+    limit = device_limit(mesh)
+    if needed > limit:
+        raise MemoryLimitError(
+            f"{name}: its weights take {needed / 2**30:.2f} GiB of each device, which has "
+            f"{limit / 2**30:.2f} GiB, so it is not fetched (more devices with --tensor, or fewer "
+            f"bytes with --weights; jaxserve plan MODEL --suggest finds what fits)",
+            missing=needed - limit,
+        )

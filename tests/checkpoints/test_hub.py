@@ -1,0 +1,375 @@
+"""Models of the hub by name, fetched from a hub of our own."""
+
+import errno
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from huggingface_hub import constants
+from safetensors.numpy import load_file, save_file
+
+from jaxserve.checkpoints.errors import CheckpointError
+from jaxserve.checkpoints.hub.files import _fetch_all, fetch
+from jaxserve.checkpoints.hub.lookup import Snapshot, find, listed
+from jaxserve.checkpoints.hub.names import HubModel, display_name, hub_model
+from tests.fake_hub import FakeHub, HubRepo, fake_hub
+
+BUNDLED = Path(__file__).parents[2] / "checkpoints" / "bundled" / "tiny-chat"
+NAME = "some/tiny-chat"
+TOKEN = "hf_a_secret"
+SHARDS = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
+
+
+def nothing(done: int, total: int, what: str) -> None:
+    pass
+
+
+def fetched(name: str = NAME, report: Callable[[int, int, str], None] = nothing) -> Path:
+    model = hub_model(name)
+    assert model is not None
+    return fetch(find(model), report)
+
+
+def refused(name: str) -> str:
+    with pytest.raises(CheckpointError) as error:
+        fetched(name)
+    text = str(error.value)
+    assert text.startswith((f"{name}: ", f"{name}@")) and "\n" not in text
+    return text
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "hub"
+
+
+@pytest.fixture
+def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # between two tries
+    with fake_hub(cache) as hub:
+        yield hub
+
+
+@pytest.fixture
+def tiny(hub: FakeHub) -> HubRepo:
+    return hub.add(NAME, BUNDLED, modeling_tiny__py=b"import os", pytorch_model__bin=b"pickle")
+
+
+@pytest.fixture
+def sharded(hub: FakeHub, tmp_path: Path) -> HubRepo:
+    """Add a model in three shards, with one more file that no index names."""
+    folder = tmp_path / "sharded"
+    shutil.copytree(BUNDLED, folder)
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    weight_map = {name: SHARDS[at % 3] for at, name in enumerate(sorted(tensors))}
+    for shard in SHARDS:
+        part = {name: tensors[name] for name in tensors if weight_map[name] == shard}
+        save_file(part, folder / shard)
+    index = json.dumps({"weight_map": weight_map})
+    (folder / "model.safetensors.index.json").write_text(index)
+    save_file({"twice": np.zeros(1)}, folder / "consolidated.safetensors")
+    return hub.add(NAME, folder)
+
+
+# ---- names
+
+
+@pytest.mark.parametrize(
+    ("given", "model"),
+    [
+        ("Qwen/Qwen3-8B", HubModel("Qwen/Qwen3-8B")),
+        ("a/b@main", HubModel("a/b", "main")),
+        ("a/b.c_d@refs/pr/4", HubModel("a/b.c_d", "refs/pr/4")),
+        ("tiny-chat", None),
+        ("./a/b", None),
+        ("../b", None),
+        ("/a/b", None),
+        ("~/b", None),
+        ("a/b/c", None),
+        ("a/b c", None),
+        ("gs://a/b", None),
+        ("a/b@", None),
+    ],
+)
+def test_names(given: str, model: HubModel | None) -> None:
+    assert hub_model(given) == model
+    if model:
+        assert hub_model(str(model)) == model and display_name(given) == model.repo
+
+
+def test_a_path_that_exists_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert hub_model("org/name") is None and display_name("org/name") == "name"
+    assert hub_model("org/other") == HubModel("org/other")
+
+
+# ---- what is fetched
+
+
+def test_the_config_comes_alone(hub: FakeHub, tiny: HubRepo) -> None:
+    snapshot = find(HubModel(NAME))
+    assert snapshot.model == HubModel(NAME, tiny.commit)
+    assert (snapshot.folder / "config.json").read_bytes() == tiny.files["config.json"]
+    assert set(hub.fetched("HEAD", "GET")) == {"config.json"}
+
+
+def test_what_a_model_needs_and_nothing_else(hub: FakeHub, tiny: HubRepo) -> None:
+    seen: list[tuple[int, int]] = []
+    folder = fetched(report=lambda done, total, what: seen.append((done, total)))
+    names = {path.name for path in folder.iterdir()}
+    assert names == {
+        *("config.json", "generation_config.json", "tokenizer.model", "tokenizer_config.json"),
+        "model.safetensors",
+    }
+    for name in names:
+        assert (folder / name).read_bytes() == tiny.files[name]
+    size = sum(len(tiny.files[name]) for name in names - {"config.json"})
+    assert seen == sorted(seen) and seen[-1] == (size, size)
+    assert not any(request.path.endswith((".py", ".bin")) for request in hub.requests)
+
+
+def test_an_index_says_which_weights(hub: FakeHub, sharded: HubRepo) -> None:
+    folder = fetched()
+    names = {path.name for path in folder.glob("*.safetensors*")}
+    assert names == {*SHARDS, "model.safetensors.index.json"}
+
+
+def test_modules_of_an_embedding_model(hub: FakeHub, tmp_path: Path) -> None:
+    repo = hub.add(NAME, BUNDLED, modules__json=b"[]")
+    repo.files |= {"1_Pooling/config.json": b"{}", "onnx/config.json": b"{}"}
+    folder = fetched()
+    assert (folder / "1_Pooling" / "config.json").exists() and (folder / "modules.json").exists()
+    assert not (folder / "onnx").exists()
+
+
+def test_the_second_time_nothing_is_fetched(hub: FakeHub, tiny: HubRepo) -> None:
+    folder = fetched()
+    hub.requests.clear()
+    assert fetched() == folder and hub.fetched("GET", "HEAD") == []
+    assert [request.path for request in hub.requests if request.server == "cdn"] == []
+
+
+def test_a_revision(hub: FakeHub, tiny: HubRepo) -> None:
+    tiny.refs["v1.0"] = tiny.commit
+    assert fetched(f"{NAME}@v1.0") == fetched() == fetched(f"{NAME}@{tiny.commit}")
+
+
+def test_a_new_commit_is_a_new_folder(hub: FakeHub, tiny: HubRepo) -> None:
+    before = fetched()
+    hub.add(NAME, BUNDLED, generation_config__json=b"{}")
+    after = fetched()
+    assert after != before and (after / "generation_config.json").read_bytes() == b"{}"
+
+
+# ---- interruptions
+
+
+def test_a_connection_that_is_cut_goes_on_where_it_was(
+    hub: FakeHub, tiny: HubRepo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100_000)
+    hub.faults.cut["model.safetensors"] = [1_000_000, 500_000]
+    folder = fetched()
+    assert (folder / "model.safetensors").read_bytes() == tiny.files["model.safetensors"]
+    ranges = [
+        request.headers.get("range")
+        for request in hub.requests
+        if request.server == "cdn" and request.path.endswith("model.safetensors")
+    ]
+    assert ranges[0] is None and len(ranges) == 3
+    starts = [int(text.removeprefix("bytes=").rstrip("-")) for text in ranges[1:] if text]
+    assert 0 < starts[0] <= 1_000_000 < starts[1] <= 1_500_000
+
+
+def test_an_interrupted_download_goes_on_with_the_missing_files(
+    hub: FakeHub, sharded: HubRepo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jaxserve.checkpoints.hub.files.AT_ONCE", 1)
+    hub.faults.statuses[SHARDS[1]] = [(403, {})] * 2
+    refused(NAME)
+    hub.requests.clear()
+    hub.faults.statuses.clear()
+    folder = fetched()
+    assert {request.path.rpartition("/")[2] for request in hub.requests} >= set(SHARDS[1:])
+    assert not any(request.path.endswith(SHARDS[0]) for request in hub.requests)
+    for shard in SHARDS:
+        assert (folder / shard).read_bytes() == sharded.files[shard]
+
+
+def test_one_failure_stops_the_other_downloads(
+    hub: FakeHub, sharded: HubRepo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    not_stopped: list[str] = []
+
+    def download(model: HubModel, file: str, bar: type) -> Path:
+        if file == SHARDS[0]:
+            raise CheckpointError("the first shard fails")
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            bar().update(1)  # raises when the download has to stop
+        not_stopped.append(file)
+        raise TimeoutError
+
+    snapshot = find(HubModel(NAME))
+    files = [file for file in (listed(snapshot) or {}).values() if file.path in SHARDS]
+    monkeypatch.setattr("jaxserve.checkpoints.hub.files.download", download)
+    with pytest.raises(CheckpointError, match="the first shard fails"):
+        _fetch_all(snapshot, files, nothing)
+    assert not not_stopped
+
+
+def test_too_many_requests_are_tried_again(hub: FakeHub, tiny: HubRepo) -> None:
+    hub.faults.statuses["cdn"] = [(429, {"Retry-After": "0"})]
+    assert (fetched() / "model.safetensors").exists()
+
+
+# ---- secrets
+
+
+def test_the_token_reaches_the_endpoint_alone(
+    hub: FakeHub, tiny: HubRepo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny.reader = TOKEN
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    fetched()
+    sent = {
+        server: {
+            request.headers.get("authorization")
+            for request in hub.requests
+            if request.server == server and "agent-harnesses" not in request.path
+        }
+        for server in ("hub", "cdn")
+    }
+    assert sent == {"hub": {f"Bearer {TOKEN}"}, "cdn": {None}}
+
+
+# ---- what cannot be fetched
+
+
+def test_a_misspelt_name(hub: FakeHub, tiny: HubRepo) -> None:
+    assert "did you mean some/tiny-chat?" in refused("some/tiny-chad")
+    assert "did you mean some/tiny-chat?" in refused("Some/Tiny-Chat")
+    assert "did you mean some/tiny-chat?" in refused("sone/tiny-chat")
+    text = refused("some/thing-else")
+    assert "no such folder" in text and hub.endpoint in text and "did you mean" not in text
+
+
+def test_a_misspelt_revision(hub: FakeHub, tiny: HubRepo) -> None:
+    assert "no such revision; did you mean main?" in refused(f"{NAME}@mian")
+
+
+def test_a_gated_model(hub: FakeHub, tiny: HubRepo, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny.reader = TOKEN
+    tiny.gated = True
+    assert f"is gated: accept its terms at {hub.endpoint}/{NAME}" in refused(NAME)
+    monkeypatch.setenv("HF_TOKEN", "hf_of_somebody_else")
+    assert "is gated" in refused(NAME)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    fetched()
+
+
+def test_a_private_model(hub: FakeHub, tiny: HubRepo, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny.reader = TOKEN
+    assert "private (give HF_TOKEN)" in refused(NAME)
+    monkeypatch.setenv("HF_TOKEN", "hf_of_somebody_else")
+    assert "the token of HF_TOKEN may not read it" in refused(NAME)
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (401, "the token is not valid"),
+        (403, "the token may not read it"),
+        (429, "too many requests"),
+        (418, "refuses with status 418"),
+    ],
+)
+def test_refusals(hub: FakeHub, tiny: HubRepo, status: int, words: str) -> None:
+    hub.faults.statuses["model.safetensors"] = [
+        (status, {"X-Error-Message": "Invalid credentials in Authorization header"})
+    ] * 20
+    assert words in refused(NAME)
+
+
+def test_no_hub(hub: FakeHub, tiny: HubRepo, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+        assert "no such folder, and http://127.0.0.1:9 cannot be reached" in refused(NAME)
+    folder = fetched()
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert fetched() == folder
+
+
+def test_offline(hub: FakeHub, tiny: HubRepo, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(constants, "HF_HUB_OFFLINE", True)
+        assert "HF_HUB_OFFLINE forbids to fetch it" in refused(NAME)
+    folder = fetched()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    hub.requests.clear()
+    assert fetched() == folder and hub.requests == []
+
+
+def test_a_hub_that_is_down(hub: FakeHub, tiny: HubRepo) -> None:
+    folder = fetched()
+    hub.faults.statuses["hub"] = [(503, {})] * 20
+    assert fetched() == folder
+
+
+def test_other_bytes_than_were_published(hub: FakeHub, tiny: HubRepo, cache: Path) -> None:
+    whole = tiny.files["model.safetensors"]
+    hub.faults.swapped["model.safetensors"] = whole[:-1] + bytes([whole[-1] ^ 1])
+    assert "model.safetensors has come with the sha256" in refused(NAME)
+    assert not list(cache.rglob("model.safetensors"))
+    hub.faults.swapped.clear()
+    assert (fetched() / "model.safetensors").read_bytes() == whole
+
+
+def test_a_disk_that_is_full(hub: FakeHub, tiny: HubRepo, monkeypatch: pytest.MonkeyPatch) -> None:
+    find(HubModel(NAME))
+    usage = shutil.disk_usage("/")._replace(free=1_000_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: usage)
+        assert "still to be fetched" in refused(NAME)
+    assert "model.safetensors" not in hub.fetched("HEAD", "GET")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("huggingface_hub.file_download.http_get", full)
+    assert "No space left on device" in refused(NAME)
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"README.md": b""}, "has no config.json"),
+        ({"config.json": b"{}", "pytorch_model.bin": b""}, "no weights in safetensors"),
+        ({"config.json": b"{}", "model.gguf": b""}, "it has config.json, model.gguf"),
+        (
+            {
+                "config.json": b"{}",
+                "model.safetensors.index.json": b'{"weight_map": {"a": "lost.safetensors"}}',
+            },
+            "names 'lost.safetensors', which it does not have",
+        ),
+    ],
+)
+def test_models_that_are_not_whole(hub: FakeHub, files: dict[str, bytes], words: str) -> None:
+    hub.repos[NAME] = HubRepo(files)
+    model = hub_model(NAME)
+    assert model is not None
+    with pytest.raises(CheckpointError, match=words):
+        fetch(find(model), nothing)
+
+
+def test_a_snapshot_names_its_commit(hub: FakeHub, tiny: HubRepo) -> None:
+    snapshot = find(HubModel(NAME, "main"))
+    assert str(snapshot.model) == f"{NAME}@{tiny.commit}"
+    assert find(snapshot.model) == Snapshot(snapshot.model, snapshot.folder)

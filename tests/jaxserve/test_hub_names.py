@@ -1,0 +1,156 @@
+"""Commands and LLM with a model's name on the hub, from a hub of our own."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import pytest
+
+from jaxserve.bench.flags import parser as bench_parser
+from jaxserve.bench.offline_cases import Case, options_of
+from jaxserve.convert import main as convert
+from jaxserve.errors import MemoryLimitError, ModelError
+from jaxserve.llm_folder import folder_of_llm
+from jaxserve.plan.__main__ import main as plan
+from jaxserve.serve import run as serve
+from jaxserve.server.flags import parser as serve_parser
+from jaxserve.server.model_loader import ModelLoader
+from jaxserve.sharding.mesh import MeshSpec
+from tests.fake_hub import FakeHub, fake_hub
+from tests.jaxserve.generate_harness import BUNDLED, ROOT, STORY, Call, assert_refused, caller
+
+NAME = "some/tiny-draft"
+CONFIG = json.loads((BUNDLED / "config.json").read_text())
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[FakeHub]:
+    with fake_hub(tmp_path / "hub") as hub:
+        hub.add(NAME, BUNDLED)
+        yield hub
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Call:
+    return caller(capsys)
+
+
+def with_config(hub: FakeHub, **changes: object) -> str:
+    """Add a model with another config.json, and return its name."""
+    hub.add("some/other", BUNDLED, config__json=json.dumps(CONFIG | changes).encode())
+    return "some/other"
+
+
+def test_generate(hub: FakeHub, call: Call) -> None:
+    flags = ["--prompt", STORY, "--max-tokens", "8", "--temperature", "0"]
+    code, out, _ = call(*flags, model=f"{NAME}@main")
+    assert code == 0 and (0, out) == call(*flags)[:2]
+
+
+def test_a_name_that_the_hub_does_not_have(hub: FakeHub, call: Call) -> None:
+    assert_refused(call("--prompt", STORY, model="some/tiny-draff"), f"did you mean {NAME}?")
+    assert_refused(call("--prompt", STORY, model="no-such-folder"), "org/name of the hub")
+
+
+def test_a_name_is_looked_up_before_jax_is_imported(hub: FakeHub, tmp_path: Path) -> None:
+    script = (
+        "import sys; from jaxserve.__main__ import main; "
+        "code = main(['generate', 'some/thing', 'x']); "
+        "sys.exit(3 if 'jax' in sys.modules else code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=_environment(hub, tmp_path), capture_output=True
+    )
+    assert done.returncode == 2 and b"no such model" in done.stderr
+
+
+def test_variables_as_users_know_them(hub: FakeHub, tmp_path: Path) -> None:
+    hub.repos[NAME].reader = "hf_secret"
+    script = (
+        "import sys; from jaxserve.checkpoints.hub import names, lookup, files; "
+        "model = names.hub_model(sys.argv[1]); "
+        "print(files.fetch(lookup.find(model), lambda *told: None))"
+    )
+    environment = _environment(hub, tmp_path)
+
+    def run(**more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", script, NAME]
+        return subprocess.run(command, env=environment | more, capture_output=True, text=True)
+
+    assert "private (give HF_TOKEN)" in run().stderr
+    first = run(HF_TOKEN="hf_secret")
+    assert Path(first.stdout).is_relative_to(tmp_path / "home"), first.stderr
+    hub.requests.clear()
+    again = run(HF_HUB_OFFLINE="1")
+    assert again.stdout == first.stdout and hub.requests == [], again.stderr
+
+
+def _environment(hub: FakeHub, tmp_path: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    return kept | {
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_HOME": str(tmp_path / "home"),
+        "PYTHONPATH": str(ROOT),
+    }
+
+
+def test_plan_reads_the_config_alone(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan([NAME, "--topology", "v5e:2x4", "--no-compile", "--json"]) in (0, 1)
+    assert json.loads(capsys.readouterr().out)["model"] == NAME
+    assert set(hub.fetched("GET", "HEAD")) == {"config.json"}
+
+
+def test_convert(hub: FakeHub, tmp_path: Path, call: Call) -> None:
+    target = tmp_path / "converted"
+    assert convert([NAME, str(target)]) == 0
+    flags = ["--prompt", STORY, "--max-tokens", "8", "--temperature", "0"]
+    assert call(*flags, model=target)[:2] == call(*flags)[:2]
+
+
+def test_bench_reads_the_context_of_the_model(hub: FakeHub) -> None:
+    args = bench_parser().parse_args(["offline", "--model", NAME])
+    assert options_of(args, [Case("tg", 1, 4, 4, counted=4)]).max_context == 8
+
+
+def test_clients_know_the_model_by_its_name(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    args = serve_parser().parse_args([NAME])
+    seen = []
+    monkeypatch.setattr("jaxserve.server.program.run", lambda args, hosts: seen.append(args) or 0)
+    assert serve(args) == 0
+    (found,) = seen
+    assert str(found.model) == f"{NAME}@{hub.repos[NAME].commit}"
+    loader = ModelLoader(found, None, None, None, None)  # type: ignore[arg-type]
+    assert loader.model_name == NAME
+
+
+def test_an_unknown_architecture_is_not_fetched(hub: FakeHub, call: Call) -> None:
+    name = with_config(hub, architectures=["MambaForCausalLM"])
+    assert_refused(call("--prompt", STORY, model=name), "'MambaForCausalLM'] are not implemented")
+    assert set(hub.fetched("GET", "HEAD")) == {"config.json"}
+    with pytest.raises(ModelError, match="not implemented"):
+        folder_of_llm(name, MeshSpec().build(jax.devices()[:1]), "auto", "auto", lambda *_: None)
+
+
+def test_weights_that_cannot_fit_are_not_fetched(hub: FakeHub, call: Call) -> None:
+    name = with_config(hub, hidden_size=2**17, intermediate_size=2**19, num_hidden_layers=200)
+    assert_refused(call("--prompt", STORY, model=name), "so it is not fetched")
+    assert set(hub.fetched("GET", "HEAD")) == {"config.json"}
+    mesh = MeshSpec().build(jax.devices()[:1])
+    sizes = []
+    for weights in ("auto", "int8", "int4"):
+        with pytest.raises(MemoryLimitError) as error:
+            folder_of_llm(name, mesh, "float32", weights, lambda *_: None)
+        sizes.append(error.value.missing)
+    assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == 3
+
+
+def test_the_bar_counts_bytes(hub: FakeHub) -> None:
+    seen: list[tuple[int, int, str]] = []
+    mesh = MeshSpec().build(jax.devices()[:1])
+    folder_of_llm(NAME, mesh, "auto", "auto", lambda *told: seen.append(told))
+    assert seen[-1][0] == seen[-1][1] > 800_000
+    assert {what for _, _, what in seen} >= {"model.safetensors", "tokenizer.model"}
