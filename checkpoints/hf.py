@@ -11,10 +11,13 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any, Self
 
-import numpy as np
-
 from jaxserve.checkpoints.errors import CheckpointError
-from jaxserve.checkpoints.safetensors_reader import SafetensorsFile, parse_json, parse_json_object
+from jaxserve.checkpoints.safetensors_reader import (
+    SafetensorsFile,
+    Shard,
+    parse_json,
+    parse_json_object,
+)
 
 SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -41,18 +44,21 @@ class HFCheckpoint:
     """A Hugging Face model folder of any family: its configs and its tensors.
 
     open() reads and validates every header but no tensor's bytes: `tensors` holds read-only
-    memory-mapped arrays.
+    memory-mapped arrays, or what it was given instead.
     """
 
     folder: Path
     config: dict[str, Any]  # config.json
     generation_config: dict[str, Any]  # generation_config.json, empty if the folder has none
     modules: tuple[Module, ...]  # modules.json in its order, empty if the folder has none
-    tensors: Mapping[str, np.ndarray]  # under the names of the files
+    tensors: Mapping[str, Any]  # under the names of the files
 
     @classmethod
-    def open(cls, folder: str | Path) -> Self:
+    def open(cls, folder: str | Path, tensors: Mapping[str, Any] | None = None) -> Self:
         """Open `folder`; CheckpointError names the file at fault.
+
+        tensors: those to use instead of the weights in the folder, such as those of the hub. They
+        have shape and dtype, and are sliced as arrays are.
 
         The weights are model.safetensors if it exists; else the shards of
         model.safetensors.index.json, including tensors that the index does not list, so that the
@@ -60,9 +66,8 @@ class HFCheckpoint:
         """
         folder = Path(folder)
         check_folder(folder)
-        return cls(
-            **read_configs(folder), folder=folder, tensors=MappingProxyType(_open_tensors(folder))
-        )
+        found = _open_tensors(folder) if tensors is None else tensors
+        return cls(**read_configs(folder), folder=folder, tensors=MappingProxyType(dict(found)))
 
 
 def check_folder(folder: Path) -> None:
@@ -141,15 +146,35 @@ def _is_inside(name: str) -> bool:
     return not PurePosixPath(name).is_absolute() and ".." not in PurePosixPath(name).parts
 
 
-def _open_tensors(folder: Path) -> dict[str, np.ndarray]:
+def _open_tensors(folder: Path) -> dict[str, Any]:
     if os.path.exists(folder / SINGLE_FILE):
         return dict(SafetensorsFile(folder / SINGLE_FILE))
     if os.path.exists(folder / INDEX):
-        return _open_indexed(folder)
-    files = sorted(folder.glob("*.safetensors"))
+        files = sorted(set(read_weight_map(folder / INDEX).values()))
+        return join_shards(folder, {file: _open_shard(folder, file) for file in files})
+    files = sorted(path.name for path in folder.glob("*.safetensors"))
     if not files:
         raise _no_weights(folder)
-    return _merge({}, map(SafetensorsFile, files))
+    return join_shards(folder, {file: SafetensorsFile(folder / file) for file in files})
+
+
+def join_shards(folder: Path, shards: Mapping[str, Shard]) -> dict[str, Any]:
+    """Return the tensors of all weight files of a model by name.
+
+    folder: has the index, if the model has one. shards: the weight files, by their names in it.
+    CheckpointError when a tensor is not where the index puts it, or is in two files and in no
+    index.
+    """
+    if SINGLE_FILE in shards or not os.path.exists(folder / INDEX):
+        return _merge({}, shards.values())
+    weight_map = read_weight_map(folder / INDEX)
+    for name, file in weight_map.items():
+        if name not in shards[file]:
+            raise CheckpointError(
+                f"{folder / INDEX}: tensor {name!r} is not in {file!r}, where the index puts it; "
+                "download the index and that file again"
+            )
+    return _merge({name: shards[file][name] for name, file in weight_map.items()}, shards.values())
 
 
 def _no_weights(folder: Path) -> CheckpointError:
@@ -166,19 +191,8 @@ def _no_weights(folder: Path) -> CheckpointError:
     )
 
 
-def _open_indexed(folder: Path) -> dict[str, np.ndarray]:
-    weight_map = read_weight_map(folder / INDEX)
-    shards = {file: _open_shard(folder, file) for file in sorted(set(weight_map.values()))}
-    for name, file in weight_map.items():
-        if name not in shards[file]:
-            raise CheckpointError(
-                f"{folder / INDEX}: tensor {name!r} is not in {file!r}, where the index puts it; "
-                "download the index and that file again"
-            )
-    return _merge({name: shards[file][name] for name, file in weight_map.items()}, shards.values())
-
-
 def read_weight_map(index: Path) -> dict[str, str]:
+    """Return the file of each tensor, as an index says; CheckpointError if it is malformed."""
     weight_map = _read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(
@@ -205,9 +219,7 @@ def _open_shard(folder: Path, file: str) -> SafetensorsFile:
     return SafetensorsFile(folder / file)
 
 
-def _merge(
-    indexed: Mapping[str, np.ndarray], shards: Iterable[SafetensorsFile]
-) -> dict[str, np.ndarray]:
+def _merge(indexed: Mapping[str, Any], shards: Iterable[Shard]) -> dict[str, Any]:
     """Add to the indexed tensors all others of the shards.
 
     CheckpointError when two shards have a tensor that the index does not list.

@@ -62,7 +62,16 @@ NON_FINITE_BITS: Mapping[np.dtype, np.unsignedinteger] = MappingProxyType(
 FINITE_CHECK_ELEMENTS = 1 << 20
 
 
-class SafetensorsFile(Mapping[str, np.ndarray]):
+class Shard(Mapping[str, Any]):
+    """Tensors of one .safetensors file by name, wherever it lies.
+
+    path: of the file, for errors.
+    """
+
+    path: Path
+
+
+class SafetensorsFile(Shard):
     """Tensors of one .safetensors file by name: read-only arrays over the memory-mapped file.
 
     Opening reads the header alone. An array has the header's dtype (bfloat16 and float8 from

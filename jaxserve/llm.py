@@ -35,7 +35,7 @@ from jaxserve.llm_arguments import (
     params_of,
     params_of_each,
 )
-from jaxserve.llm_folder import folder_of_llm
+from jaxserve.llm_folder import model_of_llm
 from jaxserve.loading.draft import load_draft
 from jaxserve.loading.folder import Model, load
 from jaxserve.loading.model_folder import model_folder
@@ -143,12 +143,12 @@ class LLM:
         self._progress = progress
         self._on_compile = on_compile
         with self._bar("downloading", in_bytes=True) as bar:
-            folder = folder_of_llm(model, spread, dtype_name(dtype), weights, bar.update)
+            folder, tensors = model_of_llm(model, spread, dtype_name(dtype), weights, bar.update)
             draft_folder = model_folder(draft_model, bar.update) if draft_model else None
         with compiled_steps_kept(self._cache):
             with self._bar("loading", in_bytes=True) as bar:
                 told = on_load or bar.update
-                self.model: Model = load(folder, spread, dtype_name(dtype), told, weights)
+                self.model: Model = load(folder, spread, dtype_name(dtype), told, weights, tensors)
                 self.draft: Model | None = (
                     load_draft(draft_folder, self.model, told) if draft_folder else None
                 )

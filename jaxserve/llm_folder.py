@@ -1,5 +1,6 @@
 """Folder of an LLM's model, fetched from the hub only if its weights fit the devices."""
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -10,22 +11,28 @@ from jaxserve.checkpoints.hub.names import display_name
 from jaxserve.engine.device.lowering import abstract_params
 from jaxserve.engine.device.memory import bytes_per_device, device_limit
 from jaxserve.errors import MemoryLimitError
-from jaxserve.loading.model_folder import Report, model_folder
+from jaxserve.loading.model_folder import Report, model_folder, remote_model
 from jaxserve.loading.parameters import DTYPES
+from jaxserve.models.families.weight_table import Stored
 from jaxserve.models.precision import AS_STORED
 from jaxserve.models.quant import parse_scheme
 from jaxserve.models.spec import ModelSpec
+from jaxserve.sharding.mesh import spans_hosts
 
 
-def folder_of_llm(given: str | Path, mesh: Mesh, dtype: str, weights: str, report: Report) -> Path:
-    """Return the folder of a model, which is fetched if it is a name of the hub.
+def model_of_llm(
+    given: str | Path, mesh: Mesh, dtype: str, weights: str, report: Report
+) -> tuple[Path, Mapping[str, Stored] | None]:
+    """Return the folder of a model, and its weights where they are read from the hub.
 
-    Raises MemoryLimitError, before anything large is fetched, if the weights alone do not fit the
-    devices of the mesh. dtype, weights: see LLM. Other errors: see `model_folder`.
+    A model of the hub is fetched; where the mesh spans several hosts, each reads its part of the
+    weights only. Raises MemoryLimitError, before anything large is fetched, if the weights alone do
+    not fit the devices of the mesh. dtype, weights: see LLM. Other errors: see `model_folder`.
     """
-    return model_folder(
-        given, report, partial(_check_fits, display_name(given), mesh, dtype, weights)
-    )
+    check = partial(_check_fits, display_name(given), mesh, dtype, weights)
+    if spans_hosts(mesh):
+        return remote_model(given, report, check)
+    return model_folder(given, report, check), None
 
 
 def _check_fits(

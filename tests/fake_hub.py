@@ -65,6 +65,7 @@ class Faults:
     )
     swapped: dict[str, bytes] = field(default_factory=dict)
     ignores_ranges: bool = False
+    told_commit: str = ""  # instead of the right one, by `resolve`
 
 
 class FakeHub:
@@ -87,6 +88,15 @@ class FakeHub:
         files |= {name.replace("__", "."): content for name, content in more.items()}
         self.repos[repo] = HubRepo(files)
         return self.repos[repo]
+
+    def bytes_of(self, file: str) -> int:
+        """Return how many bytes of a file the CDN was asked for, by ranges."""
+        asked = [
+            request.headers["range"].removeprefix("bytes=").split("-")
+            for request in self.requests
+            if request.server == "cdn" and request.path.endswith(f"/{file}")
+        ]
+        return sum(int(stop) + 1 - int(start) for start, stop in asked)
 
     def fetched(self, *methods: str) -> list[str]:
         """Return the names of the files that were asked for, in their order."""
@@ -199,7 +209,8 @@ class _Answer:
         repo = self.allowed(name, revision)
         if not repo:
             return
-        headers = {"X-Repo-Commit": self.commit(repo, revision)}
+        commit = self.hub.faults.told_commit or self.commit(repo, revision)
+        headers = {"X-Repo-Commit": commit}
         if path not in repo.files:
             return self.send(404, headers | {"X-Error-Code": "EntryNotFound"})
         content = repo.files[path]

@@ -74,6 +74,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "jaxserve.engine.build": (*ENGINE_DATA, "jaxserve.engine", *ON_DEVICES),
     "jaxserve.cluster": (
+        "checkpoints.hub",
         "jaxserve.cluster",
         "jaxserve.engine",
         "jaxserve.models.spec",
@@ -141,6 +142,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.loading.model_folder": (
         "checkpoints",
         "jaxserve.loading.spec",
+        "jaxserve.models.families.weight_table",
         "jaxserve.models.spec",
     ),
     "jaxserve.loading.draft": (
@@ -184,7 +186,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.tokenizer",
     ),
     "jaxserve.llm": ("jaxserve", "checkpoints.hub.names", "sharding"),
-    "jaxserve.llm_folder": ("jaxserve", "checkpoints.hub.names"),
+    "jaxserve.llm_folder": ("jaxserve", "checkpoints.hub.names", "sharding.mesh"),
     "jaxserve.llm_arguments": ("jaxserve", "sharding.mesh"),
     "jaxserve.generate": ("jaxserve", "sharding.mesh"),
     "jaxserve.cache_folders": ("jaxserve.errors",),

@@ -69,10 +69,15 @@ def _problem(model: HubModel, error: BaseException) -> str:
                 f"it is not in {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE forbids to fetch it "
                 f"(unset it, or give a folder)"
             )
-        case httpx2.HTTPError():
+        case httpx2.ConnectError() | httpx2.ConnectTimeout():
             return (
                 f"there is no such folder, and {constants.ENDPOINT} cannot be reached: "
                 f"{error or type(error).__name__} (check the network and HF_ENDPOINT)"
+            )
+        case httpx2.HTTPError():
+            return (
+                f"{constants.ENDPOINT} does not answer to the end: "
+                f"{error or type(error).__name__} (check the network, and try again)"
             )
         case OSError() if error.strerror:
             return f"its files cannot be written: {error} (HF_HOME names another place)"

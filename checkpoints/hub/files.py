@@ -33,7 +33,7 @@ AT_ONCE = 8  # downloads
 SHOWN = 5  # names in an error
 
 
-def fetch(snapshot: Snapshot, report: Report) -> Path:
+def fetch(snapshot: Snapshot, report: Report, weights: bool = True) -> Path:
     """Fetch the files of a model that the cache lacks, and return their folder.
 
     Files are kept as soon as they are whole, so that a download which was interrupted goes on with
@@ -41,13 +41,15 @@ def fetch(snapshot: Snapshot, report: Report) -> Path:
     cannot be asked, the folder is returned as the cache has it.
 
     report: called with bytes done, bytes in total, and the file's name, from several threads.
-    CheckpointError in one line: there are no safetensors, a file is damaged, the disk is full, or
-    the hub fails.
+    weights: False leaves them out, for a host that reads its part of them. CheckpointError in one
+    line: there are no safetensors, a file is damaged, the disk is full, or the hub fails.
     """
     files = listed(snapshot)
     if files is None:
         return snapshot.folder
-    wanted = {*small_files(files), *weight_files(snapshot, files)}
+    wanted = set(small_files(files))
+    if weights:
+        wanted.update(weight_files(snapshot, files))
     missing = [files[path] for path in sorted(wanted) if not (snapshot.folder / path).exists()]
     _check_disk(snapshot, missing)
     with hub_errors(snapshot.model):

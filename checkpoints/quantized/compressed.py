@@ -283,7 +283,7 @@ def _zeros(module: str, parts: Parts, scheme: Scheme, scales: np.ndarray) -> Mat
     """
     name = f"{module}.{ZEROS}"
     if scheme.symmetric:
-        if ZEROS in parts and parts[ZEROS].astype(bool).any():
+        if ZEROS in parts and parts[ZEROS][:].astype(bool).any():
             raise CheckpointError(
                 f"tensor {name} is not zero, and config_groups make the weight symmetric"
             )

@@ -34,6 +34,9 @@ class SingleHost:
     leads: Literal[True] = True
     new_runner: Final = DeviceRunner
 
+    def told(self, value: Callable[[], str]) -> str:
+        return value()
+
     def agree(self, stage: str, facts: Callable[[], Facts]) -> None:
         pass
 

@@ -105,16 +105,25 @@ class Follower:
 
     # ---- to the leader
 
+    def told(self, value: Callable[[], str]) -> str:
+        """Wait for the value that host 0 tells, and return it; `value` is called there alone."""
+        return self._next_order().told.value
+
     def agree(self, stage: str, facts: Callable[[], Facts]) -> None:
         """State this host's facts and wait until all hosts agree; ConfigError when they differ."""
         mine = facts()
         self._send(facts=pb.Facts(stage=stage, names=list(mine), values=list(mine.values())))
+        self._next_order()
+
+    def _next_order(self) -> pb.Order:
+        """Wait for an order before the steps; an error is raised if it ends the pod."""
         order = self._orders.get()
         match order.WhichOneof("kind"):
             case "refused":
                 raise ConfigError(order.refused.problem)
             case "stop":
                 raise EngineError(f"{LEADER} has ended the pod")
+        return order
 
     def leave(self) -> None:
         """Tell the leader that this process was asked to end: it then drains and ends the pod."""

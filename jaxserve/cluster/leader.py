@@ -162,6 +162,12 @@ class Leader(rpc.ClusterServiceServicer):
             for outbox in self._outboxes.values():
                 outbox.put(response)
 
+    def told(self, value: Callable[[], str]) -> str:
+        """Return a value of host 0 on every host. Each of them calls it; host 0 calls `value`."""
+        found = value()
+        self.order(told=pb.Told(value=found))
+        return found
+
     def agree(self, stage: str, facts: Callable[[], Facts]) -> None:
         """Wait until every host has stated its facts at this stage.
 

@@ -16,6 +16,7 @@ from jaxserve.cli.output import JsonPrinter, TextPrinter, summary
 from jaxserve.cluster.bootstrap import Pod, join
 from jaxserve.cluster.compatibility import facts_of_engine, facts_of_start
 from jaxserve.cluster.hosts import Hosts
+from jaxserve.cluster.hub_model import model_of_pod
 from jaxserve.compilation_cache import use_compilation_cache
 from jaxserve.completion import Completion, Delta
 from jaxserve.engine.device.weight_report import describe_weights, weight_sizes
@@ -40,6 +41,7 @@ def generate(
         if prompts is None:
             prompts = prompts_of(args) if pod.leads and not args.chat else []
         turns = read_turns(args) if pod.leads and args.chat else []
+        args.model = model_of_pod(pod, args.model)
         use_compilation_cache(args.compilation_cache)
         with open_llm(args, console, pod) as llm:
             console.print(

@@ -1,6 +1,7 @@
 """Loads a checkpoint folder as a model on a mesh: configuration, tokenizer and parameters."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -13,6 +14,7 @@ from jaxserve.errors import ModelError
 from jaxserve.loading.parameters import Progress, load_params
 from jaxserve.loading.spec import Checkpoint, open_checkpoint, read_architecture
 from jaxserve.models.decoder import param_specs
+from jaxserve.models.families.weight_table import Stored
 from jaxserve.models.quant import scheme_in
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_EOS_IDS
@@ -46,6 +48,7 @@ def load(
     dtype: str = "auto",
     progress: Progress = lambda done, total, what: None,
     weights: str = "auto",
+    tensors: Mapping[str, Stored] | None = None,
 ) -> Model:
     """Load a Hugging Face folder, or an Orbax folder of jaxserve convert, onto the mesh.
 
@@ -57,12 +60,13 @@ def load(
         progress: Called with the bytes done, the bytes in total, and the tensor that is read.
         weights: The name of a quantization scheme (models/quant.py) such as int8, or auto, which
             keeps weights as they are stored: in dtype unless they are quantized.
+        tensors: Tensors by their names, instead of those in the folder.
 
     Raises:
         ModelError: The architecture is not supported or the tensors do not fit it (one line).
         CheckpointError: A file is missing or damaged (one line).
     """
-    checkpoint = open_checkpoint(folder)
+    checkpoint = open_checkpoint(folder, tensors)
     tokenizer = load_tokenizer(folder)
     _, spec = read_architecture(checkpoint)
     _check_vocabulary(folder, tokenizer, spec)

@@ -1,12 +1,17 @@
 """Folder of a model that is given by a path, or by its name on the hub."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jaxserve.checkpoints.hf import read_configs
-from jaxserve.checkpoints.hub.names import hub_model
+from jaxserve.checkpoints.hub.names import HubModel, hub_model
 from jaxserve.loading.spec import read_spec
+from jaxserve.models.families.weight_table import Stored
 from jaxserve.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from jaxserve.checkpoints.hub.lookup import Snapshot
 
 Report = Callable[[int, int, str], None]  # bytes done, bytes in total, name of the file
 Check = Callable[[ModelSpec, str | None], None]  # the architecture, dtype that config.json names
@@ -30,10 +35,33 @@ def model_folder(
     if model is None:
         return Path(given)
     from jaxserve.checkpoints.hub.files import fetch  # late: it imports huggingface_hub
+
+    return fetch(_checked(model, check), report)
+
+
+def remote_model(
+    given: str | Path, report: Report, check: Check = lambda spec, dtype: None
+) -> tuple[Path, Mapping[str, Stored] | None]:
+    """Return the folder of a model, and its weights if they are to be read from the hub.
+
+    A model of the hub is fetched without its weights, of which a host then reads its part alone.
+    Arguments and errors: see `model_folder`.
+    """
+    model = hub_model(given)
+    if model is None:
+        return Path(given), None
+    from jaxserve.checkpoints.hub.files import fetch
+    from jaxserve.checkpoints.hub.ranges import remote_tensors
+
+    snapshot = _checked(model, check)
+    return fetch(snapshot, report, weights=False), remote_tensors(snapshot)
+
+
+def _checked(model: HubModel, check: Check) -> "Snapshot":
     from jaxserve.checkpoints.hub.lookup import find
 
     snapshot = find(model)
     config = read_configs(snapshot.folder)["config"]
     _, spec = read_spec(config)
     check(spec, config.get("dtype") or config.get("torch_dtype"))
-    return fetch(snapshot, report)
+    return snapshot

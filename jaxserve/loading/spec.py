@@ -11,15 +11,20 @@ from jaxserve.checkpoints.quantized import check_method
 from jaxserve.errors import ModelError
 from jaxserve.models.families import FAMILIES
 from jaxserve.models.families.pooling import embeds
-from jaxserve.models.families.weight_table import Family
+from jaxserve.models.families.weight_table import Family, Stored
 from jaxserve.models.spec import ModelSpec
 
 Checkpoint = HFCheckpoint | OrbaxCheckpoint
 
 
-def open_checkpoint(folder: Path) -> Checkpoint:
-    """Open a Hugging Face folder, or an Orbax folder written by jaxserve convert."""
-    return OrbaxCheckpoint.open(folder) if is_orbax(folder) else HFCheckpoint.open(folder)
+def open_checkpoint(folder: Path, tensors: Mapping[str, Stored] | None = None) -> Checkpoint:
+    """Open a Hugging Face folder, or an Orbax folder written by jaxserve convert.
+
+    tensors: those of a Hugging Face folder whose weights lie elsewhere.
+    """
+    if tensors is None and is_orbax(folder):
+        return OrbaxCheckpoint.open(folder)
+    return HFCheckpoint.open(folder, tensors)
 
 
 def read_architecture(checkpoint: Checkpoint) -> tuple[Family, ModelSpec]:

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from jaxserve.cluster.bootstrap import SingleHost, join
 from jaxserve.cluster.hosts import Hosts
+from jaxserve.cluster.hub_model import model_of_pod
 from jaxserve.compilation_cache import use_compilation_cache
 from jaxserve.plan.bundle import Manifest
 from jaxserve.server.disaggregation.flags import Meshes, disaggregation, meshes
@@ -36,6 +37,7 @@ def run(args: argparse.Namespace, hosts: Hosts) -> int:
     separate_meshes = meshes(args)
     with ExitStack() as resources:
         pod = resources.enter_context(join(hosts))
+        args.model = model_of_pod(pod, args.model)
         manifest = use_bundle(args) if args.bundle else None
         if manifest is None:
             use_compilation_cache(args.compilation_cache)

@@ -14,7 +14,7 @@ from jaxserve.bench.flags import parser as bench_parser
 from jaxserve.bench.offline_cases import Case, options_of
 from jaxserve.convert import main as convert
 from jaxserve.errors import MemoryLimitError, ModelError
-from jaxserve.llm_folder import folder_of_llm
+from jaxserve.llm_folder import model_of_llm
 from jaxserve.plan.__main__ import main as plan
 from jaxserve.serve import run as serve
 from jaxserve.server.flags import parser as serve_parser
@@ -132,7 +132,7 @@ def test_an_unknown_architecture_is_not_fetched(hub: FakeHub, call: Call) -> Non
     assert_refused(call("--prompt", STORY, model=name), "'MambaForCausalLM'] are not implemented")
     assert set(hub.fetched("GET", "HEAD")) == {"config.json"}
     with pytest.raises(ModelError, match="not implemented"):
-        folder_of_llm(name, MeshSpec().build(jax.devices()[:1]), "auto", "auto", lambda *_: None)
+        model_of_llm(name, MeshSpec().build(jax.devices()[:1]), "auto", "auto", lambda *_: None)
 
 
 def test_weights_that_cannot_fit_are_not_fetched(hub: FakeHub, call: Call) -> None:
@@ -143,7 +143,7 @@ def test_weights_that_cannot_fit_are_not_fetched(hub: FakeHub, call: Call) -> No
     sizes = []
     for weights in ("auto", "int8", "int4"):
         with pytest.raises(MemoryLimitError) as error:
-            folder_of_llm(name, mesh, "float32", weights, lambda *_: None)
+            model_of_llm(name, mesh, "float32", weights, lambda *_: None)
         sizes.append(error.value.missing)
     assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == 3
 
@@ -151,6 +151,6 @@ def test_weights_that_cannot_fit_are_not_fetched(hub: FakeHub, call: Call) -> No
 def test_the_bar_counts_bytes(hub: FakeHub) -> None:
     seen: list[tuple[int, int, str]] = []
     mesh = MeshSpec().build(jax.devices()[:1])
-    folder_of_llm(NAME, mesh, "auto", "auto", lambda *told: seen.append(told))
+    model_of_llm(NAME, mesh, "auto", "auto", lambda *told: seen.append(told))
     assert seen[-1][0] == seen[-1][1] > 800_000
     assert {what for _, _, what in seen} >= {"model.safetensors", "tokenizer.model"}

@@ -59,24 +59,32 @@ class FollowResponse(_message.Message):
     def __init__(self, number: _Optional[int] = ..., order: _Optional[bytes] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("agreed", "refused", "compile", "plan", "stop")
+    __slots__ = ("agreed", "refused", "compile", "plan", "stop", "told")
     AGREED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     COMPILE_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    TOLD_FIELD_NUMBER: _ClassVar[int]
     agreed: Agreed
     refused: Refused
     compile: Compile
     plan: bytes
     stop: Stop
-    def __init__(self, agreed: _Optional[_Union[Agreed, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., compile: _Optional[_Union[Compile, _Mapping]] = ..., plan: _Optional[bytes] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ...) -> None: ...
+    told: Told
+    def __init__(self, agreed: _Optional[_Union[Agreed, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., compile: _Optional[_Union[Compile, _Mapping]] = ..., plan: _Optional[bytes] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., told: _Optional[_Union[Told, _Mapping]] = ...) -> None: ...
 
 class Agreed(_message.Message):
     __slots__ = ("stage",)
     STAGE_FIELD_NUMBER: _ClassVar[int]
     stage: str
     def __init__(self, stage: _Optional[str] = ...) -> None: ...
+
+class Told(_message.Message):
+    __slots__ = ("value",)
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    value: str
+    def __init__(self, value: _Optional[str] = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("problem",)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +19,7 @@ from jaxserve.cluster import leader as leading
 from jaxserve.cluster.compatibility import Facts, difference
 from jaxserve.cluster.follower import Follower
 from jaxserve.cluster.heartbeat import FAILED, Heartbeat, PodFailure
+from jaxserve.cluster.hub_model import model_of_pod
 from jaxserve.cluster.leader import Leader
 from jaxserve.cluster.message_auth import SECRET_BYTES
 from jaxserve.cluster.v1 import cluster_pb2 as pb
@@ -121,6 +123,47 @@ class Clock:
         if self._heard >= self._wanted:
             self._heard.clear()
             self.time += heartbeat.BEAT
+
+
+def test_every_host_is_told_what_the_leader_found(pod: Pod) -> None:
+    asked: list[str] = []
+
+    def found() -> str:
+        asked.append("once")
+        return "org/name@commit"
+
+    hosts = [pod.leader, *pod.followers]
+    told = [future.result(60) for future in [pod.pool.submit(h.told, found) for h in hosts]]
+    assert told == ["org/name@commit"] * 3 and asked == ["once"]
+
+
+def test_a_pod_without_the_model_ends(pod: Pod) -> None:
+    waiting = pod.pool.submit(pod.followers[0].told, str)
+    pod.leader._end(2)
+    with pytest.raises(EngineError, match="the leader has ended the pod"):
+        waiting.result(60)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "given", "problem"),
+    [
+        ("", "org/name", "the leader has a folder"),
+        ("org/other@1", "org/name", "the leader has org/other"),
+        ("org/name@1", "/folder", "the leader has org/name"),
+    ],
+)
+def test_hosts_name_one_model(theirs: str, given: str, problem: str) -> None:
+    follower = SimpleNamespace(told=lambda value: theirs)
+    with pytest.raises(ConfigError, match=problem):
+        model_of_pod(follower, Path(given))  # type: ignore[arg-type]
+
+
+def test_hosts_load_the_commit_of_the_leader() -> None:
+    follower = SimpleNamespace(told=lambda value: "org/name@1234")
+    found = model_of_pod(follower, Path("org/name@main"))  # type: ignore[arg-type]
+    assert found == Path("org/name@1234")
+    follower = SimpleNamespace(told=lambda value: "")
+    assert model_of_pod(follower, Path("/folder")) == Path("/folder")  # type: ignore[arg-type]
 
 
 def test_hosts_that_agree_go_on(pod: Pod) -> None:

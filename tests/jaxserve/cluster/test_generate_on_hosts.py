@@ -1,9 +1,11 @@
 """jaxserve generate on several processes: the tokens of one, and pods that cannot be."""
 
 import json
+import os
 import shutil
 import socket
 import time
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,12 @@ from safetensors.numpy import load_file, save_file
 
 from jaxserve import LLM, EngineOptions, SamplingParams
 from jaxserve.completion import Completion
+from tests.fake_hub import FakeHub
 from tests.jaxserve.cluster.processes import DRAFT, ROOT, Host, Pod
 
 pytestmark = pytest.mark.system
+BUNDLED = ROOT / "checkpoints" / "bundled" / "tiny-chat"
+OPTIONS = EngineOptions(max_batch=2, step_tokens=32, page_size=16, max_context=512)
 GOLDEN = ROOT / "tests" / "golden" / "qwen3_moe_gqa"
 BOUND = 1e-4  # on log-probabilities, between executables: the one of the README
 PROMPTS = ("Once upon a time", "The dog", "What is 7 plus 5?")
@@ -37,8 +42,7 @@ GREEDY += [part for prompt in PROMPTS for part in ("--prompt", prompt)]
 
 @cache
 def completions_on_one_device() -> list[Completion]:
-    options = EngineOptions(max_batch=2, step_tokens=32, page_size=16, max_context=512)
-    with LLM(DRAFT, dtype="float32", options=options) as llm:
+    with LLM(DRAFT, dtype="float32", options=OPTIONS) as llm:
         return llm.generate(
             PROMPTS, SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, logprobs=20)
         )
@@ -124,6 +128,46 @@ def test_experts_across_hosts(mixture_folder: Path, mesh: tuple[str, ...]) -> No
         assert pod.wait() == [0, 0], pod.all_output
         found = [json.loads(line)["token_ids"] for line in pod.hosts[0].output.splitlines()]
     assert found == golden["tokens"].tolist() * 2
+
+
+@pytest.fixture
+def wide_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """Run a hub with the bundled model in float64, whose matrices are not small any more."""
+    folder = tmp_path / "wide"
+    shutil.copytree(BUNDLED, folder)
+    tensors = load_file(folder / "model.safetensors")
+    wide = {name: tensor.astype(np.float64) for name, tensor in tensors.items()}
+    save_file(wide, folder / "model.safetensors")
+    with FakeHub().running() as hub:
+        hub.add("some/wide", folder)
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        yield hub
+
+
+def test_hosts_read_their_parts_of_a_model_of_the_hub(wide_hub: FakeHub) -> None:
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    with LLM(BUNDLED, dtype="float32", options=OPTIONS) as llm:
+        (wanted,) = llm.generate(PROMPTS[0], params)
+    flags = ["--prompt", PROMPTS[0], "--temperature", "0", "--max-tokens", "8", "--ignore-eos"]
+    with Pod(2).start_all("--tensor", "4", "--json", "--model", "some/wide", *flags) as pod:
+        assert pod.wait() == [0, 0], pod.all_output
+        (found,) = map(json.loads, pod.hosts[0].output.splitlines())
+    assert found["token_ids"] == list(wanted.token_ids)
+    read = wide_hub.bytes_of("model.safetensors")
+    whole = len(wide_hub.repos["some/wide"].files["model.safetensors"])
+    # Each host needs all small tensors, and halves of the matrices but those that are split by
+    # columns: the down projections.
+    assert whole < read < 2 * 0.8 * whole
+    assert not list(Path(os.environ["HF_HOME"]).rglob("model.safetensors"))
+
+
+def test_a_model_that_the_hub_does_not_have_ends_the_pod(wide_hub: FakeHub) -> None:
+    with Pod(2).start_all("--model", "some/wild", "--prompt", "a") as pod:
+        assert pod.wait() == [2, 70], pod.all_output
+        (line,) = pod.hosts[0].error_lines
+    assert "did you mean some/wide?" in line
 
 
 @pytest.mark.slow
