@@ -188,7 +188,12 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.llm": ("jaxserve", "checkpoints.hub.names", "sharding"),
     "jaxserve.llm_folder": ("jaxserve", "checkpoints.hub.names", "sharding.mesh"),
     "jaxserve.llm_arguments": ("jaxserve", "sharding.mesh"),
-    "jaxserve.generate": ("jaxserve", "sharding.mesh"),
+    "jaxserve.generate": (
+        "jaxserve",
+        "checkpoints.hub.names",
+        "sharding.mesh",
+        "sharding.params",
+    ),
     "jaxserve.cache_folders": ("jaxserve.errors",),
     "jaxserve.convert": ("jaxserve", "checkpoints"),
     "jaxserve.doctor": ("jaxserve", "pallas_kernels.errors", "sharding.mesh"),

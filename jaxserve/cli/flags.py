@@ -36,6 +36,12 @@ def parser() -> argparse.ArgumentParser:
             "prompts (default: standard input, as one prompt, without its last newline)"
         )
     )
+    p.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="say what the memory holds, and which share of the computed tokens was padding",
+    )
     _chat_flags(p.add_argument_group("conversation"))
     sampling_flags(p.add_argument_group("sampling"))
     engine_flags(p.add_argument_group("engine"))

@@ -4,6 +4,10 @@ import io
 import json
 import statistics
 import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
 
 from jaxserve.completion import Completion, Delta
 from jaxserve.tokenizer import Tokenizer
@@ -38,16 +42,24 @@ class JsonPrinter:
 
 
 class TextPrinter:
-    """Printer of text as it arrives, with a headline before each choice unless it is alone."""
+    """Printer of text as it arrives, with a headline before each choice unless it is alone.
 
-    def __init__(self, alone: bool):
+    prompts: on a terminal, each stands dimmed before its text. None are shown if it is empty.
+    """
+
+    def __init__(self, alone: bool, prompts: Sequence[str] = ()):
         self._alone = alone
         self._fresh = True
+        self._console = Console(highlight=False)
+        self._prompts = prompts if self._console.is_terminal else ()
 
     def show(self, number: int, delta: Delta) -> None:
         """Print more text of a choice; number is that of its prompt."""
         if self._fresh and not self._alone:
             print(f"--- prompt {number + 1}, choice {delta.index + 1}")
+        if self._fresh and self._prompts:
+            prompt = Text(self._prompts[number], "dim")
+            self._console.print(prompt, end="", soft_wrap=True)
         print(delta.text, end="\n" if delta.completion else "", flush=True)
         self._fresh = delta.completion is not None
 
@@ -56,10 +68,24 @@ class TextPrinter:
         print()
 
 
-def summary(done: list[Completion], seconds: float, padding: float) -> str:
+def model_line(
+    name: str, parameters: int, precision: str, nbytes: int, kind: str, devices: int
+) -> str:
+    """Return one line about a loaded model: `tiny-chat  4.4 M  bfloat16  8 MiB  cpu`.
+
+    nbytes: of all weights. kind: of the devices that the model is on.
+    """
+    number = f"{parameters / 1e9:.1f} B" if parameters >= 1e9 else f"{parameters / 1e6:.1f} M"
+    size = f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.0f} MiB"
+    place = kind if devices == 1 else f"{devices} x {kind}"
+    return "  ".join((name, number, precision, size, place))
+
+
+def summary(done: list[Completion], seconds: float, padding: float | None) -> str:
     """Return one line: tokens, latencies, rate, cached tokens, share of padding, accepted drafts.
 
     TTFT and time per token are medians over the completions with at least one and two tokens.
+    padding: None leaves its share out.
     """
     # Choices of one prompt share its token ids, which count once.
     prompts = {id(c.prompt_token_ids): c for c in done}.values()
@@ -72,10 +98,11 @@ def summary(done: list[Completion], seconds: float, padding: float) -> str:
     cached = sum(c.timings.cached_tokens for c in done)
     drafted = sum(c.timings.drafted_tokens for c in done)
     accepted = sum(c.timings.accepted_tokens for c in done)
+    padded = f" | {padding:.0%} padding" if padding is not None else ""
     drafts = f" | {accepted} of {drafted} drafts right" if drafted else ""
     return (
         f"{tokens_in} tokens in, {tokens_out} out | {ttft}{tpot}"
-        f"{tokens_out / seconds:.0f} tokens/s | {cached} cached | {padding:.0%} padding{drafts}"
+        f"{tokens_out / seconds:.0f} tokens/s | {cached} cached{padded}{drafts}"
     )
 
 

@@ -12,10 +12,13 @@ from jaxserve.cli.output import prepare_output
 from jaxserve.cli.sampling_flags import sampling_params
 from jaxserve.client.client import Client, Stream
 from jaxserve.client.collect import join
+from jaxserve.client.errors import CallError
 from jaxserve.client.flags import check_flags, new_client, parser, read_prompt
 from jaxserve.client.results import Delta, Event, Result
-from jaxserve.errors import JaxserveError
+from jaxserve.errors import ConfigError, JaxserveError
 from jaxserve.request import SamplingParams
+
+REFUSED = "Connection refused"  # in gRPC's text where nothing listens
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,7 +38,14 @@ def answer(args: argparse.Namespace) -> int:
     check_flags(args, params)
     prompt = read_prompt(args)
     with new_client(args) as client:
-        return run(client, prompt, params, args)
+        try:
+            return run(client, prompt, params, args)
+        except CallError as error:
+            if REFUSED not in error.details:
+                raise
+            raise ConfigError(
+                f"no server answers at {args.address}; start one: jaxserve serve"
+            ) from None
 
 
 def run(client: Client, prompt: str, params: SamplingParams, args: argparse.Namespace) -> int:

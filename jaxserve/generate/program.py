@@ -5,14 +5,16 @@ import time
 from collections.abc import Iterable, Iterator
 from functools import partial
 
+import jax
 from rich.console import Console
 
 from jaxserve.chat.conversation import Conversation
+from jaxserve.checkpoints.hub.names import display_name
 from jaxserve.cli.exits import BAD_INPUT, complain
 from jaxserve.cli.flags import draft_model, engine_options
 from jaxserve.cli.inputs import is_typed, prompts_of, read_turns
 from jaxserve.cli.interrupts import interrupts_raise
-from jaxserve.cli.output import JsonPrinter, TextPrinter, summary
+from jaxserve.cli.output import JsonPrinter, TextPrinter, model_line, summary
 from jaxserve.cluster.bootstrap import Pod, join
 from jaxserve.cluster.compatibility import facts_of_engine, facts_of_start
 from jaxserve.cluster.hosts import Hosts
@@ -22,10 +24,12 @@ from jaxserve.completion import Completion, Delta
 from jaxserve.engine.device.weight_report import describe_weights, weight_sizes
 from jaxserve.errors import RequestError
 from jaxserve.llm import LLM
+from jaxserve.models.precision import AS_STORED
 from jaxserve.progress import Bar
 from jaxserve.prompts import Prepared
 from jaxserve.request import SamplingParams
-from jaxserve.sharding.mesh import MeshSpec
+from jaxserve.sharding.mesh import MeshSpec, device_kind
+from jaxserve.sharding.params import stored_bytes
 
 
 @interrupts_raise()
@@ -44,22 +48,12 @@ def generate(
         args.model = model_of_pod(pod, args.model)
         use_compilation_cache(args.compilation_cache)
         with open_llm(args, console, pod) as llm:
-            console.print(
-                "weights " + describe_weights(weight_sizes(llm.model.params)),
-                style="dim",
-                soft_wrap=True,
-            )
-            if llm.draft:
-                console.print(
-                    "draft model " + describe_weights(weight_sizes(llm.draft.params)),
-                    style="dim",
-                    soft_wrap=True,
-                )
+            introduce(llm, args, console)
             if pod.leads is False:  # the other hosts of a pod run the leader's steps
                 return pod.follow(llm.runner)
             if args.chat:
                 return talk(llm, turns, params, args, console)
-            return run(llm, prompts, params, args.json, console)
+            return run(llm, prompts, params, args, console)
 
 
 def open_llm(args: argparse.Namespace, console: Console, pod: Pod) -> LLM:
@@ -92,8 +86,36 @@ def open_llm(args: argparse.Namespace, console: Console, pod: Pod) -> LLM:
     return llm
 
 
+def introduce(llm: LLM, args: argparse.Namespace, console: Console) -> None:
+    """Print what runs and where; with --verbose, what its memory holds."""
+    model = llm.model
+    precision = model.weights
+    if precision == AS_STORED:
+        precision = str(model.params["embed"].dtype)
+    lines = [
+        model_line(
+            display_name(args.model),
+            model.parameters,
+            precision,
+            sum(stored_bytes(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(model.params)),
+            device_kind(model.mesh),
+            model.mesh.size,
+        )
+    ]
+    if args.verbose:
+        lines.append("weights " + describe_weights(weight_sizes(model.params)))
+    if args.verbose and llm.draft:
+        lines.append("draft model " + describe_weights(weight_sizes(llm.draft.params)))
+    for line in lines:
+        console.print(line, style="dim", soft_wrap=True, markup=False)
+
+
 def run(
-    llm: LLM, prompts: list[str], params: SamplingParams, as_json: bool, console: Console
+    llm: LLM,
+    prompts: list[str],
+    params: SamplingParams,
+    args: argparse.Namespace,
+    console: Console,
 ) -> int:
     """Generate for every prompt that can run, and print one error line for each other prompt."""
     prepared: list[Prepared] = []
@@ -107,10 +129,11 @@ def run(
         except RequestError as error:
             code = complain(error)
     printer: JsonPrinter | TextPrinter
-    if as_json:
+    if args.json:
         printer = JsonPrinter(llm.model.tokenizer)
     else:
-        printer = TextPrinter(alone=len(prompts) * params.n == 1)
+        shown = [] if params.echo else prompts  # an echo has its prompt already
+        printer = TextPrinter(alone=len(prompts) * params.n == 1, prompts=shown)
     llm.warm_up(prepared)
     started = time.monotonic()  # after warm_up: the summary's rates leave out compilation
     done: list[Completion] = []
@@ -123,11 +146,16 @@ def run(
                 code = complain(delta.completion.error)
     if done:
         console.print(
-            summary(done, time.monotonic() - started, llm.padding_share),
+            summary(done, time.monotonic() - started, padding_of(llm, args)),
             style="dim",
             soft_wrap=True,
         )
     return code
+
+
+def padding_of(llm: LLM, args: argparse.Namespace) -> float | None:
+    """Return the share of padding that --verbose shows, else None."""
+    return llm.padding_share if args.verbose else None
 
 
 def talk(
@@ -150,7 +178,7 @@ def talk(
     if conversation.done:
         seconds = sum(completion.timings.total for completion in conversation.done)
         console.print(
-            summary(conversation.done, seconds, llm.padding_share), style="dim", soft_wrap=True
+            summary(conversation.done, seconds, padding_of(llm, args)), style="dim", soft_wrap=True
         )
     return BAD_INPUT if conversation.failed else 0
 

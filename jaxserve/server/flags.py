@@ -170,7 +170,12 @@ def _operation_flags(group: argparse._ArgumentGroup) -> None:
         "--log-level",
         choices=("debug", "info", "warning", "error"),
         default="info",
-        help="least severity that is logged (default: info)",
+        help="least severity that is logged; debug has a line for every request (default: info)",
+    )
+    group.add_argument(
+        "--log-requests",
+        action="store_true",
+        help="log a line for every request at info as well",
     )
 
 

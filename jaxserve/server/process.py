@@ -40,6 +40,7 @@ from jaxserve.server.model_loader import ModelLoader
 from jaxserve.server.observe.log import RequestLog
 from jaxserve.server.observe.metrics import Metrics
 from jaxserve.server.observe.traces import Traces
+from jaxserve.server.observe.traffic_log import TrafficLog
 from jaxserve.server.readiness import Phase, Readiness
 from jaxserve.server.security.auth import BearerTokens
 from jaxserve.server.serving_state import PrefillEngine, ServingState
@@ -74,11 +75,13 @@ class ServerProcess:
         step_timeout: float = 60.0,
         on_ready: Callable[[], None] = lambda: None,
         new_metrics: NewMetrics = Metrics,
+        logs_requests: bool = False,
     ):
         """new_role: makes what the server has because of --role. on_ready: called once.
 
-        new_metrics: makes what /metrics shows.
+        new_metrics: makes what /metrics shows. logs_requests: at level info, not debug.
         """
+        self._logs_requests = logs_requests
         self.limits = limits
         self.readiness = Readiness(self.on_phase)
         self.metrics = new_metrics(self._compiles_after_ready, self._is_ready)
@@ -173,7 +176,8 @@ class ServerProcess:
             mesh = PrefillMesh(prefill, llm.runner)
             loader.say(f"pages    {mesh.transfer_path}")
             role = DecodeMeshRole(meshes, mesh, self.metrics.registry)
-        observers: list[RequestObserver] = [self.metrics, RequestLog()]
+        requests = RequestLog(logging.INFO if self._logs_requests else logging.DEBUG)
+        observers: list[RequestObserver] = [self.metrics, TrafficLog(), requests]
         if provider:
             observers.append(Traces(provider, model.name))
         service, thread = self.connect_llm(llm, tuple(observers), role)

@@ -88,6 +88,7 @@ async def serve(
         args.drain_timeout,
         args.step_timeout,
         on_ready,
+        logs_requests=args.log_requests,
     )
     load = partial(
         process.load,

@@ -28,6 +28,30 @@ from tests.jaxserve.generate_harness import (
 )
 
 
+def on_a_terminal(text: str, prompts: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return what a terminal gets of a completion's text."""
+    file = io.StringIO()
+    monkeypatch.setattr("sys.stdout", file)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    TextPrinter(alone=True, prompts=prompts).show(0, Delta(0, 0, text, ()))
+    return file.getvalue()
+
+
+def test_on_a_terminal_a_prompt_stands_dimmed_before_its_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prompt = "Once [upon] a time\n" * 20
+    shown = on_a_terminal(" there was", [prompt], monkeypatch)
+    assert shown.replace("\x1b[2m", "").replace("\x1b[0m", "") == f"{prompt} there was"
+    assert "\x1b[2mOnce [upon] a time" in shown
+    assert on_a_terminal(" there was", [], monkeypatch) == " there was"
+
+
+def test_elsewhere_text_stands_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    TextPrinter(alone=True, prompts=[STORY]).show(0, Delta(0, 0, " there was", ()))
+    assert capsys.readouterr().out == " there was"
+
+
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str]) -> Call:
     return caller(capsys)
@@ -41,8 +65,15 @@ def folder(tmp_path: Path) -> Path:
 def test_text_streams_to_standard_output(call) -> None:
     code, out, err = call("--prompt", STORY, "--max-tokens", "12", "--temperature", "0")
     assert code == 0 and out.endswith("\n") and out.count("\n") == 1
-    for figure in ("tokens in", "12 out", "TTFT", "ms per token", "tokens/s", "cached", "padding"):
+    for figure in ("tokens in", "12 out", "TTFT", "ms per token", "tokens/s", "cached"):
         assert figure in err.replace("\n", " ")
+    assert err.splitlines()[0] == "tiny-chat-draft  0.4 M  bfloat16  1 MiB  cpu"
+    assert "padding" not in err and "attention" not in err
+
+
+def test_details_are_asked_for(call) -> None:
+    _, _, err = call("--prompt", STORY, "--max-tokens", "2", "-v")
+    assert "padding" in err and "on each device: embedding" in err.replace("\n", " ")
 
 
 def test_json_is_one_object_per_completion_and_nothing_else(call) -> None:

@@ -60,10 +60,10 @@ def _one_line(value: object) -> str:
 
 
 def configure(format: Format, level: str) -> None:
-    """Send logs of jaxserve, and warnings of uvicorn and OpenTelemetry, to standard error."""
+    """Send logs of jaxserve, and warnings of libraries, to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
-    for name in ("jaxserve", "uvicorn.error", "opentelemetry"):
+    for name in ("jaxserve", "uvicorn.error", "opentelemetry", "huggingface_hub"):
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.propagate = False
@@ -71,10 +71,16 @@ def configure(format: Format, level: str) -> None:
 
 
 class RequestLog:
-    """Writes a line for every request that ended or was refused; a RequestObserver."""
+    """Writes a line for every request that ended or was refused; a RequestObserver.
+
+    level: of these lines, as a number of logging.
+    """
+
+    def __init__(self, level: int):
+        self._level = level
 
     def refused(self, incoming: IncomingRequest, error: JaxserveError) -> None:
-        log.info("refused", extra={"fields": {"reason": error.reason}})
+        log.log(self._level, "refused", extra={"fields": {"reason": error.reason}})
 
     def stepped(self, report: StepReport) -> None:
         pass
@@ -83,7 +89,7 @@ class RequestLog:
         pass
 
     def ended(self, answer: Answer, error: JaxserveError | None) -> None:
-        if not log.isEnabledFor(logging.INFO):
+        if not log.isEnabledFor(self._level):
             return
         fields: dict[str, object] = {
             "request_id": answer.id,
@@ -99,7 +105,7 @@ class RequestLog:
                 "ttft": round(times.ttft, 4),
                 "total": round(times.total, 4),
             }
-        log.info(_outcome(answer, error), extra={"fields": fields})
+        log.log(self._level, _outcome(answer, error), extra={"fields": fields})
 
 
 def _outcome(answer: Answer, error: JaxserveError | None) -> str:

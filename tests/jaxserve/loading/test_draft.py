@@ -85,6 +85,7 @@ def test_generate_says_what_the_draft_model_takes(capsys: pytest.CaptureFixture[
                 *sizes,
                 *draft,
                 *cache,
+                "-v",
             ]
         )
         == 0

@@ -91,7 +91,7 @@ def launch(*flags: str) -> Process:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Process]:
     """Start a process that is ready; SIGTERM ends it with 0 and leaves no child behind."""
-    process = launch("--log-format", "json")
+    process = launch("--log-format", "json", "--log-requests")
     try:
         process.client().close()
         yield process

@@ -1,0 +1,92 @@
+"""Lines of a server's log about its load and its requests."""
+
+import json
+import logging
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from jaxserve.errors import QueueFullError
+from jaxserve.server.core.engine_thread import Loads
+from jaxserve.server.observe.log import RequestLog, configure
+from jaxserve.server.observe.traffic_log import PERIOD, TrafficLog
+
+
+@pytest.fixture(autouse=True)
+def loggers_as_before() -> Any:
+    names = ("jaxserve", "uvicorn.error", "opentelemetry", "huggingface_hub")
+    before = [
+        (log := logging.getLogger(name), log.handlers, log.level, log.propagate) for name in names
+    ]
+    yield
+    for log, handlers, level, propagate in before:
+        log.handlers, log.propagate = handlers, propagate
+        log.setLevel(level)
+
+
+class Later:
+    """An event loop's call_later, whose calls the test makes."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[float, Callable[[], None]]] = []
+
+    def __call__(self, seconds: float, call: Callable[[], None]) -> None:
+        self.calls.append((seconds, call))
+
+    def pass_by(self) -> None:
+        [(seconds, call)] = self.calls
+        assert seconds == PERIOD
+        self.calls.clear()
+        call()
+
+
+def step(**loads: int) -> Any:
+    return SimpleNamespace(loads=Loads(**loads))
+
+
+def answer(prompt_tokens: int, cached: int, admitted: bool = True) -> Any:
+    times = SimpleNamespace(admitted=admitted, cached=cached)
+    return SimpleNamespace(prompt_tokens=prompt_tokens, times=times)
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().err.splitlines()
+
+
+def test_a_line_every_ten_seconds_with_traffic(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("text", "info")
+    later = Later()
+    log = TrafficLog(later)
+    assert later.calls == []  # nothing is awaited without traffic
+    log.stepped(step(running=1, waiting=0, pages_used=1, pages_total=100))
+    log.received(answer(0, 0), 19_000, first=True, seconds=1)
+    log.received(answer(0, 0), 300, first=False, seconds=1)
+    log.ended(answer(100, 60), None)
+    log.ended(answer(100, 48), None)
+    log.ended(answer(100, 0, admitted=False), None)
+    log.stepped(step(running=12, waiting=3, pages_used=41, pages_total=100))
+    later.pass_by()
+    (line,) = lines(capsys)
+    assert line.endswith("INFO running 12 waiting 3 cache 41 % 1,930 tok/s hits 54 %")
+    assert later.calls == []
+    log.stepped(step(running=0, pages_total=100))
+    log.received(answer(0, 0), 10, first=False, seconds=1)
+    later.pass_by()
+    (line,) = lines(capsys)
+    assert line.endswith("INFO running 0 waiting 0 cache 0 % 1 tok/s")
+
+
+@pytest.mark.parametrize(
+    ("level", "logs_requests", "shown"),
+    [("info", False, False), ("debug", False, True), ("info", True, True)],
+)
+def test_a_line_per_request_is_asked_for(
+    capsys: pytest.CaptureFixture[str], level: str, logs_requests: bool, shown: bool
+) -> None:
+    configure("json", level)
+    log = RequestLog(logging.INFO if logs_requests else logging.DEBUG)
+    log.refused(None, QueueFullError("full", 1.0))  # type: ignore[arg-type]
+    entries = [json.loads(line) for line in lines(capsys)]
+    assert [entry["reason"] for entry in entries] == ["QUEUE_FULL"] * shown
