@@ -23,10 +23,12 @@ from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.devices import memory_limit, mesh_on
 from jaxserve.plan.roofline import (
     Case,
+    Kernels,
     Work,
     sent_of,
     together,
     total,
+    weights_of,
     work_of_attention,
     work_of_weights,
 )
@@ -96,6 +98,20 @@ class Deployment:
         return str(self.form or self.dtype)
 
     @cached_property
+    def kernels(self) -> Kernels:
+        """Implementations that the engine would choose for the products of weights."""
+        lowering = self.lowering
+        bound = frozenset(lowering.kernel_weights)
+        return Kernels(lowering.grouped_matmul, bound, platform(self.mesh))
+
+    @property
+    def references(self) -> list[str]:
+        """What runs without a kernel, on copies of weights: experts, or int4 in groups."""
+        copied = [w for w in weights_of(self.spec, self.dtype, self.form) if self.kernels.copies(w)]
+        experts = {w.spec.axes.startswith("E") for w in copied}
+        return [name for name, has in (("experts", True), ("int4", False)) if has in experts]
+
+    @cached_property
     def lowering(self) -> Lowering:
         return Lowering(self.spec, self.params, self.config, self.mesh)
 
@@ -141,7 +157,9 @@ class Deployment:
         Counting takes milliseconds for a model of many layers.
         """
         return cache(
-            lambda case: work_of_weights(self.spec, self.dtype, case, self.axes, self.form)
+            lambda case: work_of_weights(
+                self.spec, self.dtype, case, self.axes, self.form, self.kernels
+            )
         )
 
     def sent(self, case: Case, *beside: Case) -> float:

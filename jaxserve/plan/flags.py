@@ -8,6 +8,7 @@ from pathlib import Path
 
 from jaxserve.cli.flags import model_argument, size_flags
 from jaxserve.cli.parser import Parser
+from jaxserve.config.option import flag_of
 from jaxserve.errors import ConfigError, flag_text
 from jaxserve.models.precision import DTYPE_NAMES, check_form
 from jaxserve.plan.model_config import shipped
@@ -119,10 +120,21 @@ def _output_flags(group: argparse._ArgumentGroup) -> None:
         nargs="?",
         const=3,
         metavar="N",
-        help="rank all meshes and, where --weights or --kv is auto, common formats (weights as "
-        "stored, int8 and int4-g128; pages in the weights' dtype and in int8): estimate all of "
-        "them, then compile the best N (default: 3); --prefer latency ranks by the time of a lone "
-        "stream, otherwise tokens per second decide",
+        help="rank all meshes: estimate all of them, then compile the best N (default: 3); "
+        "--prefer latency ranks by the time of a lone stream, otherwise tokens per second decide",
+    )
+    group.add_argument(
+        "--allow-quantized",
+        action="store_true",
+        default=None,
+        help="with --suggest, rank formats as well that round: where --weights is auto, bfloat16, "
+        "int8 and int4-g128, and where --kv is, pages in int8",
+    )
+    group.add_argument(
+        "--all",
+        action="store_true",
+        default=None,
+        help="with --suggest, show all rows, not the best eight",
     )
     group.add_argument(
         "--plot",
@@ -182,6 +194,10 @@ def check(args: argparse.Namespace) -> None:
         )
     if args.weights not in DTYPE_NAMES:
         check_form(args.weights)
+    if args.suggest is None:
+        for name in ("allow_quantized", "all"):
+            if getattr(args, name):
+                raise ConfigError(f"{flag_of(name)} is for --suggest (add it)")
     unused: dict[str, Sequence[str]] = {
         "--suggest": ("data", "expert", "tensor", "plot", "buckets", "out", "link"),
         "--no-compile": ("buckets", "out"),

@@ -15,7 +15,6 @@ from rich.console import Console
 
 from jaxserve.cli.flags import engine_options
 from jaxserve.errors import ConfigError, MemoryLimitError, flag_text
-from jaxserve.loading.parameters import DTYPES
 from jaxserve.loading.spec import read_spec
 from jaxserve.models.quant import SCHEMES
 from jaxserve.models.spec import ModelSpec
@@ -39,6 +38,7 @@ from jaxserve.sharding.mesh import MeshSpec
 DOES_NOT_FIT = 1
 GIGABYTE = 1e9  # of --link
 WIDTH = 120  # of tables where there is no terminal to ask
+ROWS = 8  # of a ranking, without --all
 
 
 def plan(args: argparse.Namespace, topology: Topology, model: tuple[str, dict[str, Any]]) -> int:
@@ -60,6 +60,12 @@ def plan(args: argparse.Namespace, topology: Topology, model: tuple[str, dict[st
         estimate = estimate_of(args, deployed(args, target, precision, console), console)
     except MemoryLimitError as error:
         return refuse(error, args)
+    except ChipError as error:
+        if args.out or args.no_compile:  # compiled steps are asked for; or the chip is unknown
+            raise
+        counted_only(error, console)
+        args.no_compile = True
+        return plan(args, topology, model)
     if args.json:
         print(json.dumps(to_json(estimate)))
     else:
@@ -69,6 +75,11 @@ def plan(args: argparse.Namespace, topology: Topology, model: tuple[str, dict[st
     if args.out:
         finish_bundle(args, estimate, console)
     return 0 if estimate.fits else DOES_NOT_FIT
+
+
+def counted_only(error: ChipError, console: Console) -> None:
+    """Say that there is no compiler."""
+    console.print(f"counted only: {error}", soft_wrap=True, markup=False)
 
 
 def target_of(args: argparse.Namespace, name: str, spec: ModelSpec, topology: Topology) -> Target:
@@ -148,16 +159,16 @@ def suggest(
                 with Bar(console, "compiling") as bar:
                     found[found.index(ranked.choice)] = confirmed(ranked, bar.update)
             except ChipError as error:
-                console.print(f"counted only: {error}", soft_wrap=True, markup=False)
+                counted_only(error, console)
                 break
-    ranking = rank(found, limits, target.options.prefer)
+        ranking = rank(found, limits, target.options.prefer)
     rest = sorted(
         (choice for choice in found if not choice.fits), key=lambda choice: choice.missing
     )
     if args.json:
         print(json.dumps(ranking_json(ranking, rest)))
     else:
-        output().print(ranking_table(ranking, rest))
+        output().print(ranking_table(ranking, rest, None if args.all else ROWS))
     return 0 if ranking else DOES_NOT_FIT
 
 
@@ -179,15 +190,19 @@ def quiet_engine() -> Iterator[None]:
 def candidates(args: argparse.Namespace, asked: Precision) -> list[Precision]:
     """Return the precisions to rank: what was asked for, and common choices where it was left open.
 
-    For weights all dtypes that are served, int8 and int4; for pages the weights' dtype and int8.
+    Nothing is rounded unasked: without --allow-quantized weights stay as they are stored, and pages
+    have their dtype. With it, weights are also tried in bfloat16, int8 and int4, and pages in int8.
     """
     weights = [(asked.dtype, asked.form)]
-    if args.weights == "auto" and asked.form is None:
-        weights = [(jnp.dtype(served), None) for served in DTYPES.values()]
+    if args.allow_quantized and args.weights == "auto" and asked.form is None:
+        halves = jnp.dtype(jnp.bfloat16)
+        weights += [(halves, None)] if asked.dtype != halves else []
         weights += [(asked.dtype, SCHEMES[name]) for name in ("int8", "int4-g128")]
     found = []
     for dtype, form in weights:
-        pages = (str(dtype), "int8") if asked.kv == "auto" else (asked.kv,)
+        pages = [asked.kv]
+        if asked.kv == "auto":
+            pages = [str(dtype), *(["int8"] if args.allow_quantized else [])]
         found += [Precision(dtype, form, kv) for kv in pages]
     return found
 

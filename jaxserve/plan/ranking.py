@@ -7,49 +7,78 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from jaxserve.plan.report import GIB
+from jaxserve.plan.roofline import REFERENCE
 from jaxserve.plan.suggest import Choice, Ranked
 from jaxserve.sharding.mesh import MeshSpec
 
-COLUMNS = ("GiB of cache", "tokens of it", "streams", "tokens/s", "TPOT alone, ms")
+COLUMNS = ("GiB", "streams", "tokens/s", "TPOT, ms")
 CAPTION = (
-    "mesh: data x expert x tensor; tokens/s, TPOT and USD: of floors and of what is sent "
-    "beside them"
+    "mesh: data x expert x tensor. GiB: of cache on a device. tokens/s, TPOT of a lone stream, and "
+    "USD: of floors and of what is sent beside them, counted unless compiled is said."
+)
+REFERENCES = (
+    "{}: no kernel of this chip takes them; the reference runs, with the bytes of its copies."
 )
 
 
-def ranking_table(ranked: Sequence[Ranked], rest: Sequence[Choice]) -> Table:
-    """Return the table of what fits, and below it what does not."""
+def ranking_table(ranked: Sequence[Ranked], rest: Sequence[Choice], most: int | None) -> Table:
+    """Return the table of what fits, and below it what does not.
+
+    most: rows at most, the best ones; None for all.
+    """
     priced = any(r.batch.usd is not None for r in ranked)
-    shown = Table(box=SIMPLE_HEAD, caption=CAPTION)
-    for name in ("mesh", "weights", "pages", "attention"):
+    shown = Table(box=SIMPLE_HEAD, caption_justify="left", padding=(0, 1, 0, 0))
+    for name in ("mesh", "weights", "pages"):
         shown.add_column(name, no_wrap=True)
     for name in (*COLUMNS, *(("USD/M",) if priced else ())):
         shown.add_column(name, justify="right")
-    shown.add_column("", no_wrap=True)
-    for r in ranked:
+    shown.add_column("")
+    best = ranked[:most]
+    for r in best:
         shown.add_row(*_cells(r))
-    for choice in rest:
+    others = rest if most is None else rest[: most - len(best)]
+    for choice in others:
         lacks = f"lacks {choice.missing / GIB:.2f} GiB" if choice.missing else "too small a cache"
         kept = choice.precision
         shown.add_row(
-            _mesh(choice.axes), kept.weights, kept.kv, "", *[""] * (len(COLUMNS) + priced), lacks
+            _mesh(choice.axes), kept.weights, kept.kv, *[""] * (len(COLUMNS) + priced), lacks
         )
+    shown.caption = "\n".join(_captions(best, len(ranked) + len(rest) - len(best) - len(others)))
     return shown
+
+
+def _captions(best: Sequence[Ranked], hidden: int) -> Iterator[str]:
+    yield CAPTION
+    without = {name for r in best for name in r.estimate.deployment.references}
+    if without:
+        yield REFERENCES.format(" and ".join(sorted(without)))
+    if hidden:
+        yield f"{hidden} more with --all."
 
 
 def _cells(r: Ranked) -> Iterator[str]:
     config = r.estimate.deployment.config
-    yield from (_mesh(r.choice.axes), r.choice.precision.weights, config.kv, config.attention)
-    yield from (f"{r.estimate.cache / GIB:.2f}", f"{r.estimate.lane_tokens * config.lanes:,}")
-    yield from (f"{r.batch.streams:,}", f"{r.tokens_per_second:,.0f}", f"{r.tpot * 1e3:.3f}")
+    yield from (_mesh(r.choice.axes), r.choice.precision.weights, config.kv)
+    yield from (f"{r.estimate.cache / GIB:.1f}", f"{r.batch.streams:,}")
+    yield from (f"{r.tokens_per_second:,.0f}", f"{r.tpot * 1e3:.3f}")
     usd = r.estimate.usd(r.tokens_per_second)
     if usd is not None:
         yield f"{usd:.3f}"
-    yield "compiled" if r.estimate.steps else "counted"
+    yield ", ".join(_notes(r))
+
+
+def _notes(r: Ranked) -> Iterator[str]:
+    """Yield what a row has to say beside its numbers: that it was compiled, missing kernels."""
+    if r.estimate.steps:
+        yield "compiled"
+    if r.estimate.deployment.config.attention == REFERENCE:
+        yield "attention: reference"
+    for name in r.estimate.deployment.references:
+        yield f"{name}: reference"
 
 
 def _mesh(axes: MeshSpec) -> str:
-    return f"{axes.data} x {axes.expert} x {axes.tensor}"
+    return f"{axes.data}x{axes.expert}x{axes.tensor}"
 
 
 def ranking_json(ranked: Sequence[Ranked], rest: Sequence[Choice]) -> list[dict[str, Any]]:
@@ -60,6 +89,7 @@ def ranking_json(ranked: Sequence[Ranked], rest: Sequence[Choice]) -> list[dict[
             "kv": r.estimate.deployment.config.kv,
             "compiled": bool(r.estimate.steps),
             "attention": r.estimate.deployment.config.attention,
+            "reference": r.estimate.deployment.references,
             "cache": r.estimate.cache,
             "tokens_per_lane": r.estimate.lane_tokens,
             "streams": r.batch.streams,

@@ -25,6 +25,7 @@ from jaxserve.sharding.params import ParamSpec, is_param_spec
 from jaxserve.sharding.rules import RULES
 
 LOGIT_BYTES = 4
+REFERENCE = "reference"  # name of the implementation of every kernel in plain XLA
 PAGE = 64  # tokens; any size will do, because only bytes per token are counted
 
 
@@ -77,16 +78,42 @@ class Work(NamedTuple):
         return wide / limits.flops + sum(flops / peak for flops, peak in narrow if flops)
 
 
+class Kernels(NamedTuple):
+    """Implementations of the products that a step is lowered with.
+
+    grouped: of experts. quantized: parameters with int4 in groups that a kernel multiplies.
+    platform: of the devices.
+    """
+
+    grouped: str
+    quantized: frozenset[str]
+    platform: str
+
+    def copies(self, weight: "Weight") -> bool:
+        """Return whether the product works on a copy of the weight, in the activations' dtype.
+
+        Off a TPU, where the compiler multiplies numbers as they are read, the references do: that
+        of experts takes every expert's weight out of all of them, that of int4 in groups
+        dequantizes.
+        """
+        if self.platform == "tpu" or weight.name == "scales":
+            return False
+        if weight.spec.axes.startswith("E"):
+            return self.grouped == REFERENCE
+        return bool(weight.spec.summed) and weight.parameter not in self.quantized
+
+
 class Weight(NamedTuple):
     """A weight as it is stored.
 
     name: the parameter's, or "values" or "scales" of a quantized one. part: of the model: embed,
-    layers, norm or head.
+    layers, norm or head. parameter: its name, also where it is quantized.
     """
 
     name: str
     part: str
     spec: ParamSpec
+    parameter: str
 
 
 def work_of(
@@ -124,12 +151,20 @@ def work_of_weights(
     case: Case,
     mesh: MeshSpec | None = None,
     form: QuantScheme | None = None,
+    kernels: Kernels | None = None,
 ) -> Work:
-    """Return the part of work_of that depends on rows and tokens, and not on their context."""
-    parts = [
-        (weight, _of_weight(weight, spec, case, mesh or MeshSpec()))
-        for weight in weights_of(spec, dtype, form)
-    ]
+    """Return the part of work_of that depends on rows and tokens, and not on their context.
+
+    kernels: a copy of a weight that one of them works on is written and read once more. None: they
+    read every weight as it is stored.
+    """
+    parts: list[tuple[Weight, Work]] = []
+    for weight in weights_of(spec, dtype, form):
+        work = _of_weight(weight, spec, case, mesh or MeshSpec())
+        if kernels and kernels.copies(weight):
+            wide = jnp.dtype(dtype).itemsize * 8 / jax.dtypes.itemsize_bits(weight.spec.dtype)
+            work = work._replace(bytes=work.bytes * (1 + 2 * wide))
+        parts.append((weight, work))
     whole = total(part for _, part in parts)
     if form is None or not form.activations:
         return whole
@@ -174,11 +209,12 @@ def weights_of(
         param_specs(spec, dtype, form), is_leaf=is_param_spec
     )
     for path, leaf in leaves:
-        yield Weight(getattr(path[-1], "key", None) or path[-1].name, path[0].key, leaf)
+        *_, parameter = (key.key for key in path if hasattr(key, "key"))
+        yield Weight(getattr(path[-1], "name", parameter), path[0].key, leaf, parameter)
 
 
 def _of_weight(weight: Weight, spec: ModelSpec, case: Case, mesh: MeshSpec) -> Work:
-    name, part, param = weight
+    name, part, param, _ = weight
     share = 1 / _shards(param, mesh)
     size = param.nbytes * share
     elements = math.prod(param.shape) * share

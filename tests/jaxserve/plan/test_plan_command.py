@@ -231,8 +231,8 @@ def test_a_config_that_is_not_understood(
     assert code == 2 and problem in err and err.count("\n") == 1
 
 
-def test_without_a_compiler(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_without_a_compiler_it_counts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Whichever compilers there are here: jax says so when there is none."""
 
@@ -240,8 +240,13 @@ def test_without_a_compiler(
         raise RuntimeError("TPU support not installed.\nSee the manual.")
 
     monkeypatch.setattr("jaxserve.sharding.aot_devices.topologies.get_topology_desc", missing)
-    code, _, err = plan(capsys, "--model", "llama3.1-8b", "--topology", "v5e:2x2")
-    assert code == 2 and "pip install '.[compilers]'" in err and err.count("\n") == 1
+    flags = ("--model", "llama3.1-8b", "--topology", "v5e:2x2")
+    code, out, err = plan(capsys, *flags)
+    assert code == 0 and err.startswith("counted only: ") and err.count("\n") == 1
+    assert "pip install '.[compilers]'" in err
+    assert (code, out) == plan(capsys, *flags, "--no-compile")[:2]
+    code, out, err = plan(capsys, *flags, "--out", str(tmp_path / "bundle"))
+    assert code == 2 and out == "" and "pip install '.[compilers]'" in err
 
 
 def test_more_context_than_pages(capsys: pytest.CaptureFixture[str]) -> None:

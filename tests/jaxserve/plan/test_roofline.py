@@ -170,7 +170,7 @@ def test_lanes_repeat_the_work() -> None:
 def test_experts_that_are_hit() -> None:
     """One token hits 2 of 8 experts, two tokens 3.5, many all; every token computes 2."""
     spec = SimpleNamespace(mixture=SimpleNamespace(experts=8, taken=2))
-    weight = Weight("gate_up", "layers", ParamSpec("EDCF", (8, 32, 2, 48), BF16))
+    weight = Weight("gate_up", "layers", ParamSpec("EDCF", (8, 32, 2, 48), BF16), "gate_up")
     one = 32 * 2 * 48
 
     def of(tokens: int, mesh: MeshSpec) -> Work:

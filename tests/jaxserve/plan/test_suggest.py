@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def test_a_large_model_has_one_way(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_quantized_weights_are_tried_too(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without --weights, half and a quarter of the bytes are tried, which bound the times."""
+    """With --allow-quantized half and a quarter of the bytes are tried, which bound the times."""
     flags = (
         "--model",
         "llama3.1-70b",
@@ -55,7 +56,8 @@ def test_quantized_weights_are_tried_too(capsys: pytest.CaptureFixture[str]) -> 
         "--prefer",
         "latency",
     )
-    found = suggest(capsys, *flags)
+    assert {choice["weights"] for choice in suggest(capsys, *flags)} == {"bfloat16"}
+    found = suggest(capsys, *flags, "--allow-quantized")
     tpot = {
         choice["weights"]: choice["tpot"]
         for choice in found
@@ -77,7 +79,9 @@ def test_pages_of_8_bits_are_tried_too(capsys: pytest.CaptureFixture[str]) -> No
         "--max-batch",
         "512",
     )
-    tokens = {choice["kv"]: choice["tokens_per_lane"] for choice in suggest(capsys, *flags)}
+    assert {choice["kv"] for choice in suggest(capsys, *flags)} == {"bfloat16"}
+    found = suggest(capsys, *flags, "--allow-quantized")
+    tokens = {choice["kv"]: choice["tokens_per_lane"] for choice in found}
     assert tokens["int8"] / tokens["bfloat16"] == pytest.approx(256 / 132, rel=0.01)
     assert {choice["kv"] for choice in suggest(capsys, *flags, "--kv", "fp8")} == {"fp8"}
 
@@ -93,6 +97,44 @@ def test_latency_splits_the_model_and_throughput_the_rows(
     assert busy[0]["mesh"]["data"] == 8 and {choice["weights"] for choice in busy} == {"bfloat16"}
     rates = [choice["tokens_per_second"] for choice in busy]
     assert rates == sorted(rates, reverse=True)
+
+
+def test_a_form_without_a_kernel_pays_for_its_copies(capsys: pytest.CaptureFixture[str]) -> None:
+    """An H200 has a kernel for experts in int8, and none for int4 in groups of 128."""
+    flags = ("--model", "qwen3-30b-a3b", "--topology", "h200x2", "--allow-quantized")
+    found = suggest(capsys, *flags)
+    copied = {choice["weights"] for choice in found if "experts" in choice["reference"]}
+    assert copied == {"int4-g128"} and found[0]["weights"] == "int8"
+    of_experts = {
+        choice["weights"]: choice["tpot"]
+        for choice in found
+        if choice["mesh"]["tensor"] == 1 and choice["kv"] == "int8"
+    }
+    # A quarter of a byte per number is read, and two of a copy are written and read.
+    assert of_experts["int4-g128"] > of_experts["bfloat16"] > of_experts["int8"]
+
+
+def test_a_table_of_eight_rows_and_eighty_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jaxserve.plan.program.WIDTH", 80)
+    flags = ["qwen3-30b-a3b", "--topology", "h200x2", "--suggest", "--no-compile", "--price", "4"]
+    flags += ["--allow-quantized"]
+    assert main(flags) == 0
+    out, err = capsys.readouterr()
+    rows = re.findall(r"^ *\dx\dx\d .*$", out, re.M)
+    assert len(rows) == 8 and all(len(line) <= 80 for line in out.splitlines()) and not err
+    assert "\u2026" not in out and "more with --all." in out
+    assert main([*flags, "--all"]) == 0
+    out = capsys.readouterr().out
+    assert len(re.findall(r"^ *\dx\dx\d .*$", out, re.M)) == 18
+    assert "experts: no kernel of this chip takes them" in out
+
+
+def test_flags_of_a_ranking_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag in ("--all", "--allow-quantized"):
+        assert main(["llama3.1-8b", "--topology", "h200", "--no-compile", flag]) == 2
+        assert f"{flag} is for --suggest" in capsys.readouterr().err
 
 
 def test_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,7 +168,7 @@ def test_without_compilers_the_first_ranking_stays(
     monkeypatch.setattr("jaxserve.sharding.aot_devices.topologies.get_topology_desc", missing)
     assert main(("--model", "llama3.1-8b", "--topology", "v6e:2x2", "--suggest")) == 0
     out, err = capsys.readouterr()
-    assert "1 x 1 x 4" in out and "counted" in out
+    assert "1x1x4" in out and re.search(r"^ *1x1x4 .* compiled", out, re.M) is None
     assert "pip install '.[compilers]'" in err and err.count("\n") == 1
 
 
