@@ -24,8 +24,7 @@ def new_folder(source: Path, target: Path) -> Iterator[Path]:
     CheckpointError when `target` exists, lies in `source`, or cannot be written.
     """
     unfinished = target.with_name(target.name + UNFINISHED)
-    if target.exists():
-        raise CheckpointError(f"{target} is there already; name another folder, or remove it")
+    check_target(target)
     if source.resolve() in target.resolve().parents:
         raise CheckpointError(
             f"{target} is in {source}, whose files are copied; name a folder elsewhere"
@@ -47,6 +46,12 @@ def new_folder(source: Path, target: Path) -> Iterator[Path]:
         if isinstance(error, OSError):
             raise CheckpointError(f"{unfinished} cannot be written ({error})") from error
         raise
+
+
+def check_target(target: Path) -> None:
+    """Raise CheckpointError if the folder to be written exists."""
+    if target.exists():
+        raise CheckpointError(f"{target} is there already; name another folder, or remove it")
 
 
 def copy_other_files(source: Path, folder: Path) -> None:

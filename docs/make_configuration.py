@@ -49,7 +49,7 @@ HUB_VARIABLES = {
     "HF_HOME": "folder of the hub's programs; models that were fetched lie in its `hub`",
     "HF_HUB_DISABLE_XET": "1: fetch files over plain HTTP, without Xet",
     "HF_HUB_OFFLINE": "1: take models from the hub's cache alone",
-    "HF_TOKEN": "token for models that are gated or private; it is sent to `HF_ENDPOINT` alone",
+    "HF_TOKEN": "token for models that are gated or private; it is sent to `HF_ENDPOINT`",
 }
 
 

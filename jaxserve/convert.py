@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxserve.checkpoints.errors import CheckpointError
+from jaxserve.checkpoints.hub.names import model_of_flag
+from jaxserve.checkpoints.new_folder import check_target
 from jaxserve.cli.checks import found_model
 from jaxserve.cli.exits import exit_code
 from jaxserve.cli.parser import Parser
@@ -31,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "source",
         metavar="SRC",
-        type=Path,
+        type=model_of_flag,
         help="the folder to convert, or org/name[@revision] of the hub",
     )
     p.add_argument(
@@ -52,11 +54,14 @@ def parser() -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Check the arguments, then import jax and convert; return the exit code."""
-    source = found_model(args.source)
+    if args.to == "hf" and not isinstance(args.source, Path):
+        raise CheckpointError(f"{args.source}: models of the hub are in that layout (--to hf)")
+    check_target(args.target)
     check_form(args.weights)
     if args.to == "hf" and args.weights != AS_STORED:
         problem = "--to hf writes no quantized weights (leave it out)"
         raise CheckpointError(flag_text("--weights", args.weights, problem))
+    source = found_model(args.source)
     from jaxserve.loading.convert import convert
 
     convert(source, args.target, args.to, args.weights)

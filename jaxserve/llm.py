@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from rich.console import Console
 
 from jaxserve.chat import Chat, Message, Rendered
-from jaxserve.checkpoints.hub.names import display_name
+from jaxserve.checkpoints.hub.names import Given, display_name
 from jaxserve.compilation_cache import cache_of_llm, compiled_steps_kept
 from jaxserve.completion import Completion, Delta
 from jaxserve.config import EngineOptions, check_draft_model
@@ -38,7 +38,7 @@ from jaxserve.llm_arguments import (
 from jaxserve.llm_folder import model_of_llm
 from jaxserve.loading.draft import load_draft
 from jaxserve.loading.folder import Model, load
-from jaxserve.loading.model_folder import model_folder
+from jaxserve.loading.model_folder import check_architecture, model_folder
 from jaxserve.names_elsewhere import LLM_ATTRIBUTES, explains_names
 from jaxserve.progress import Bar
 from jaxserve.prompts import Prepared, Prompt, Prompts, is_conversation
@@ -113,7 +113,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | Path,
+        model: Given,
         *,
         dtype: DTypeLike = "auto",
         weights: str = "auto",
@@ -127,7 +127,7 @@ class LLM:
         chat_template: str | Path | None = None,
         tool_parser: str = "auto",
         reasoning_parser: str = "auto",
-        draft_model: str | Path | None = None,
+        draft_model: Given | None = None,
         grammar_bounds: Bounds = DEFAULT_BOUNDS,
         compilation_cache: str | Path | None = "auto",
         progress: bool = True,
@@ -143,6 +143,8 @@ class LLM:
         self._progress = progress
         self._on_compile = on_compile
         with self._bar("downloading", in_bytes=True) as bar:
+            if draft_model:
+                check_architecture(draft_model)  # before the larger model is fetched
             folder, tensors = model_of_llm(model, spread, dtype_name(dtype), weights, bar.update)
             draft_folder = model_folder(draft_model, bar.update) if draft_model else None
         with compiled_steps_kept(self._cache):

@@ -7,21 +7,20 @@ from pathlib import Path
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxserve.checkpoints.hub.names import display_name
+from jaxserve.checkpoints.hub.names import Given, display_name
 from jaxserve.engine.device.lowering import abstract_params
 from jaxserve.engine.device.memory import bytes_per_device, device_limit
 from jaxserve.errors import MemoryLimitError
 from jaxserve.loading.model_folder import Report, model_folder, remote_model
 from jaxserve.loading.parameters import DTYPES
 from jaxserve.models.families.weight_table import Stored
-from jaxserve.models.precision import AS_STORED
 from jaxserve.models.quant import parse_scheme
 from jaxserve.models.spec import ModelSpec
 from jaxserve.sharding.mesh import spans_hosts
 
 
 def model_of_llm(
-    given: str | Path, mesh: Mesh, dtype: str, weights: str, report: Report
+    given: Given, mesh: Mesh, dtype: str, weights: str, report: Report
 ) -> tuple[Path, Mapping[str, Stored] | None]:
     """Return the folder of a model, and its weights where they are read from the hub.
 
@@ -35,12 +34,9 @@ def model_of_llm(
     return model_folder(given, report, check), None
 
 
-def _check_fits(
-    name: str, mesh: Mesh, dtype: str, weights: str, spec: ModelSpec, stored: str | None
-) -> None:
-    asked = stored if dtype == AS_STORED else dtype
-    # What is stored in half precision, or does not say how, takes at least that of bfloat16.
-    kept = jnp.dtype(DTYPES.get(asked or "", DTYPES["bfloat16"]))
+def _check_fits(name: str, mesh: Mesh, dtype: str, weights: str, spec: ModelSpec) -> None:
+    # What "auto" means the tensors decide; it is never less than bfloat16.
+    kept = jnp.dtype(DTYPES.get(dtype, DTYPES["bfloat16"]))
     held = spec.on(mesh.shape["tensor"])
     needed = bytes_per_device(abstract_params(held, kept, mesh, parse_scheme(weights)))
     limit = device_limit(mesh)

@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from jaxserve.cli.checks import check_engine_flags, check_engine_paths, check_file
+from jaxserve.cli.checks import check_engine_flags, check_file, resolve_models
 from jaxserve.cli.exits import exit_code
 from jaxserve.cluster.hosts import Hosts, leave
 from jaxserve.config.option import flag_of
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     if args.bundle is None:  # it decides what the flags leave open
         check_engine_flags(args)
     if hosts.alone:
-        check_engine_paths(args)
+        resolve_models(args)
         for name in FILES:
             check_file(flag_of(name), getattr(args, name))
     from jaxserve.server.program import run as serve

@@ -66,6 +66,7 @@ class Faults:
     swapped: dict[str, bytes] = field(default_factory=dict)
     ignores_ranges: bool = False
     told_commit: str = ""  # instead of the right one, by `resolve`
+    xet: str = ""  # address of Xet's server, where large files are said to lie there
 
 
 class FakeHub:
@@ -109,7 +110,8 @@ class FakeHub:
     @contextmanager
     def running(self) -> Iterator["FakeHub"]:
         threads = [
-            threading.Thread(target=server.serve_forever, args=(0.01,)) for server in self._servers
+            threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+            for server in self._servers
         ]
         for thread in threads:
             thread.start()
@@ -165,7 +167,7 @@ class _Answer:
         for pattern, method in (
             (r"/api/models", self.search),
             (r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", self.info),
-            (r"/api/models/([^/]+/[^/]+)/tree/([^/]+)", self.tree),
+            (r"/api/models/([^/]+/[^/]+)/xet-read-token/([^/]+)", self.xet_token),
             (r"/api/models/([^/]+/[^/]+)/refs", self.refs),
             (r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", self.resolve),
         ):
@@ -189,12 +191,19 @@ class _Answer:
     def info(self, name: str, revision: str | None) -> None:
         repo = self.allowed(name, revision or "main")
         if repo:
-            self.send_json({"id": name, "sha": self.commit(repo, revision or "main")})
+            siblings = [_sibling(path, content) for path, content in repo.files.items()]
+            sha = self.commit(repo, revision or "main")
+            self.send_json({"id": name, "sha": sha, "siblings": siblings})
 
-    def tree(self, name: str, revision: str) -> None:
-        repo = self.allowed(name, revision)
-        if repo:
-            self.send_json([_entry(path, content) for path, content in repo.files.items()])
+    def xet_token(self, name: str, revision: str) -> None:
+        self.send(
+            200,
+            {
+                "X-Xet-Cas-Url": self.hub.faults.xet,
+                "X-Xet-Access-Token": "token",
+                "X-Xet-Token-Expiration": str(2**33),
+            },
+        )
 
     def refs(self, name: str) -> None:
         repo = self.allowed(name, "main")
@@ -217,6 +226,9 @@ class _Answer:
         if not path.endswith(LARGE):
             return self.send_range(path, content, headers | {"ETag": f'"{_blob_id(content)}"'})
         linked = {"X-Linked-Etag": f'"{_sha256(content)}"', "X-Linked-Size": str(len(content))}
+        if self.hub.faults.xet:
+            route = f"{self.hub.endpoint}/api/models/{name}/xet-read-token/{revision}"
+            linked |= {"X-Xet-Hash": "ab" * 32, "X-Xet-Refresh-Route": route}
         location = f"{self.hub.cdn}/{_sha256(content)}/{path}?signature=1"
         return self.send(302, headers | linked | {"Location": location})
 
@@ -289,15 +301,14 @@ class _Answer:
         handler.close_connection = handler.close_connection or cut is not None
 
 
-def _entry(path: str, content: bytes) -> dict[str, Any]:
+def _sibling(path: str, content: bytes) -> dict[str, Any]:
     entry: dict[str, Any] = {
-        "type": "file",
-        "path": path,
+        "rfilename": path,
         "size": len(content),
-        "oid": _blob_id(content),
+        "blobId": _blob_id(content),
     }
     if path.endswith(LARGE):
-        entry["lfs"] = {"oid": _sha256(content), "size": len(content), "pointerSize": 130}
+        entry["lfs"] = {"sha256": _sha256(content), "size": len(content), "pointerSize": 130}
     return entry
 
 

@@ -137,6 +137,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.loading.parameters",
         "jaxserve.loading.spec",
         "jaxserve.errors",
+        "jaxserve.progress",
         "sharding",
     ),
     "jaxserve.loading.model_folder": (
@@ -190,6 +191,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.llm_arguments": ("jaxserve", "sharding.mesh"),
     "jaxserve.generate": (
         "jaxserve",
+        "checkpoints.errors",
         "checkpoints.hub.names",
         "sharding.mesh",
         "sharding.params",

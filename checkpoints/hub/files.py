@@ -1,26 +1,30 @@
 """Fetches the files of a model that are needed to run it: never code, never pickles."""
 
 import hashlib
+import logging
 import re
 import shutil
+import threading
+import time
 from collections.abc import Collection, Iterable
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 from huggingface_hub import constants
-from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.utils._xet import abort_xet_session
 
 from jaxserve.checkpoints.errors import CheckpointError
 from jaxserve.checkpoints.hf import INDEX, MODULES, SINGLE_FILE, read_weight_map
 from jaxserve.checkpoints.hub.errors import hub_errors
-from jaxserve.checkpoints.hub.lookup import CONFIG, Snapshot, download, listed
+from jaxserve.checkpoints.hub.lookup import CONFIG, OWN, HubFile, Snapshot, download
 from jaxserve.checkpoints.hub.watched import Progress, Report, unwatched, watched
 
+TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 # Files beside the weights, as far as a checkpoint has them.
 SMALL_FILES = frozenset(
     {
-        *(CONFIG, "generation_config.json"),
-        *("tokenizer.json", "tokenizer.model", "tokenizer_config.json"),
+        *(CONFIG, "generation_config.json", *TOKENIZERS, "tokenizer_config.json"),
         *("special_tokens_map.json", "added_tokens.json"),
         *("chat_template.jinja", "chat_template.json"),
         *(MODULES, "sentence_bert_config.json"),
@@ -28,32 +32,40 @@ SMALL_FILES = frozenset(
 )
 # Configurations of sentence-transformers' modules.
 MODULE_CONFIG = re.compile(r"\d+_\w+/config\.json")
-WEIGHTS = re.compile(r"[^/]+\.safetensors")
+SAFETENSORS = ".safetensors"
 AT_ONCE = 8  # downloads
 SHOWN = 5  # names in an error
+ABANDONED = 3600.0  # seconds after which nobody writes on a part of a file
+LAST_PARTS = 2.0  # seconds for other downloads to end after one has failed
+log = logging.getLogger(__name__)
 
 
 def fetch(snapshot: Snapshot, report: Report, weights: bool = True) -> Path:
     """Fetch the files of a model that the cache lacks, and return their folder.
 
     Files are kept as soon as they are whole, so that a download which was interrupted goes on with
-    those that are missing. The sha256 of a weight file is compared with the hub's. Where the hub
-    cannot be asked, the folder is returned as the cache has it.
+    those that are missing. The sha256 of every large file that is fetched is compared with the
+    hub's.
 
-    report: called with bytes done, bytes in total, and the file's name, from several threads.
-    weights: False leaves them out, for a host that reads its part of them. CheckpointError in one
-    line: there are no safetensors, a file is damaged, the disk is full, or the hub fails.
+    report: called with bytes done, bytes in total, and what is done, from several threads, never
+    two at once. weights: False leaves them out, for a host that reads its part of them.
+    CheckpointError in one line: there are no safetensors or no tokenizer, a file is damaged, the
+    disk is full, or the hub fails.
     """
-    files = listed(snapshot)
+    files = snapshot.files
     if files is None:
-        return snapshot.folder
+        return _as_cached(snapshot, weights)
     wanted = set(small_files(files))
     if weights:
         wanted.update(weight_files(snapshot, files))
-    missing = [files[path] for path in sorted(wanted) if not (snapshot.folder / path).exists()]
-    _check_disk(snapshot, missing)
-    with hub_errors(snapshot.model):
-        _fetch_all(snapshot, missing, report)
+    if not wanted.intersection(TOKENIZERS):
+        raise CheckpointError(f"{snapshot.model}: has neither {' nor '.join(TOKENIZERS)}")
+    work = [files[path] for path in sorted(wanted) if _is_unfinished(snapshot, files[path])]
+    if work:
+        _check_disk(snapshot, work)
+        _remove_abandoned(snapshot)
+        with hub_errors(snapshot.model):
+            _fetch_all(snapshot, work, report)
     return snapshot.folder
 
 
@@ -63,16 +75,16 @@ def small_files(paths: Iterable[str]) -> list[str]:
 
 
 def weight_files(snapshot: Snapshot, paths: Collection[str]) -> list[str]:
-    """Return the paths of the weights: those that HFCheckpoint.open would read.
+    """Return the paths of the weights, those that HFCheckpoint.open would read, and of their index.
 
     The index is fetched where there is one. CheckpointError if the model has no safetensors, or its
-    index names others.
+    index names files that it does not have, or that are none.
     """
     if SINGLE_FILE in paths:
         return [SINGLE_FILE]
     if INDEX in paths:
         return [INDEX, *_indexed(snapshot, paths)]
-    found = [path for path in paths if WEIGHTS.fullmatch(path)]
+    found = [path for path in paths if path.endswith(SAFETENSORS) and "/" not in path]
     if not found:
         others = sorted(path for path in paths if not path.startswith("."))
         raise CheckpointError(
@@ -87,14 +99,53 @@ def _indexed(snapshot: Snapshot, paths: Collection[str]) -> list[str]:
     with hub_errors(model):
         index = download(model, INDEX, unwatched())
     named = sorted(set(read_weight_map(index).values()))
-    lost = [path for path in named if path not in paths]
-    if lost:
-        raise CheckpointError(f"{model}: its {INDEX} names {lost[0]!r}, which it does not have")
+    for path in named:
+        if not path.endswith(SAFETENSORS):
+            raise CheckpointError(f"{model}: its {INDEX} names {path!r}, no safetensors file")
+        if path not in paths:
+            raise CheckpointError(f"{model}: its {INDEX} names {path!r}, which it does not have")
     return named
 
 
-def _check_disk(snapshot: Snapshot, missing: Iterable[RepoFile]) -> None:
-    needed = sum(file.size for file in missing)
+def _as_cached(snapshot: Snapshot, weights: bool) -> Path:
+    """Return the folder as another program has filled it; CheckpointError if it is not whole."""
+    folder = snapshot.folder
+    if weights and not (folder / SINGLE_FILE).exists():
+        shards = [path.name for path in folder.glob(f"*{SAFETENSORS}")]
+        if (folder / INDEX).exists():
+            shards = list(read_weight_map(folder / INDEX).values())
+        weights = not shards or not all((folder / shard).exists() for shard in shards)
+    else:
+        weights = False
+    if weights or not any((folder / name).exists() for name in TOKENIZERS):
+        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub does not answer"
+        raise CheckpointError(
+            f"{snapshot.model}: {folder} does not have all of its files, and {why}"
+        )
+    return folder
+
+
+# ---- before the download
+
+
+def _is_unfinished(snapshot: Snapshot, file: HubFile) -> bool:
+    """Return whether a file is still to be fetched, or to be checked."""
+    return not (snapshot.folder / file.path).exists() or _unchecked(snapshot, file).exists()
+
+
+def _unchecked(snapshot: Snapshot, file: HubFile) -> Path:
+    """Return the mark of a file whose sha256 was not compared when the program ended."""
+    return snapshot.cache / OWN / f"{file.content}.unchecked"
+
+
+def _blob(snapshot: Snapshot, file: HubFile) -> Path:
+    """Return where the cache has a content, whichever commits and paths have it."""
+    return snapshot.cache / "blobs" / file.content
+
+
+def _check_disk(snapshot: Snapshot, work: Iterable[HubFile]) -> None:
+    needed = sum(file.size for file in work if not _blob(snapshot, file).exists())
+    log.info("%s: fetching %.1f GB into %s", snapshot.model, needed / 1e9, snapshot.cache)
     free = shutil.disk_usage(snapshot.folder).free
     if needed > free:
         raise CheckpointError(
@@ -104,36 +155,86 @@ def _check_disk(snapshot: Snapshot, missing: Iterable[RepoFile]) -> None:
         )
 
 
-def _fetch_all(snapshot: Snapshot, files: Collection[RepoFile], report: Report) -> None:
-    progress = Progress(sum(file.size for file in files), report)
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        try:
-            work = [pool.submit(_fetch, snapshot, file, progress) for file in files]
-            for done in as_completed(work):
-                done.result()
-        except BaseException:  # Ctrl-C as well: leaving the pool waits for its threads
-            progress.stop()
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+def _remove_abandoned(snapshot: Snapshot) -> None:
+    """Remove parts of files that ended processes left: huggingface_hub never goes on with them."""
+    for path in (snapshot.cache / "blobs").glob("*.incomplete"):
+        with suppress(OSError):
+            if path.stat().st_mtime < time.time() - ABANDONED:
+                path.unlink()
 
 
-def _fetch(snapshot: Snapshot, file: RepoFile, progress: Progress) -> None:
+# ---- the download
+
+
+def _fetch_all(snapshot: Snapshot, work: Collection[HubFile], report: Report) -> None:
+    """Fetch files at the same time; the first error, or Ctrl-C, gives the others up.
+
+    Its threads end with their next part, or with the process: nobody waits for them for long.
+    """
+    missing = sum(file.size for file in work if not _blob(snapshot, file).exists())
+    progress = Progress(missing, report)
+    waiting: SimpleQueue[HubFile] = SimpleQueue()
+    results: SimpleQueue[BaseException | None] = SimpleQueue()
+    for file in work:
+        waiting.put(file)
+
+    def run() -> None:
+        with suppress(Empty):
+            while True:
+                file = waiting.get_nowait()
+                try:
+                    progress.check()
+                    _fetch(snapshot, file, progress)
+                    results.put(None)
+                except BaseException as error:
+                    results.put(error)
+
+    threads = [threading.Thread(target=run, daemon=True) for _ in range(min(AT_ONCE, len(work)))]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in work:
+            error = results.get()
+            if error:
+                raise error
+    except BaseException as error:
+        progress.stop()
+        abort_xet_session()  # its threads do not see that they are stopped
+        if isinstance(error, Exception):
+            _join(threads, LAST_PARTS)
+        raise
+    _join(threads, None)
+
+
+def _join(threads: Iterable[threading.Thread], seconds: float | None) -> None:
+    """Wait for the end of threads, for so long at most."""
+    until = None if seconds is None else time.monotonic() + seconds
+    for thread in threads:
+        thread.join(until and max(0.0, until - time.monotonic()))
+
+
+def _fetch(snapshot: Snapshot, file: HubFile, progress: Progress) -> None:
+    mark = _unchecked(snapshot, file)
+    if file.sha256 and not _blob(snapshot, file).exists():
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
     path = download(snapshot.model, file.path, watched(file.path, progress))
-    if file.lfs:
+    if mark.exists():
+        progress.add(0, f"sha256 of {file.path}")
         _check_hash(snapshot, file, path)
+        mark.unlink(missing_ok=True)
 
 
-def _check_hash(snapshot: Snapshot, file: RepoFile, path: Path) -> None:
+def _check_hash(snapshot: Snapshot, file: HubFile, path: Path) -> None:
     """Raise CheckpointError, and remove the file, if its sha256 is not the one that was listed."""
-    assert file.lfs is not None
     with path.open("rb") as opened:
         found = hashlib.file_digest(opened, "sha256").hexdigest()
-    if found == file.lfs.sha256:
+    if found == file.sha256:
         return
     path.resolve().unlink()  # the blob, which the path links to
     path.unlink(missing_ok=True)
     raise CheckpointError(
         f"{snapshot.model}: {file.path} has come with the sha256 {found} instead of "
-        f"{file.lfs.sha256}; it is removed: fetch it again, and check what lies between here and "
+        f"{file.sha256}; it is removed: fetch it again, and check what lies between here and "
         f"{constants.ENDPOINT}"
     )

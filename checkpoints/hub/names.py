@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
-NAME = re.compile(rf"(?P<repo>{PART}/{PART})(@(?P<revision>\S+))?")
+NAME = re.compile(
+    rf"(https://(huggingface\.co|hf\.co)/|hf://)?(?P<repo>{PART}/{PART})"
+    r"((@|/tree/)(?P<revision>\S+))?"
+)
+COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
@@ -22,16 +26,36 @@ class HubModel:
     def __str__(self) -> str:
         return f"{self.repo}@{self.revision}" if self.revision else self.repo
 
+    @property
+    def commit(self) -> str | None:
+        """The revision, if it is a commit."""
+        is_commit = self.revision and COMMIT.fullmatch(self.revision)
+        return self.revision if is_commit else None
 
-def hub_model(given: str | Path) -> HubModel | None:
-    """Return the model of the hub that is meant; None for a path that exists, or another text."""
-    found = NAME.fullmatch(str(given))
-    if found is None or os.path.exists(given):
+
+Given = str | Path | HubModel  # a model, as a program or a flag names it
+
+
+def hub_model(given: Given) -> HubModel | None:
+    """Return the model of the hub that is meant; None for a path, and for a text of another form.
+
+    A Path is never a name; a text is none where such a path exists. The address of a model's page
+    is taken for its name.
+    """
+    if not isinstance(given, str):
+        return given if isinstance(given, HubModel) else None
+    found = NAME.fullmatch(given)
+    if found is None or os.path.lexists(given):
         return None
     return HubModel(found["repo"], found["revision"])
 
 
-def display_name(given: str | Path) -> str:
+def model_of_flag(text: str) -> Path | HubModel:
+    """Return the model that a flag names: of the hub, or the path of a folder."""
+    return hub_model(text) or Path(text).expanduser()
+
+
+def display_name(given: Given) -> str:
     """Return the name by which a model is known: org/name, or the name of its folder."""
     model = hub_model(given)
-    return model.repo if model else Path(given).resolve().name
+    return model.repo if model else Path(str(given)).resolve().name

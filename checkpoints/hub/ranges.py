@@ -19,14 +19,13 @@ from typing import Any, Final
 import httpx2
 import numpy as np
 from huggingface_hub import constants, hf_hub_url
-from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff
 
 from jaxserve.checkpoints.errors import CheckpointError
 from jaxserve.checkpoints.hf import join_shards
 from jaxserve.checkpoints.hub.errors import hub_errors
 from jaxserve.checkpoints.hub.files import weight_files
-from jaxserve.checkpoints.hub.lookup import Snapshot, listed
+from jaxserve.checkpoints.hub.lookup import HubFile, Snapshot
 from jaxserve.checkpoints.safetensors_reader import SafetensorsFile, Shard, parse_json_object
 
 HEADER_GUESS: Final = 2**18  # bytes of a file's start that are read at first
@@ -44,7 +43,7 @@ def remote_tensors(snapshot: Snapshot) -> dict[str, Any]:
     of a file cannot be checked by its parts; commit, content and size are checked with each range.
     CheckpointError in one line: the hub cannot be asked, or a file is not what it listed.
     """
-    files = listed(snapshot)
+    files = snapshot.files
     if files is None:
         raise CheckpointError(
             f"{snapshot.model}: several hosts read their parts of the weights from "
@@ -63,7 +62,7 @@ class RemoteSafetensors(Shard):
     Opening reads the header, which is checked as that of a file on the disk, and the small tensors.
     """
 
-    def __init__(self, snapshot: Snapshot, file: RepoFile, kept: "_Kept"):
+    def __init__(self, snapshot: Snapshot, file: HubFile, kept: "_Kept"):
         self.path = Path(snapshot.model.repo, file.path)
         self._file = _RemoteFile(snapshot, file)
         header = self._header()
@@ -215,12 +214,7 @@ class _RemoteFile:
     """A file of a commit on the hub, read by ranges."""
 
     snapshot: Snapshot
-    file: RepoFile
-
-    @property
-    def content(self) -> str:
-        """The ETag that the hub gives this content."""
-        return self.file.lfs.sha256 if self.file.lfs else self.file.blob_id
+    file: HubFile
 
     @property
     def size(self) -> int:
@@ -288,8 +282,8 @@ class _RemoteFile:
             problem = f"as {answer.headers.get('Content-Range')}"
         elif commits != {model.revision}:
             problem = f"of the commits {sorted(map(str, commits))}"
-        elif found != {self.content}:
-            problem = f"of other content, {', '.join(sorted(found))} instead of {self.content}"
+        elif found != {self.file.content}:
+            problem = f"of other content, {', '.join(sorted(found))} instead of {self.file.content}"
         if problem:
             raise CheckpointError(
                 f"{model}: {self.file.path}: {wanted} has come {problem} (fetch the model into a "

@@ -8,7 +8,7 @@ Report = Callable[[int, int, str], None]  # bytes done, bytes in total, what
 
 
 class StoppedError(Exception):
-    """Raised in a thread that downloads, since another has failed."""
+    """Raised in a thread that downloads, since the others are given up."""
 
 
 class Progress:
@@ -25,35 +25,43 @@ class Progress:
         self._stopped = False
 
     def add(self, size: float, what: str) -> None:
-        """Count bytes of one file. Raises StoppedError after `stop`."""
-        if self._stopped:
-            raise StoppedError
+        """Count bytes of one file, if they still matter."""
         with self._lock:
+            if self._stopped:
+                return
             self._done += int(size)
             self._report(min(self._done, self._total), self._total, what)
 
     def stop(self) -> None:
-        """End all downloads with their next part."""
-        self._stopped = True
+        """Give all downloads up."""
+        with self._lock:
+            self._stopped = True
+
+    def check(self) -> None:
+        """Raise StoppedError after `stop`."""
+        if self._stopped:
+            raise StoppedError
 
 
 def watched(file: str, progress: Progress) -> Any:
-    """Return a class for `tqdm_class` that counts the bytes of a file."""
-    return _bar(lambda size: progress.add(size, file))
+    """Return a class for `tqdm_class` that counts the bytes of a file, and ends it after `stop`."""
+    return _bar(lambda size: progress.add(size, file), progress.check)
 
 
 def unwatched() -> Any:
     """Return a class for `tqdm_class` that shows nothing."""
-    return _bar(lambda size: None)
+    return _bar(lambda size: None, lambda: None)
 
 
-def _bar(told: Callable[[float], None]) -> Any:
+def _bar(told: Callable[[float], None], check: Callable[[], None]) -> Any:
     class Bar:
         """The part of tqdm's interface that huggingface_hub uses for one file."""
 
         def __init__(self, *_: Any, total: float | None = None, **__: Any):
+            check()
             self.n = 0.0
             self.total = total
+            self._thread = threading.get_ident()
 
         def __enter__(self) -> Self:
             return self
@@ -64,6 +72,9 @@ def _bar(told: Callable[[float], None]) -> Any:
         def update(self, size: float | None = 1) -> None:
             self.n += size or 0
             told(size or 0)
+            # Xet calls from a thread of its own, which prints an exception and goes on.
+            if threading.get_ident() == self._thread:
+                check()
 
         def update_transfer(self, size: float | None = 1) -> None:
             """Ignore bytes as Xet sends them; `update` has those of the file."""

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from jaxserve.bench.flags import PROGRAM, parser
-from jaxserve.cli.checks import check_engine_paths
+from jaxserve.cli.checks import resolve_models
 from jaxserve.cli.exits import exit_code
 from jaxserve.cli.output import prepare_output
 
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
         from jaxserve.bench.serve import bench_serve
 
         return bench_serve(args)
-    check_engine_paths(args)
+    resolve_models(args)
     if args.command == "startup":
         from jaxserve.bench.startup import bench_startup
 

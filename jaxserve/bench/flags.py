@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from jaxserve.checkpoints.hub.names import model_of_flag
 from jaxserve.cli.flags import BUNDLED, engine_flags, model_flag
 from jaxserve.cli.parser import Parser
 from jaxserve.client.flags import credential_flags
@@ -68,7 +69,7 @@ def _target_flags(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--model",
-        type=Path,
+        type=model_of_flag,
         metavar="MODEL",
         help="folder or name of the model for a server that is started (default: "
         f"{BUNDLED.name}, bundled)",

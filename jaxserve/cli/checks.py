@@ -2,13 +2,14 @@
 
 import argparse
 import errno
+import logging
 import os
 import stat
 from pathlib import Path
 
 from jaxserve.cache_folders import check_compilation_cache
 from jaxserve.checkpoints.hf import check_folder
-from jaxserve.checkpoints.hub.names import hub_model
+from jaxserve.checkpoints.hub.names import HubModel
 from jaxserve.cli.flags import draft_model, engine_options
 from jaxserve.config import check_draft_model, check_options
 from jaxserve.config.option import flag_of
@@ -32,11 +33,11 @@ def check_engine_flags(args: argparse.Namespace) -> None:
             raise ConfigError(flag_text(flag_of(axis), size, "it must be at least 1"))
 
 
-def check_engine_paths(args: argparse.Namespace) -> None:
-    """Raise CheckpointError or ConfigError for a folder of these flags that cannot be used.
+def resolve_models(args: argparse.Namespace) -> None:
+    """Check the models and folders of these flags; args.model becomes org/name at its commit.
 
-    A model of the hub is looked up, and gets its commit into its name. Not for a host of a pod: if
-    it ended before it has joined, the others would wait for it.
+    Raises CheckpointError or ConfigError for what cannot be used. Not for a host of a pod: if it
+    ended before it has joined, the others would wait for it.
     """
     args.model = found_model(args.model)
     if args.draft_model:
@@ -45,18 +46,26 @@ def check_engine_paths(args: argparse.Namespace) -> None:
         check_compilation_cache(args.compilation_cache)
 
 
-def found_model(given: Path) -> Path:
-    """Return the folder of a model as it is, and a name of the hub as org/name@commit.
+def found_model(given: Path | HubModel) -> Path | HubModel:
+    """Return the folder of a model as it is, and a model of the hub at its commit.
 
     Raises CheckpointError if there is neither such a folder nor such a model.
     """
-    model = hub_model(given)
-    if model is None:
+    if isinstance(given, Path):
         check_folder(given)
         return given
     from jaxserve.checkpoints.hub.lookup import find  # late: it imports huggingface_hub
 
-    return Path(str(find(model).model))
+    quiet_hub()
+    return find(given).model
+
+
+def quiet_hub() -> None:
+    """Leave it to our own errors and warnings to say what fails on the hub.
+
+    huggingface_hub warns of every retry, with the whole address, signature included.
+    """
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
 
 
 def check_file(flag: str, path: Path | None) -> None:

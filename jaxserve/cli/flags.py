@@ -1,10 +1,12 @@
 """Flags of generate, and those that it shares with the other programs."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from jaxserve.chat.conversation import HINT
+from jaxserve.checkpoints.hub.names import HubModel, model_of_flag
 from jaxserve.cli.field_flags import add_flags, given_options
 from jaxserve.cli.parser import Parser
 from jaxserve.cli.sampling_flags import sampling_flags
@@ -53,7 +55,7 @@ def model_argument(
     parser: argparse.ArgumentParser,
     text: str = "folder or name of the model, which --model can give as well",
     *,
-    kind: type = Path,
+    kind: Callable[[str], object] = model_of_flag,
     default: Path | None = BUNDLED,
     then: str | None = None,
 ) -> None:
@@ -82,7 +84,12 @@ class _ModelArgument(argparse.Action):
     """
 
     def __init__(
-        self, *args: Any, kind: type, unset: object, then: str | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        kind: Callable[[str], object],
+        unset: object,
+        then: str | None = None,
+        **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
         self._kind = kind
@@ -98,7 +105,7 @@ class _ModelArgument(argparse.Action):
     ) -> None:
         given = getattr(namespace, self.dest)
         if given is self._unset:
-            setattr(namespace, self.dest, self._kind(values))
+            setattr(namespace, self.dest, self._kind(str(values)))
         elif self._then:
             later = getattr(namespace, self._then) or []
             setattr(namespace, self._then, [values, *later])
@@ -109,7 +116,7 @@ class _ModelArgument(argparse.Action):
 def model_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
-        type=Path,
+        type=model_of_flag,
         default=BUNDLED,
         metavar="MODEL",
         help="checkpoint folder, Hugging Face's or Orbax, or org/name[@revision] of a model on the "
@@ -174,7 +181,7 @@ def engine_flags(group: argparse._ArgumentGroup) -> None:
     size_flags(group)
     group.add_argument(
         "--draft-model",
-        type=Path,
+        type=model_of_flag,
         metavar="MODEL",
         help="folder or name of a smaller model with the same tokens, for --speculate draft",
     )
@@ -252,8 +259,8 @@ def engine_options(args: argparse.Namespace) -> EngineOptions:
     return given_options(EngineOptions, args)
 
 
-def draft_model(args: argparse.Namespace) -> Path | None:
-    """Return the folder of the draft model; ConfigError on several hosts."""
+def draft_model(args: argparse.Namespace) -> Path | HubModel | None:
+    """Return the draft model; ConfigError on several hosts."""
     if args.draft_model and (args.hosts or args.pod):
         raise ConfigError(
             flag_text(

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from jaxserve.cluster.bootstrap import Pod
 
 
-def model_of_pod(pod: "Pod", given: Path) -> Path:
-    """Return the model that this host loads: a folder as it was given, or org/name@commit.
+def model_of_pod(pod: "Pod", given: Path | HubModel) -> Path | HubModel:
+    """Return the model that this host loads: a folder as it was given, or one of the hub.
 
     Every host calls it once, after it has joined. Raises ConfigError on a host whose flag is a
     folder or another model where host 0 has one of the hub, or the reverse, since hosts load in
@@ -25,7 +25,7 @@ def model_of_pod(pod: "Pod", given: Path) -> Path:
             f"the leader has {theirs.repo if theirs else 'a folder'} (give all hosts the same)"
         )
         raise ConfigError(flag_text("--model", given, problem))
-    return Path(told) if model else given
+    return theirs or given
 
 
 def _found(model: HubModel) -> HubModel:

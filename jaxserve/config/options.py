@@ -1,7 +1,6 @@
 """The operator's options of an engine, and the tables that they choose from."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 from jaxserve.config.option import UNBOUNDED, flag
@@ -188,7 +187,7 @@ class EngineOptions:
     quantized_matmul: str = field(default="auto", metadata=flag(_kernel("weights in int4 groups")))
 
 
-def check_draft_model(options: EngineOptions, draft_model: str | Path | None) -> None:
+def check_draft_model(options: EngineOptions, draft_model: object) -> None:
     """Raise ConfigError unless a draft model is given exactly when --speculate draft is set."""
     if draft_model and options.speculate != "draft":
         raise ConfigError(

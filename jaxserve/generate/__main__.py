@@ -3,14 +3,17 @@
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 from jaxserve.cli.interrupts import exit_on_interrupt
 
 if __name__ == "__main__":
     exit_on_interrupt()  # before the imports that take seconds
 
-from jaxserve.cli.checks import check_engine_flags, check_engine_paths, check_file
+from jaxserve.checkpoints.errors import CheckpointError
+from jaxserve.cli.checks import check_engine_flags, check_file, resolve_models
 from jaxserve.cli.exits import exit_code
 from jaxserve.cli.flags import check_chat_flags, parser
 from jaxserve.cli.inputs import prompts_of
@@ -18,6 +21,8 @@ from jaxserve.cli.output import prepare_output
 from jaxserve.cli.sampling_flags import sampling_params
 from jaxserve.cluster.hosts import Hosts, leave
 from jaxserve.errors import ConfigError
+
+A_PROMPT = "(if it is a prompt, give it with --prompt)"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,7 +46,8 @@ def run(args: argparse.Namespace) -> int:
     prompts = None
     if hosts.alone:
         check_text_alone(args)
-        check_engine_paths(args)
+        with prompts_explained(args):
+            resolve_models(args)
         check_file("--chat-template", args.chat_template)
         prompts = [] if args.chat else prompts_of(args)
     from jaxserve.generate.program import generate
@@ -52,11 +58,20 @@ def run(args: argparse.Namespace) -> int:
 def check_text_alone(args: argparse.Namespace) -> None:
     """Raise ConfigError where several words alone, which are taken for MODEL, name no folder."""
     words = str(args.model).split()
-    if len(words) < 2 or args.texts or args.prompt or os.path.isdir(args.model):
+    if len(words) < 2 or args.texts or args.prompt or os.path.isdir(str(args.model)):
         return
-    raise ConfigError(
-        f"{args.model}: there is no such folder (if it is a prompt, give it with --prompt)"
-    )
+    raise ConfigError(f"{args.model}: there is no such folder {A_PROMPT}")
+
+
+@contextmanager
+def prompts_explained(args: argparse.Namespace) -> Iterator[None]:
+    """Add to an error about a name of the hub, with no prompt beside it, that it may be one."""
+    try:
+        yield
+    except CheckpointError as error:
+        if isinstance(args.model, Path) or args.texts or args.prompt:
+            raise
+        raise CheckpointError(f"{error} {A_PROMPT}") from error
 
 
 if __name__ == "__main__":

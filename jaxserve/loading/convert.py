@@ -3,25 +3,17 @@
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import jax
 import numpy as np
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 from safetensors.numpy import save_file
 
 from jaxserve.checkpoints.errors import CheckpointError
 from jaxserve.checkpoints.hf import INDEX, SINGLE_FILE
+from jaxserve.checkpoints.hub.names import Given
 from jaxserve.checkpoints.new_folder import copy_other_files, new_folder
 from jaxserve.checkpoints.orbax_store import (
     AS_STORED,
@@ -36,13 +28,14 @@ from jaxserve.loading.export import PublishedTensor, published_tensors
 from jaxserve.loading.model_folder import model_folder
 from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import Checkpoint, open_checkpoint
+from jaxserve.progress import Bar
 from jaxserve.sharding.mesh import MeshSpec
 
 FILE_BYTES: Final = 5 * 10**9  # limit of a .safetensors file, unless one tensor is larger
 Report = Callable[[int, int, str], None]  # bytes done, bytes in total, name of the tensor
 
 
-def convert(source: Path, target: Path, to: str, weights: str) -> None:
+def convert(source: Given, target: Path, to: str, weights: str) -> None:
     """Convert as the flags of the command say, with a bar on a terminal.
 
     source: a folder, or a name of the hub.
@@ -53,32 +46,13 @@ def convert(source: Path, target: Path, to: str, weights: str) -> None:
     # Orbax logs for every layer that it is written without OCDBT.
     logging.getLogger("absl").setLevel(logging.ERROR)
     console = Console(stderr=True, highlight=False)
-    with progress_bar(console) as report:
-        source = model_folder(source, report)
-    with progress_bar(console) as report:
+    with Bar(console, "downloading", in_bytes=True) as bar:
+        folder = model_folder(source, bar.update)
+    with Bar(console, "converting", in_bytes=True) as bar:
         if to == "orbax":
-            to_orbax(source, target, report, weights=weights)
+            to_orbax(folder, target, bar.update, weights=weights)
         else:
-            to_hf(source, target, report)
-
-
-@contextmanager
-def progress_bar(console: Console) -> Iterator[Report]:
-    """Show bytes, speed and remaining time; nothing when the console is no terminal."""
-    with Progress(
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as progress:
-        task = progress.add_task("", total=None)
-        yield lambda done, total, what: progress.update(
-            task, completed=done, total=total, description=what
-        )
+            to_hf(folder, target, bar.update)
 
 
 def to_orbax(

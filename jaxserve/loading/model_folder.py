@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxserve.checkpoints.hf import read_configs
-from jaxserve.checkpoints.hub.names import HubModel, hub_model
+from jaxserve.checkpoints.hub.names import Given, HubModel, hub_model
 from jaxserve.loading.spec import read_spec
 from jaxserve.models.families.weight_table import Stored
 from jaxserve.models.spec import ModelSpec
@@ -14,18 +14,17 @@ if TYPE_CHECKING:
     from jaxserve.checkpoints.hub.lookup import Snapshot
 
 Report = Callable[[int, int, str], None]  # bytes done, bytes in total, name of the file
-Check = Callable[[ModelSpec, str | None], None]  # the architecture, dtype that config.json names
+Check = Callable[[ModelSpec], None]
 
 
-def model_folder(
-    given: str | Path, report: Report, check: Check = lambda spec, dtype: None
-) -> Path:
+def model_folder(given: Given, report: Report, check: Check = lambda spec: None) -> Path:
     """Return the folder of a model; one of the hub is fetched as far as the hub's cache lacks it.
 
     Args:
         given: Path of a folder, or org/name[@revision]. A path that exists comes first.
-        report: Called while files are fetched, by several threads, by one at a time.
-        check: Called with what config.json says, before anything large is fetched. Its errors pass.
+        report: Called while files are fetched, from several threads, never two at once.
+        check: Called with what config.json says, before anything large is fetched. What it raises
+            is passed on.
 
     Raises:
         ModelError: The architecture is not implemented.
@@ -33,14 +32,14 @@ def model_folder(
     """
     model = hub_model(given)
     if model is None:
-        return Path(given)
+        return Path(str(given))
     from jaxserve.checkpoints.hub.files import fetch  # late: it imports huggingface_hub
 
     return fetch(_checked(model, check), report)
 
 
 def remote_model(
-    given: str | Path, report: Report, check: Check = lambda spec, dtype: None
+    given: Given, report: Report, check: Check = lambda spec: None
 ) -> tuple[Path, Mapping[str, Stored] | None]:
     """Return the folder of a model, and its weights if they are to be read from the hub.
 
@@ -49,7 +48,7 @@ def remote_model(
     """
     model = hub_model(given)
     if model is None:
-        return Path(given), None
+        return Path(str(given)), None
     from jaxserve.checkpoints.hub.files import fetch
     from jaxserve.checkpoints.hub.ranges import remote_tensors
 
@@ -63,5 +62,15 @@ def _checked(model: HubModel, check: Check) -> "Snapshot":
     snapshot = find(model)
     config = read_configs(snapshot.folder)["config"]
     _, spec = read_spec(config)
-    check(spec, config.get("dtype") or config.get("torch_dtype"))
+    check(spec)
     return snapshot
+
+
+def check_architecture(given: Given) -> None:
+    """Raise ModelError if a model of the hub has an architecture that is not implemented.
+
+    Its config.json alone is fetched. Folders are checked when they are loaded.
+    """
+    model = hub_model(given)
+    if model:
+        _checked(model, lambda spec: None)

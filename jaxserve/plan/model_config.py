@@ -49,9 +49,10 @@ def read_config(given: str) -> tuple[str, dict[str, Any]]:
 def embeds(given: str) -> bool:
     """Return whether a model embeds: it then has the modules.json of sentence-transformers."""
     if model := hub_model(given):
-        from jaxserve.checkpoints.hub.lookup import find, listed
+        from jaxserve.checkpoints.hub.lookup import find
 
         snapshot = find(model)
-        files = listed(snapshot)
-        return (snapshot.folder / MODULES).exists() if files is None else MODULES in files
+        if snapshot.files is None:
+            return (snapshot.folder / MODULES).exists()
+        return MODULES in snapshot.files
     return given not in shipped() and (Path(given) / MODULES).exists()

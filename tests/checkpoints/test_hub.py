@@ -2,7 +2,12 @@
 
 import errno
 import json
+import os
 import shutil
+import signal
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,10 +19,11 @@ from safetensors.numpy import load_file, save_file
 
 from jaxserve.checkpoints.errors import CheckpointError
 from jaxserve.checkpoints.hub.files import _fetch_all, fetch
-from jaxserve.checkpoints.hub.lookup import Snapshot, find, listed
-from jaxserve.checkpoints.hub.names import HubModel, display_name, hub_model
+from jaxserve.checkpoints.hub.lookup import HubFile, Snapshot, find
+from jaxserve.checkpoints.hub.names import HubModel, display_name, hub_model, model_of_flag
 from tests.fake_hub import FakeHub, HubRepo, fake_hub
 
+ROOT = Path(__file__).parents[2]
 BUNDLED = Path(__file__).parents[2] / "checkpoints" / "bundled" / "tiny-chat"
 NAME = "some/tiny-chat"
 TOKEN = "hf_a_secret"
@@ -94,19 +100,30 @@ def sharded(hub: FakeHub, tmp_path: Path) -> HubRepo:
         ("a/b c", None),
         ("gs://a/b", None),
         ("a/b@", None),
+        ("a/b/", None),
+        ("https://huggingface.co/a/b", HubModel("a/b")),
+        ("https://huggingface.co/a/b/tree/v1", HubModel("a/b", "v1")),
+        ("hf://a/b@v1", HubModel("a/b", "v1")),
+        ("https://elsewhere.com/a/b", None),
     ],
 )
 def test_names(given: str, model: HubModel | None) -> None:
     assert hub_model(given) == model
+    # A flag's "./a/b" stays a path: as a Path it would be a/b.
+    assert model_of_flag(given) == (model or Path(given).expanduser())
     if model:
-        assert hub_model(str(model)) == model and display_name(given) == model.repo
+        assert hub_model(str(model)) == hub_model(model) == model
+        assert display_name(given) == display_name(model) == model.repo
 
 
 def test_a_path_that_exists_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "org" / "name").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "org" / "link").symlink_to("nowhere")
     assert hub_model("org/name") is None and display_name("org/name") == "name"
+    assert hub_model("org/link") is None and model_of_flag("org/name") == Path("org/name")
     assert hub_model("org/other") == HubModel("org/other")
+    assert hub_model(Path("org/other")) is None
 
 
 # ---- what is fetched
@@ -217,7 +234,7 @@ def test_one_failure_stops_the_other_downloads(
         raise TimeoutError
 
     snapshot = find(HubModel(NAME))
-    files = [file for file in (listed(snapshot) or {}).values() if file.path in SHARDS]
+    files = [(snapshot.files or {})[shard] for shard in SHARDS]
     monkeypatch.setattr("jaxserve.checkpoints.hub.files.download", download)
     with pytest.raises(CheckpointError, match="the first shard fails"):
         _fetch_all(snapshot, files, nothing)
@@ -278,14 +295,14 @@ def test_a_private_model(hub: FakeHub, tiny: HubRepo, monkeypatch: pytest.Monkey
     tiny.reader = TOKEN
     assert "private (give HF_TOKEN)" in refused(NAME)
     monkeypatch.setenv("HF_TOKEN", "hf_of_somebody_else")
-    assert "the token of HF_TOKEN may not read it" in refused(NAME)
+    assert "your token (HF_TOKEN, or hf auth login) may not read it" in refused(NAME)
 
 
 @pytest.mark.parametrize(
     ("status", "words"),
     [
-        (401, "the token is not valid"),
-        (403, "the token may not read it"),
+        (401, "your token (HF_TOKEN, or hf auth login) is not valid"),
+        (403, "your token (HF_TOKEN, or hf auth login) may not read it"),
         (429, "too many requests"),
         (418, "refuses with status 418"),
     ],
@@ -297,16 +314,36 @@ def test_refusals(hub: FakeHub, tiny: HubRepo, status: int, words: str) -> None:
     assert words in refused(NAME)
 
 
-def test_no_hub(hub: FakeHub, tiny: HubRepo, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-        assert "no such folder, and http://127.0.0.1:9 cannot be reached" in refused(NAME)
+@pytest.fixture
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    return lambda: monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+
+
+def test_no_hub(hub: FakeHub, tiny: HubRepo, no_hub: Callable[[], None]) -> None:
     folder = fetched()
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    assert fetched() == folder
+    no_hub()
+    assert fetched() == fetched(f"{NAME}@{tiny.commit}") == folder
+    text = refused("some/other")
+    assert "no such folder, and http://127.0.0.1:9 cannot be reached" in text
 
 
-def test_offline(hub: FakeHub, tiny: HubRepo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_that_is_whole_asks_nobody(hub: FakeHub, tiny: HubRepo) -> None:
+    folder = fetched()
+    hub.requests.clear()
+    assert fetched(f"{NAME}@{tiny.commit}") == folder and hub.requests == []
+
+
+def test_a_silent_hub(hub: FakeHub, tiny: HubRepo, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = fetched()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        monkeypatch.setattr("jaxserve.checkpoints.hub.lookup.TIMEOUT", 0.2)
+        assert fetched() == folder
+        assert f"{address} does not answer to the end" in refused("some/other")
+
+
+def test_offline(hub: FakeHub, tiny: HubRepo, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(constants, "HF_HUB_OFFLINE", True)
         assert "HF_HUB_OFFLINE forbids to fetch it" in refused(NAME)
@@ -314,12 +351,131 @@ def test_offline(hub: FakeHub, tiny: HubRepo, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     hub.requests.clear()
     assert fetched() == folder and hub.requests == []
+    (folder / "tokenizer.model").unlink()
+    assert "HF_HUB_OFFLINE forbids to fetch it" in refused(NAME)
 
 
-def test_a_hub_that_is_down(hub: FakeHub, tiny: HubRepo) -> None:
+@pytest.mark.parametrize("lost", ["model.safetensors", "tokenizer.model"])
+def test_a_cache_that_another_program_filled(
+    hub: FakeHub, tiny: HubRepo, cache: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
     folder = fetched()
-    hub.faults.statuses["hub"] = [(503, {})] * 20
+    shutil.rmtree(next(cache.glob("models--*")) / "jaxserve")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert fetched() == folder
+    (folder / lost).unlink()
+    assert "does not have all of its files, and HF_HUB_OFFLINE is set" in refused(NAME)
+
+
+def test_a_cache_that_cannot_be_written(
+    hub: FakeHub, tiny: HubRepo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = fetched()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("jaxserve.checkpoints.hub.lookup._write", refuse)
+    assert fetched() == folder
+
+
+def test_a_hub_that_is_down_or_busy(hub: FakeHub, tiny: HubRepo) -> None:
+    folder = fetched()
+    for status in (503, 429):
+        hub.faults.statuses["hub"] = [(status, {})]
+        assert fetched() == folder and hub.faults.statuses["hub"] == []
+
+
+def test_a_server_that_is_no_hub(hub: FakeHub, tiny: HubRepo) -> None:
+    hub.faults.statuses["hub"] = [(404, {})]
+    assert "is it a hub? (HF_ENDPOINT)" in refused(NAME)
+    hub.faults.statuses["hub"] = [(200, {"Content-Type": "text/html"})]
+    assert "cannot be fetched: JSONDecodeError" in refused(NAME)
+
+
+def test_a_hash_that_was_not_compared_is_compared_later(
+    hub: FakeHub, tiny: HubRepo, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = tiny.files["model.safetensors"]
+    hub.faults.swapped["model.safetensors"] = whole[:-1] + bytes([whole[-1] ^ 1])
+
+    def killed(snapshot: Snapshot, file: HubFile, path: Path) -> None:
+        if file.path == "model.safetensors":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("jaxserve.checkpoints.hub.files._check_hash", killed)
+        with pytest.raises(KeyboardInterrupt):
+            fetched()
+    assert list(cache.rglob("model.safetensors"))
+    assert "has come with the sha256" in refused(NAME)
+    hub.faults.swapped.clear()
+    assert (fetched() / "model.safetensors").read_bytes() == whole
+    assert not list(cache.rglob("*.unchecked"))
+
+
+def test_a_commit_with_the_same_weights_fetches_none(
+    hub: FakeHub, tiny: HubRepo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched()
+    hub.add(NAME, BUNDLED, generation_config__json=b"{}")
+    usage = shutil.disk_usage("/")._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    seen: list[tuple[int, int]] = []
+    hub.requests.clear()
+    fetched(report=lambda done, total, what: seen.append((done, total)))
+    assert seen[-1] == (2, 2) and not any(request.server == "cdn" for request in hub.requests)
+
+
+def test_parts_that_an_ended_process_left_are_removed(
+    hub: FakeHub, tiny: HubRepo, cache: Path
+) -> None:
+    blobs = find(HubModel(NAME)).cache / "blobs"
+    old, new = blobs / "a.1.incomplete", blobs / "a.2.incomplete"
+    for path in (old, new):
+        path.write_text("part")
+    os.utime(old, (0, 0))
+    fetched()
+    assert new.exists() and not old.exists()
+
+
+# ---- Xet
+
+
+def fetching(hub: FakeHub, home: Path) -> "subprocess.Popen[str]":
+    """Start a process that fetches the model; hf_xet leaves threads and open files behind."""
+    script = (
+        "import sys; from jaxserve.checkpoints.hub import names, lookup, files; "
+        "from jaxserve.cli.exits import exit_code; "
+        "work = lambda: files.fetch(lookup.find(names.hub_model(sys.argv[1])), lambda *told: None);"
+        "sys.exit(exit_code(work))"
+    )
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    variables = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", script, NAME]
+    return subprocess.Popen(command, env=kept | variables, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.system
+def test_errors_of_xet_are_one_line(hub: FakeHub, tiny: HubRepo, tmp_path: Path) -> None:
+    hub.faults.xet = hub.cdn  # which is no such server
+    process = fetching(hub, tmp_path)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 2 and "Traceback" not in said
+    assert "cannot be fetched: RuntimeError: " in said
+
+
+@pytest.mark.system
+def test_an_interrupt_ends_a_download(hub: FakeHub, tiny: HubRepo, tmp_path: Path) -> None:
+    """Xet's server is silent, and its threads see no signal."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hub.faults.xet = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        process = fetching(hub, tmp_path)
+        connection, _ = silent.accept()
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+        connection.close()
+    assert process.returncode == 130, said
 
 
 def test_other_bytes_than_were_published(hub: FakeHub, tiny: HubRepo, cache: Path) -> None:
@@ -372,4 +528,4 @@ def test_models_that_are_not_whole(hub: FakeHub, files: dict[str, bytes], words:
 def test_a_snapshot_names_its_commit(hub: FakeHub, tiny: HubRepo) -> None:
     snapshot = find(HubModel(NAME, "main"))
     assert str(snapshot.model) == f"{NAME}@{tiny.commit}"
-    assert find(snapshot.model) == Snapshot(snapshot.model, snapshot.folder)
+    assert find(snapshot.model) == Snapshot(snapshot.model, snapshot.folder, snapshot.files)

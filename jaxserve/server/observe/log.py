@@ -68,6 +68,7 @@ def configure(format: Format, level: str) -> None:
         logger.handlers = [handler]
         logger.propagate = False
         logger.setLevel(level.upper() if name == "jaxserve" else logging.WARNING)
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it warns of every retry
 
 
 class RequestLog:

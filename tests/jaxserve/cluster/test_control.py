@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from jaxserve.checkpoints.hub.names import HubModel, model_of_flag
 from jaxserve.cluster import follower as following
 from jaxserve.cluster import heartbeat
 from jaxserve.cluster import leader as leading
@@ -155,13 +156,13 @@ def test_a_pod_without_the_model_ends(pod: Pod) -> None:
 def test_hosts_name_one_model(theirs: str, given: str, problem: str) -> None:
     follower = SimpleNamespace(told=lambda value: theirs)
     with pytest.raises(ConfigError, match=problem):
-        model_of_pod(follower, Path(given))  # type: ignore[arg-type]
+        model_of_pod(follower, model_of_flag(given))  # type: ignore[arg-type]
 
 
 def test_hosts_load_the_commit_of_the_leader() -> None:
     follower = SimpleNamespace(told=lambda value: "org/name@1234")
-    found = model_of_pod(follower, Path("org/name@main"))  # type: ignore[arg-type]
-    assert found == Path("org/name@1234")
+    found = model_of_pod(follower, HubModel("org/name", "main"))  # type: ignore[arg-type]
+    assert found == HubModel("org/name", "1234")
     follower = SimpleNamespace(told=lambda value: "")
     assert model_of_pod(follower, Path("/folder")) == Path("/folder")  # type: ignore[arg-type]
 
