@@ -1,6 +1,7 @@
 """LLM, the Python API: prompts and conversations in, completions or embeddings out."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -24,7 +25,8 @@ from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.request_limits import max_new_tokens
 from jaxserve.engine.step_costs import measure
-from jaxserve.errors import RequestError
+from jaxserve.engine.trace import StepTrace
+from jaxserve.errors import ConfigError, RequestError
 from jaxserve.llm_arguments import (
     OTHER_KEYWORDS,
     dtype_name,
@@ -442,6 +444,29 @@ class LLM:
             costs = measure(self.runner, compiled, config.lanes, no_row=config.max_batch)
             self.engine.set_step_costs(costs)
             self._measured = compiled
+
+    @contextmanager
+    def trace(self, path: str | Path) -> Iterator[None]:
+        """Write a timeline of what runs in a block to a file, for ui.perfetto.dev.
+
+        Steps with their times, the chunks of every row, prefix hits, preemptions, and curves of
+        rows, waiting sequences and pages. A step adds a few hundred bytes for each of its rows.
+
+        Args:
+            path: File to write when the block ends, as it should or by an exception.
+
+        Raises:
+            ConfigError: The file cannot be written.
+        """
+        try:
+            file = open(path, "w")  # noqa: SIM115 (closed below; errors come before the work)
+        except OSError as error:
+            raise ConfigError(f"{path}: the trace cannot be written: {error.strerror}") from None
+        with file, StepTrace(self.engine) as trace:
+            try:
+                yield
+            finally:
+                file.write(trace.to_json())
 
     @property
     def padding_share(self) -> float:

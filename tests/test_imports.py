@@ -72,6 +72,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.engine.host",
         "jaxserve.engine.engine",
     ),
+    "jaxserve.engine.trace": (*ENGINE_DATA, "jaxserve.engine.host", "jaxserve.engine.engine"),
     "jaxserve.engine.build": (*ENGINE_DATA, "jaxserve.engine", *ON_DEVICES),
     "jaxserve.cluster": (
         "checkpoints.hub",
@@ -243,6 +244,7 @@ WITHOUT_JAX = (
     "jaxserve.engine.plan",
     "jaxserve.engine.request_limits",
     "jaxserve.engine.row_fields",
+    "jaxserve.engine.trace",
     "jaxserve.server.core.service",
     "jaxserve.server.grpc.inference",
 )

@@ -44,6 +44,13 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="say what the memory holds, and which share of the computed tokens was padding",
     )
+    p.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="file to write a timeline of steps, rows, prefix hits and preemptions to, for "
+        "ui.perfetto.dev",
+    )
     _chat_flags(p.add_argument_group("conversation"))
     sampling_flags(p.add_argument_group("sampling"))
     engine_flags(p.add_argument_group("engine"))

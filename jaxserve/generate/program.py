@@ -3,6 +3,7 @@
 import argparse
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from functools import partial
 
 import jax
@@ -51,9 +52,10 @@ def generate(
             introduce(llm, args, console)
             if pod.leads is False:  # the other hosts of a pod run the leader's steps
                 return pod.follow(llm.runner)
-            if args.chat:
-                return talk(llm, turns, params, args, console)
-            return run(llm, prompts, params, args, console)
+            with llm.trace(args.trace) if args.trace else nullcontext():
+                if args.chat:
+                    return talk(llm, turns, params, args, console)
+                return run(llm, prompts, params, args, console)
 
 
 def open_llm(args: argparse.Namespace, console: Console, pod: Pod) -> LLM:

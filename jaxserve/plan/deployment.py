@@ -106,7 +106,7 @@ class Deployment:
 
     @property
     def references(self) -> list[str]:
-        """What runs without a kernel, on copies of weights: experts, or int4 in groups."""
+        """Products that run without a kernel, on copies of weights: experts, or int4 in groups."""
         copied = [w for w in weights_of(self.spec, self.dtype, self.form) if self.kernels.copies(w)]
         experts = {w.spec.axes.startswith("E") for w in copied}
         return [name for name, has in (("experts", True), ("int4", False)) if has in experts]

@@ -16,6 +16,7 @@ import pytest
 from jaxserve.cli.flags import parser
 from jaxserve.cli.output import TextPrinter
 from jaxserve.completion import Delta
+from jaxserve.engine.trace import DEVICES
 from tests.jaxserve.generate_harness import (
     BUNDLED,
     ROOT,
@@ -69,6 +70,18 @@ def test_text_streams_to_standard_output(call) -> None:
         assert figure in err.replace("\n", " ")
     assert err.splitlines()[0] == "tiny-chat-draft  0.4 M  bfloat16  1 MiB  cpu"
     assert "padding" not in err and "attention" not in err
+
+
+def test_a_trace_is_written(call, tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    flags = ["--prompt", STORY, "--max-tokens", "9", "--temperature", "0"]
+    code, out, _ = call(*flags, "--trace", str(file))
+    assert (code, out) == call(*flags)[:2]
+    events = json.loads(file.read_text())["traceEvents"]
+    steps = [event for event in events if event["pid"] == DEVICES and event["ph"] == "X"]
+    assert steps[0]["name"] == "prefill" and sum(s["args"]["tokens"] for s in steps) >= 5 + 8
+    refused = call(*flags, "--trace", str(tmp_path / "nowhere" / "trace.json"))
+    assert refused[0] == 2 and "the trace cannot be written: No such file" in refused[2]
 
 
 def test_details_are_asked_for(call) -> None:
