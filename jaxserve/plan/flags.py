@@ -143,6 +143,13 @@ def _output_flags(group: argparse._ArgumentGroup) -> None:
         help="file to write charts of times and rates by batch to, as SVG",
     )
     group.add_argument(
+        "--html",
+        type=Path,
+        metavar="F",
+        help="file to write a page to, with the memory of a device, each step on its roofline, and "
+        "the charts of --plot",
+    )
+    group.add_argument(
         "--out",
         type=Path,
         metavar="DIR",
@@ -173,11 +180,13 @@ def check_topology(args: argparse.Namespace, topology: Topology) -> None:
                 f"out)",
             )
         )
-    if args.plot and (args.plot.is_dir() or not os.access(args.plot.parent, os.W_OK)):
-        raise ConfigError(
-            flag_text("--plot", args.plot, "no file can be written there (name another)")
-        )
-    for flag in ("plot", "suggest", "link"):
+    for flag in ("plot", "html"):
+        path = getattr(args, flag)
+        if path and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+            raise ConfigError(
+                flag_text(f"--{flag}", path, "no file can be written there (name another)")
+            )
+    for flag in ("plot", "html", "suggest", "link"):
         if getattr(args, flag) is not None and topology.limits is None:
             raise ConfigError(
                 f"--{flag} needs the speed of {topology.name}, which is not published (leave it "
@@ -199,7 +208,7 @@ def check(args: argparse.Namespace) -> None:
             if getattr(args, name):
                 raise ConfigError(f"{flag_of(name)} is for --suggest (add it)")
     unused: dict[str, Sequence[str]] = {
-        "--suggest": ("data", "expert", "tensor", "plot", "buckets", "out", "link"),
+        "--suggest": ("data", "expert", "tensor", "plot", "html", "buckets", "out", "link"),
         "--no-compile": ("buckets", "out"),
     }
     for flag, others in unused.items():

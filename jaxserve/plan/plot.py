@@ -110,15 +110,15 @@ def _chart(chart: Chart, colours: dict[str, str]) -> Iterator[str]:
     bottom = HEIGHT - BOTTOM
     middle = (LEFT + WIDTH - RIGHT) / 2
     for value in axes.x_ticks():
-        yield _rule(axes.x(value), TOP, axes.x(value), bottom)
-        yield _text(axes.x(value), bottom + 16, f"{value:g}", "middle")
+        yield rule(axes.x(value), TOP, axes.x(value), bottom)
+        yield text(axes.x(value), bottom + 16, f"{value:g}", "middle")
     for value in axes.y_ticks():
-        yield _rule(LEFT, axes.y(value), WIDTH - RIGHT, axes.y(value))
-        yield _text(LEFT - 6, axes.y(value) + 4, f"{value:g}", "end")
-    yield _text(middle, 20, chart.title, "middle", ' font-weight="bold"')
-    yield _text(middle, HEIGHT - 8, chart.x_label, "middle")
+        yield rule(LEFT, axes.y(value), WIDTH - RIGHT, axes.y(value))
+        yield text(LEFT - 6, axes.y(value) + 4, f"{value:g}", "end")
+    yield text(middle, 20, chart.title, "middle", ' font-weight="bold"')
+    yield text(middle, HEIGHT - 8, chart.x_label, "middle")
     turned = f' transform="rotate(-90 14 {(TOP + bottom) / 2:.0f})"'
-    yield _text(14, (TOP + bottom) / 2, chart.y_label, "middle", turned)
+    yield text(14, (TOP + bottom) / 2, chart.y_label, "middle", turned)
     for line in chart.lines:
         yield from _line(line, axes, colours[line.series])
 
@@ -141,16 +141,18 @@ def _legend(lines: Sequence[Line], colours: dict[str, str]) -> Iterator[str]:
         colour = colours[line.series]
         stroke = f'stroke="{colour}" stroke-width="1.8"{_dash(line)}'
         yield f'<line x1="{x}" y1="{y}" x2="{x + 30}" y2="{y}" {stroke}/>'
-        yield _text(x + 38, y + 4, line.name, "start")
+        yield text(x + 38, y + 4, line.name, "start")
 
 
 def _dash(line: Line) -> str:
     return ' stroke-dasharray="6 4"' if line.dashed else ""
 
 
-def _rule(x1: float, y1: float, x2: float, y2: float) -> str:
+def rule(x1: float, y1: float, x2: float, y2: float) -> str:
+    """Return a grey line."""
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="#dddddd"/>'
 
 
-def _text(x: float, y: float, text: str, anchor: str, more: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{escape(text)}</text>'
+def text(x: float, y: float, words: str, anchor: str, more: str = "") -> str:
+    """Return a text; anchor: start, middle or end. more: attributes."""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{escape(words)}</text>'

@@ -24,6 +24,7 @@ from jaxserve.plan.compile import CompiledStep, asking, compile_steps
 from jaxserve.plan.deployment import Deployment, Target, deploy
 from jaxserve.plan.estimate import Estimate
 from jaxserve.plan.flags import DEFAULT_CONTEXT
+from jaxserve.plan.html_report import page
 from jaxserve.plan.model import weights_dtype, weights_form, weights_of
 from jaxserve.plan.model_config import embeds
 from jaxserve.plan.platform import keeping, prepare_platform
@@ -71,7 +72,9 @@ def plan(args: argparse.Namespace, topology: Topology, model: tuple[str, dict[st
     else:
         show(estimate, output())
     if args.plot:
-        write_plot(args.plot, charts(estimate))
+        write("--plot", args.plot, charts(estimate))
+    if args.html:
+        write("--html", args.html, page(estimate))
     if args.out:
         finish_bundle(args, estimate, console)
     return 0 if estimate.fits else DOES_NOT_FIT
@@ -212,12 +215,13 @@ def output() -> Console:
     return Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
 
 
-def write_plot(path: Path, svg: str) -> None:
+def write(flag: str, path: Path, content: str) -> None:
+    """Write the file of a flag; ConfigError if that cannot be done."""
     try:
-        path.write_text(svg)
+        path.write_text(content)
     except OSError as error:
         raise ConfigError(
-            flag_text("--plot", path, f"it cannot be written: {error.strerror}")
+            flag_text(flag, path, f"it cannot be written: {error.strerror}")
         ) from None
 
 

@@ -28,7 +28,7 @@ def show(estimate: Estimate, console: Console) -> None:
 
 
 def _parts(estimate: Estimate) -> Iterator[RenderableType]:
-    yield from _introduction(estimate.deployment)
+    yield from introduction(estimate.deployment)
     yield _memory(estimate)
     yield verdict(estimate)
     if estimate.limits:
@@ -49,7 +49,8 @@ def handover_of(estimate: Estimate) -> Handover | None:
     return Handover(estimate, estimate.limits, estimate.link)
 
 
-def _introduction(d: Deployment) -> Iterator[str]:
+def introduction(d: Deployment) -> Iterator[str]:
+    """Yield lines about model, mesh and engine."""
     copies = f", every kv head on {d.spec.kv_copies} devices" if d.spec.kv_copies > 1 else ""
     axes = f"data {d.axes.data} x expert {d.axes.expert} x tensor {d.axes.tensor}"
     yield (
