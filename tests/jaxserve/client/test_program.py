@@ -5,6 +5,7 @@ import io
 import json
 import re
 import signal
+import socket
 import sys
 import time
 from asyncio.subprocess import PIPE
@@ -166,6 +167,15 @@ def test_what_cannot_be_done_is_one_line(tell: Callable[..., None]) -> None:
             ), err
 
     tell(story, seconds=0.01)
+
+
+def test_without_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as bound:  # that does not listen: nobody else can
+        bound.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        assert program(["--address", address, TEXT]) == 2
+    said = f"error: no server answers at {address}; start one: jaxserve serve\n"
+    assert capsys.readouterr() == ("", said)
 
 
 def test_an_aborted_answer_is_no_success(tell: Callable[..., None]) -> None:
