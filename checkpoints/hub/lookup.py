@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -166,6 +167,6 @@ def _keep(model: HubModel, found: HubModel, files: Mapping[str, HubFile]) -> Non
 def _write(path: Path, text: str) -> None:
     """Write a file so that a reader finds all of it, or the one before."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f"{path.name}.{id(text):x}.new")
+    new = path.with_name(f"{path.name}.{os.getpid()}.new")
     new.write_text(text)
     new.replace(path)

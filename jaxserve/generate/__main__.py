@@ -13,7 +13,7 @@ if __name__ == "__main__":
     exit_on_interrupt()  # before the imports that take seconds
 
 from jaxserve.checkpoints.errors import CheckpointError
-from jaxserve.cli.checks import check_engine_flags, check_file, resolve_models
+from jaxserve.cli.checks import check_engine_flags, check_file, quiet_hub, resolve_models
 from jaxserve.cli.exits import exit_code
 from jaxserve.cli.flags import check_chat_flags, parser
 from jaxserve.cli.inputs import prompts_of
@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
     hosts = Hosts.of(args)
     check_engine_flags(args)
     prompts = None
+    quiet_hub()
     if hosts.alone:
         check_text_alone(args)
         with prompts_explained(args):
