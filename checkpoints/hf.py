@@ -66,8 +66,9 @@ class HFCheckpoint:
         """
         folder = Path(folder)
         check_folder(folder)
+        configs = read_configs(folder)
         found = _open_tensors(folder) if tensors is None else tensors
-        return cls(**read_configs(folder), folder=folder, tensors=MappingProxyType(dict(found)))
+        return cls(**configs, folder=folder, tensors=MappingProxyType(dict(found)))
 
 
 def check_folder(folder: Path) -> None:
