@@ -16,7 +16,10 @@ from jaxserve.engine.engine import Engine
 from jaxserve.engine.host.sequence import Sequence
 from jaxserve.engine.plan import LanePlan, StepPlan
 
-HOST, DEVICES, ROWS = 1, 2, 3  # ids of the timeline's groups of tracks
+# Ids of the timeline's groups of tracks.
+HOST = 1
+DEVICES = 2
+ROWS = 3
 GROUPS = {HOST: "host", DEVICES: "devices", ROWS: "rows"}
 MICROSECONDS = 1e6  # in a second: the format's unit
 
@@ -180,7 +183,8 @@ class StepTrace:
 
 
 def _chunk(plan: StepPlan, lane: LanePlan, at: int, track: int, seq: Sequence | None) -> _Chunk:
-    start, size = lane.starts[at], lane.sizes[at]
+    start = lane.starts[at]
+    size = lane.sizes[at]
     in_prompt = seq is not None and start < seq.prompt_len and plan.kind != "decode"
     what = f"prompt {start} to {start + size}" if in_prompt else plan.kind
     args = {"position": start, "tokens": size, "sampled": lane.samples[at]}

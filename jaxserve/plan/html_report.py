@@ -187,7 +187,8 @@ def _roof(across: _Scale, up: _Scale, limits: Limits) -> Iterator[str]:
 
 
 def _dot(point: Point, across: _Scale, up: _Scale, colour: str) -> str:
-    x, y = across.at(point.work.intensity), up.at(point.rate)
+    x = across.at(point.work.intensity)
+    y = up.at(point.rate)
     title = (
         f"{point.name}: {point.work.bytes / 1e6:,.1f} MB, {point.work.intensity:,.1f} FLOP/byte, "
         f"{point.rate / 1e12:,.2f} TFLOP/s"
