@@ -25,8 +25,8 @@ from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.request_limits import max_new_tokens
 from jaxserve.engine.step_costs import measure
-from jaxserve.engine.trace import StepTrace
-from jaxserve.errors import ConfigError, RequestError
+from jaxserve.engine.trace import StepTrace, write_trace
+from jaxserve.errors import RequestError
 from jaxserve.llm_arguments import (
     OTHER_KEYWORDS,
     dtype_name,
@@ -458,15 +458,12 @@ class LLM:
         Raises:
             ConfigError: The file cannot be written.
         """
-        try:
-            file = open(path, "w")  # noqa: SIM115 (closed below; errors come before the work)
-        except OSError as error:
-            raise ConfigError(f"{path}: the trace cannot be written: {error.strerror}") from None
-        with file, StepTrace(self.engine) as trace:
+        write_trace(path, "")  # errors come before the work
+        with StepTrace(self.engine) as trace:
             try:
                 yield
             finally:
-                file.write(trace.to_json())
+                write_trace(path, trace.to_json())
 
     @property
     def padding_share(self) -> float:

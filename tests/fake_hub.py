@@ -19,6 +19,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 from huggingface_hub import close_session, constants
+from huggingface_hub.utils._detect_agent import _EMPTY_REGISTRY
 
 LARGE = (".safetensors", ".model", ".bin")  # suffixes of files in git LFS
 
@@ -335,6 +336,8 @@ def fake_hub(cache: Path) -> Iterator[FakeHub]:
         }
         for name, value in settings.items():
             patch.setattr(constants, name, value)
+        # Else the first request of a process asks for a list of agents, and takes an ordered fault.
+        patch.setattr("huggingface_hub.utils._detect_agent._registry", _EMPTY_REGISTRY)
         for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_OIDC_RESOURCE"):
             patch.delenv(name, raising=False)
         for name in ("NO_PROXY", "no_proxy"):

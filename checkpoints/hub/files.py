@@ -36,7 +36,9 @@ SAFETENSORS = ".safetensors"
 AT_ONCE = 8  # downloads
 SHOWN = 5  # names in an error
 ABANDONED = 3600.0  # seconds after which nobody writes on a part of a file
-LAST_PARTS = 2.0  # seconds for other downloads to end after one has failed
+LAST_PARTS = 3.0  # seconds for other downloads to end after one has failed, or Ctrl-C
+AWAKE = 0.5  # seconds between two looks at signals
+PAUSE = 0.02  # seconds between two looks at a thread
 log = logging.getLogger(__name__)
 
 
@@ -55,6 +57,7 @@ def fetch(snapshot: Snapshot, report: Report, weights: bool = True) -> Path:
     files = snapshot.files
     if files is None:
         return _as_cached(snapshot, weights)
+    _remove_abandoned(snapshot)
     wanted = set(small_files(files))
     if weights:
         wanted.update(weight_files(snapshot, files))
@@ -63,7 +66,6 @@ def fetch(snapshot: Snapshot, report: Report, weights: bool = True) -> Path:
     work = [files[path] for path in sorted(wanted) if _is_unfinished(snapshot, files[path])]
     if work:
         _check_disk(snapshot, work)
-        _remove_abandoned(snapshot)
         with hub_errors(snapshot.model):
             _fetch_all(snapshot, work, report)
     return snapshot.folder
@@ -110,19 +112,22 @@ def _indexed(snapshot: Snapshot, paths: Collection[str]) -> list[str]:
 def _as_cached(snapshot: Snapshot, weights: bool) -> Path:
     """Return the folder as another program has filled it; CheckpointError if it is not whole."""
     folder = snapshot.folder
-    if weights and not (folder / SINGLE_FILE).exists():
-        shards = [path.name for path in folder.glob(f"*{SAFETENSORS}")]
-        if (folder / INDEX).exists():
-            shards = list(read_weight_map(folder / INDEX).values())
-        weights = not shards or not all((folder / shard).exists() for shard in shards)
-    else:
-        weights = False
-    if weights or not any((folder / name).exists() for name in TOKENIZERS):
+    has_tokenizer = any((folder / name).exists() for name in TOKENIZERS)
+    if not has_tokenizer or (weights and not _has_weights(folder)):
         why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub does not answer"
         raise CheckpointError(
             f"{snapshot.model}: {folder} does not have all of its files, and {why}"
         )
     return folder
+
+
+def _has_weights(folder: Path) -> bool:
+    """Return whether a folder has all weight files that it names."""
+    if (folder / SINGLE_FILE).exists():
+        return True
+    if (folder / INDEX).exists():
+        return all((folder / name).exists() for name in read_weight_map(folder / INDEX).values())
+    return any(folder.glob(f"*{SAFETENSORS}"))
 
 
 # ---- before the download
@@ -188,29 +193,47 @@ def _fetch_all(snapshot: Snapshot, work: Collection[HubFile], report: Report) ->
                     results.put(None)
                 except BaseException as error:
                     results.put(error)
+                    progress.stop()
 
     threads = [threading.Thread(target=run, daemon=True) for _ in range(min(AT_ONCE, len(work)))]
     for thread in threads:
         thread.start()
     try:
         for _ in work:
-            error = results.get()
+            error = _next(results)
             if error:
                 raise error
-    except BaseException as error:
+    except BaseException:
         progress.stop()
-        abort_xet_session()  # its threads do not see that they are stopped
-        if isinstance(error, Exception):
-            _join(threads, LAST_PARTS)
+        _end(threads)
         raise
-    _join(threads, None)
-
-
-def _join(threads: Iterable[threading.Thread], seconds: float | None) -> None:
-    """Wait for the end of threads, for so long at most."""
-    until = None if seconds is None else time.monotonic() + seconds
     for thread in threads:
-        thread.join(until and max(0.0, until - time.monotonic()))
+        thread.join()
+    progress.finish()
+
+
+def _next(results: "SimpleQueue[BaseException | None]") -> BaseException | None:
+    """Wait for a result, and wake now and then.
+
+    A signal that comes just before a thread falls asleep is seen when it wakes, so that without a
+    timeout Ctrl-C could be lost.
+    """
+    while True:
+        with suppress(Empty):
+            return results.get(timeout=AWAKE)
+
+
+def _end(threads: Collection[threading.Thread]) -> None:
+    """Wait a moment for threads that were stopped.
+
+    Xet's part of them does not see that: its session is aborted, and again, since a thread may have
+    been about to take a new one.
+    """
+    until = time.monotonic() + LAST_PARTS
+    while any(thread.is_alive() for thread in threads) and time.monotonic() < until:
+        abort_xet_session()
+        for thread in threads:
+            thread.join(PAUSE)
 
 
 def _fetch(snapshot: Snapshot, file: HubFile, progress: Progress) -> None:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
-NAME = re.compile(
-    rf"(https://(huggingface\.co|hf\.co)/|hf://)?(?P<repo>{PART}/{PART})"
-    r"((@|/tree/)(?P<revision>\S+))?"
+REPO = rf"(?P<repo>{PART}/{PART})"
+NAME = re.compile(rf"(hf://)?{REPO}(@(?P<revision>\S+))?")
+PAGE = re.compile(
+    rf"https://(huggingface\.co|hf\.co)/{REPO}(/tree/(?P<revision>[^\s?#]*[^\s?#/]))?/?([?#].*)?"
 )
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -44,7 +45,7 @@ def hub_model(given: Given) -> HubModel | None:
     """
     if not isinstance(given, str):
         return given if isinstance(given, HubModel) else None
-    found = NAME.fullmatch(given)
+    found = NAME.fullmatch(given) or PAGE.fullmatch(given)
     if found is None or os.path.lexists(given):
         return None
     return HubModel(found["repo"], found["revision"])

@@ -3,7 +3,7 @@
 HfFileSystem of huggingface_hub reads ranges too, and does not show the headers of the answers: here
 each answer has to be of the commit and of the content that were listed. A range is asked of the
 endpoint, which redirects to an address that is signed for a while, so that no address can expire
-between two ranges, and httpx2 sends the token to no other host.
+between two ranges, and httpx2 sends the token to no other host, huggingface.co included.
 """
 
 import math
@@ -30,7 +30,8 @@ from jaxserve.checkpoints.safetensors_reader import SafetensorsFile, Shard, pars
 
 HEADER_GUESS: Final = 2**18  # bytes of a file's start that are read at first
 MAX_HEADER: Final = 100 * 2**20  # the safetensors library's bound
-SMALL: Final = 2**20  # bytes of a tensor, or of a gap between two, that are read at once
+SMALL: Final = 2**16  # bytes of a tensor that is read at once, with those that lie near it
+GAP: Final = 2**18  # bytes between two such tensors that are read with them
 PART: Final = 32 * 2**20  # bytes of one request
 AT_ONCE: Final = 8  # requests of one read, and files that are opened
 KEPT: Final = 2 * 2**30  # bytes of tensors that are kept, for the next shard of the same tensor
@@ -188,24 +189,24 @@ class _Kept:
 
     def __init__(self, limit: int):
         self._limit = limit
-        self._rows: OrderedDict[RemoteTensor, tuple[int, np.ndarray]] = OrderedDict()
+        self._rows: OrderedDict[tuple[RemoteTensor, int, int], np.ndarray] = OrderedDict()
         self._lock = Lock()
 
     def get(self, tensor: RemoteTensor, start: int, stop: int) -> np.ndarray | None:
-        """Return these rows of a tensor if they are kept."""
+        """Return these rows of a tensor if just they are kept, or all of its rows."""
         with self._lock:
-            first, rows = self._rows.get(tensor, (0, None))
-            if rows is None or start < first or stop > first + len(rows):
-                return None
-            self._rows.move_to_end(tensor)
-            return rows[start - first : stop - first]
+            for first, last in ((start, stop), (0, len(tensor))):
+                rows = self._rows.get((tensor, first, last))
+                if rows is not None:
+                    self._rows.move_to_end((tensor, first, last))
+                    return rows[start - first : stop - first]
+        return None
 
     def add(self, tensor: RemoteTensor, start: int, rows: np.ndarray) -> None:
-        """Keep rows in the place of others of the same tensor, and forget the oldest."""
+        """Keep rows, and forget the oldest."""
         with self._lock:
-            self._rows.pop(tensor, None)
-            self._rows[tensor] = (start, rows)
-            while self._rows and sum(each.nbytes for _, each in self._rows.values()) > self._limit:
+            self._rows[tensor, start, start + len(rows)] = rows
+            while self._rows and sum(each.nbytes for each in self._rows.values()) > self._limit:
                 self._rows.popitem(last=False)
 
 
@@ -295,7 +296,7 @@ def _neighbours(places: Iterable[_Place]) -> Iterator[list[_Place]]:
     """Group tensors whose distance in the file is small."""
     group = list[_Place]()
     for place in sorted(places, key=lambda place: place.start):
-        if group and place.start - group[-1].stop > SMALL:
+        if group and place.start - group[-1].stop > GAP:
             yield group
             group = []
         group.append(place)

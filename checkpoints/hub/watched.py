@@ -30,7 +30,12 @@ class Progress:
             if self._stopped:
                 return
             self._done += int(size)
-            self._report(min(self._done, self._total), self._total, what)
+            # The last byte is that of `finish`: until then there are hashes to compare.
+            self._report(min(self._done, self._total - 1), self._total, what)
+
+    def finish(self) -> None:
+        """Report that all is done."""
+        self._report(self._total, self._total, "")
 
     def stop(self) -> None:
         """Give all downloads up."""

@@ -76,6 +76,12 @@ def check_file(flag: str, path: Path | None) -> None:
         raise ConfigError(flag_text(flag, path, f"it cannot be read: {problem}"))
 
 
+def check_new_file(flag: str, path: Path | None) -> None:
+    """Raise ConfigError if the file of a flag, where given, cannot be written."""
+    if path and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+        raise ConfigError(flag_text(flag, path, "no file can be written there (name another)"))
+
+
 def _why_unreadable(path: Path) -> str | None:
     """Return why a file cannot be read; None if it can. It is not opened: a pipe is read once."""
     try:

@@ -10,11 +10,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.host.sequence import Sequence
 from jaxserve.engine.plan import LanePlan, StepPlan
+from jaxserve.errors import ConfigError
 
 # Ids of the timeline's groups of tracks.
 HOST = 1
@@ -48,7 +50,9 @@ class StepTrace:
         self._clock = clock
         self._began = clock()
         self._done = self._began  # when the last step's output had come
-        self._preemptions: Counter[int] = Counter()  # of sequences, when they were last seen
+        # Of sequences, when they were last seen.
+        known = engine.scheduler.queue.sequences.values()
+        self._preemptions = Counter({seq.id: seq.times.preemptions for seq in known})
         self._newest_track: dict[int, int] = {}  # of sequences
         self._tracks: dict[int, str] = {}
         # Steps on their way, by number: when their launch began, and their chunks.
@@ -180,6 +184,14 @@ class StepTrace:
 
     def _time(self, at: float) -> float:
         return (at - self._began) * MICROSECONDS
+
+
+def write_trace(path: str | Path, text: str) -> None:
+    """Write the file of a trace; ConfigError if that cannot be done."""
+    try:
+        Path(path).write_text(text)
+    except OSError as error:
+        raise ConfigError(f"{path}: the trace cannot be written: {error.strerror}") from None
 
 
 def _chunk(plan: StepPlan, lane: LanePlan, at: int, track: int, seq: Sequence | None) -> _Chunk:

@@ -13,7 +13,13 @@ if __name__ == "__main__":
     exit_on_interrupt()  # before the imports that take seconds
 
 from jaxserve.checkpoints.errors import CheckpointError
-from jaxserve.cli.checks import check_engine_flags, check_file, quiet_hub, resolve_models
+from jaxserve.cli.checks import (
+    check_engine_flags,
+    check_file,
+    check_new_file,
+    quiet_hub,
+    resolve_models,
+)
 from jaxserve.cli.exits import exit_code
 from jaxserve.cli.flags import check_chat_flags, parser
 from jaxserve.cli.inputs import prompts_of
@@ -43,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
     check_chat_flags(args, params)
     hosts = Hosts.of(args)
     check_engine_flags(args)
+    check_new_file("--trace", args.trace)
     prompts = None
     quiet_hub()
     if hosts.alone:
@@ -66,11 +73,12 @@ def check_text_alone(args: argparse.Namespace) -> None:
 
 @contextmanager
 def prompts_explained(args: argparse.Namespace) -> Iterator[None]:
-    """Add to an error about a name of the hub, with no prompt beside it, that it may be one."""
+    """Add to the error about a name that the hub does not have that it may be a prompt."""
     try:
         yield
     except CheckpointError as error:
-        if isinstance(args.model, Path) or args.texts or args.prompt:
+        is_unknown = str(error).startswith(f"{args.model}: there is no such folder")
+        if not is_unknown or isinstance(args.model, Path) or args.texts or args.prompt:
             raise
         raise CheckpointError(f"{error} {A_PROMPT}") from error
 

@@ -9,7 +9,7 @@ from jaxserve.cli.flags import engine_options
 from jaxserve.cli.output import prepare_output
 from jaxserve.config import check_options
 from jaxserve.plan.flags import check, check_topology, parser
-from jaxserve.plan.model_config import read_config
+from jaxserve.plan.model_config import pinned, read_config
 from jaxserve.plan.topology import parse
 
 
@@ -28,6 +28,7 @@ def run(args: argparse.Namespace) -> int:
     check(args)
     topology = parse(args.topology)
     check_topology(args, topology)
+    args.model = pinned(args.model)
     model = read_config(args.model)
     check_options(engine_options(args))
     from jaxserve.plan.program import plan

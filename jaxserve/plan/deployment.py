@@ -108,8 +108,7 @@ class Deployment:
     def references(self) -> list[str]:
         """Products that run without a kernel, on copies of weights: experts, or int4 in groups."""
         copied = [w for w in weights_of(self.spec, self.dtype, self.form) if self.kernels.copies(w)]
-        experts = {w.spec.axes.startswith("E") for w in copied}
-        return [name for name, has in (("experts", True), ("int4", False)) if has in experts]
+        return sorted({"experts" if w.spec.axes.startswith("E") else "int4" for w in copied})
 
     @cached_property
     def lowering(self) -> Lowering:

@@ -2,10 +2,10 @@
 
 import argparse
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxserve.cli.checks import check_new_file
 from jaxserve.cli.flags import model_argument, size_flags
 from jaxserve.cli.parser import Parser
 from jaxserve.config.option import flag_of
@@ -127,8 +127,8 @@ def _output_flags(group: argparse._ArgumentGroup) -> None:
         "--allow-quantized",
         action="store_true",
         default=None,
-        help="with --suggest, rank formats as well that round: where --weights is auto, bfloat16, "
-        "int8 and int4-g128, and where --kv is, pages in int8",
+        help="with --suggest, also rank formats that round: bfloat16, int8 and int4-g128 where "
+        "--weights is auto, and pages in int8 where --kv is auto",
     )
     group.add_argument(
         "--all",
@@ -181,11 +181,7 @@ def check_topology(args: argparse.Namespace, topology: Topology) -> None:
             )
         )
     for flag in ("plot", "html"):
-        path = getattr(args, flag)
-        if path and (path.is_dir() or not os.access(path.parent, os.W_OK)):
-            raise ConfigError(
-                flag_text(f"--{flag}", path, "no file can be written there (name another)")
-            )
+        check_new_file(f"--{flag}", getattr(args, flag))
     for flag in ("plot", "html", "suggest", "link"):
         if getattr(args, flag) is not None and topology.limits is None:
             raise ConfigError(

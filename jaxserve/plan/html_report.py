@@ -167,7 +167,7 @@ def _grid(across: _Scale, up: _Scale) -> Iterator[str]:
     for value in up.ticks:
         yield rule(LEFT, up.at(value), WIDTH - RIGHT, up.at(value))
         yield text(LEFT - 6, up.at(value) + 4, f"{value / 1e12:g}", "end")
-    yield text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, "FLOP per byte read", "middle")
+    yield text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, "FLOP per byte moved", "middle")
     yield text(LEFT, TOP - 12, "TFLOP/s", "end")
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from jaxserve.checkpoints.hf import MODULES
 from jaxserve.checkpoints.hub.names import hub_model
 from jaxserve.checkpoints.safetensors_reader import parse_json_object
+from jaxserve.cli.checks import found_model
 from jaxserve.errors import ModelError, flag_text
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -14,6 +15,12 @@ CONFIGS = Path(__file__).parent / "configs"
 def shipped() -> list[str]:
     """Return the names of the models whose config.json ships with the planner."""
     return sorted(path.stem for path in CONFIGS.glob("*.json"))
+
+
+def pinned(given: str) -> str:
+    """Return a model of the hub with its commit, which is then not asked for again."""
+    model = hub_model(given)
+    return str(found_model(model)) if model else given
 
 
 def read_config(given: str) -> tuple[str, dict[str, Any]]:

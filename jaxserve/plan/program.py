@@ -58,15 +58,9 @@ def plan(args: argparse.Namespace, topology: Topology, model: tuple[str, dict[st
     if args.suggest is not None:
         return suggest(args, target, candidates(args, precision), console)
     try:
-        estimate = estimate_of(args, deployed(args, target, precision, console), console)
+        estimate = compiled_or_counted(args, target, precision, console)
     except MemoryLimitError as error:
-        return refuse(error, args)
-    except ChipError as error:
-        if args.out or args.no_compile:  # compiled steps are asked for; or the chip is unknown
-            raise
-        counted_only(error, console)
-        args.no_compile = True
-        return plan(args, topology, model)
+        return refuse(error, args, console)
     if args.json:
         print(json.dumps(to_json(estimate)))
     else:
@@ -78,6 +72,23 @@ def plan(args: argparse.Namespace, topology: Topology, model: tuple[str, dict[st
     if args.out:
         finish_bundle(args, estimate, console)
     return 0 if estimate.fits else DOES_NOT_FIT
+
+
+def compiled_or_counted(
+    args: argparse.Namespace, target: Target, precision: Precision, console: Console
+) -> Estimate:
+    """Return the estimate; without a compiler it is counted, and --no-compile is set.
+
+    ChipError without a compiler if compiled steps are to be kept (--out).
+    """
+    try:
+        return estimate_of(args, deployed(args, target, precision, console), console)
+    except ChipError as error:
+        if args.out or args.no_compile:
+            raise
+        counted_only(error, console)
+    args.no_compile = True
+    return estimate_of(args, deployed(args, target, precision, console), console)
 
 
 def counted_only(error: ChipError, console: Console) -> None:
@@ -193,7 +204,7 @@ def quiet_engine() -> Iterator[None]:
 def candidates(args: argparse.Namespace, asked: Precision) -> list[Precision]:
     """Return the precisions to rank: what was asked for, and common choices where it was left open.
 
-    Nothing is rounded unasked: without --allow-quantized weights stay as they are stored, and pages
+    Without --allow-quantized weights stay as the loader makes them of what is stored, and pages
     have their dtype. With it, weights are also tried in bfloat16, int8 and int4, and pages in int8.
     """
     weights = [(asked.dtype, asked.form)]
@@ -236,8 +247,11 @@ def finish_bundle(args: argparse.Namespace, estimate: Estimate, console: Console
         )
 
 
-def refuse(error: MemoryLimitError, args: argparse.Namespace) -> int:
+def refuse(error: MemoryLimitError, args: argparse.Namespace, console: Console) -> int:
     """Print why there is no estimate: no room for a single page, or the compiler refused a step."""
+    for path in (args.plot, args.html):
+        if path:
+            console.print(f"{path} is not written: there is no estimate", soft_wrap=True)
     if args.json:
         print(json.dumps({"fits": False, "missing": error.missing or None, "reason": str(error)}))
     else:

@@ -53,8 +53,8 @@ def together(case: Case, *beside: Case) -> Case:
 class Work(NamedTuple):
     """Least work of one device in a step.
 
-    bytes: read from memory. flops: FLOP of its products. int8, fp8: the part of flops that
-    multiplies two such numbers.
+    bytes: read from memory, and those of copies that a product without a kernel works on. flops:
+    FLOP of its products. int8, fp8: the part of flops that multiplies two such numbers.
     """
 
     bytes: float

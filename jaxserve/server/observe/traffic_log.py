@@ -15,7 +15,7 @@ log = logging.getLogger("jaxserve.traffic")
 
 
 class TrafficLog:
-    """Writes a line ten seconds after the first step and after each line, if steps came since.
+    """Writes a line ten seconds after the first step since the last line.
 
     A RequestObserver. `running 12 waiting 3 cache 41 % 1,930 tok/s hits 54 %`: choices with and
     without a row, and the share of pages in use, at the last step; tokens for clients per second,

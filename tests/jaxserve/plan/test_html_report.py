@@ -7,6 +7,8 @@ from xml.dom import minidom
 import pytest
 
 from jaxserve.plan.__main__ import main
+from jaxserve.plan.estimate import Estimate
+from jaxserve.plan.html_report import MISSING_COLOUR
 
 
 def written(path: Path, *flags: str, code: int = 0) -> str:
@@ -55,9 +57,20 @@ def test_steps_lie_on_the_roof(tmp_path: Path, weights: str) -> None:
     assert {"memory", "products"} == set(re.findall(r"<td>(memory|products)$", page, re.M))
 
 
-def test_what_does_not_fit(tmp_path: Path) -> None:
-    flags = ("llama3.1-8b", "--topology", "v5e:1x1", "--weights", "bfloat16")
-    assert main([*flags, "--no-compile", "--html", str(tmp_path / "p.html")]) == 1
+def test_what_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "p.html"
+    flags = ("llama3.1-8b", "--topology", "v5e:1x1", "--weights", "bfloat16", "--no-compile")
+    assert main([*flags, "--html", str(path)]) == 1
+    assert "is not written: there is no estimate" in capsys.readouterr().err.replace("\n", " ")
+    assert not path.exists()
+
+
+def test_missing_memory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Estimate, "padding", 40 * 2**30)
+    page = written(tmp_path / "p.html", "llama3.1-8b", "--topology", "v6e:2x4", code=1)
+    assert MISSING_COLOUR in page and "every device lacks 40.00 GiB" in page
+    shares = [float(share) for share in re.findall(r'style="width: ([\d.]+)%', page)]
+    assert sum(shares) == pytest.approx(100, abs=0.01) and shares[-1] == 0
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,16 @@ def test_prefix_hits_and_preemptions() -> None:
     assert entry["args"] == {"cached tokens": cached[0].length, "prompt tokens": 4}
 
 
+def test_preemptions_before_the_trace_are_not_of_it() -> None:
+    driver = Driver(config_of(page_size=2, num_pages=8, max_context=16))
+    driver.submit(request("a", prompt=PROMPT[:4], max_tokens=8))
+    driver.submit(request("b", prompt=PROMPT[4:8], max_tokens=8))
+    while not any(seq.times.preemptions for seq in driver.scheduler.waiting):
+        driver.step()
+    marks = [event["name"] for event in of(traced(driver), ROWS, "i")]
+    assert marks == ["b enters again"]
+
+
 def test_a_trace_may_begin_and_end_between_two_steps() -> None:
     driver = Driver(config_of())
     driver.submit(request("a", prompt=PROMPT[:4], max_tokens=9))
