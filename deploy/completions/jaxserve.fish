@@ -351,7 +351,7 @@ complete -c jaxserve -n '_shtab_jaxserve_using plan' -l link -x -d 'rate of the 
 complete -c jaxserve -n '_shtab_jaxserve_using plan' -l memory-fraction -x -d 'share of a GPU'"'"'s memory that the server may use, its XLA_PYTHON_CLIENT_MEM_FRACTION (default: 0.75)'
 complete -c jaxserve -n '_shtab_jaxserve_using plan' -l json -d 'print one JSON object, and nothing else on standard output'
 complete -c jaxserve -n '_shtab_jaxserve_using plan' -l suggest -x -d 'rank all meshes: estimate all of them, then compile the best N (default: 3); --prefer latency ranks by the time of a lone stream, otherwise tokens per second decide'
-complete -c jaxserve -n '_shtab_jaxserve_using plan' -l allow-quantized -d 'with --suggest, rank formats as well that round: where --weights is auto, bfloat16, int8 and int4-g128, and where --kv is, pages in int8'
+complete -c jaxserve -n '_shtab_jaxserve_using plan' -l allow-quantized -d 'with --suggest, also rank formats that round: bfloat16, int8 and int4-g128 where --weights is auto, and pages in int8 where --kv is auto'
 complete -c jaxserve -n '_shtab_jaxserve_using plan' -l all -d 'with --suggest, show all rows, not the best eight'
 complete -c jaxserve -n '_shtab_jaxserve_using plan' -l plot -xka "(__fish_complete_path (commandline -ct))" -d 'file to write charts of times and rates by batch to, as SVG'
 complete -c jaxserve -n '_shtab_jaxserve_using plan' -l html -xka "(__fish_complete_path (commandline -ct))" -d 'file to write a page to, with the memory of a device, each step on its roofline, and the charts of --plot'
