@@ -91,6 +91,13 @@ class FakeHub:
         self.repos[repo] = HubRepo(files)
         return self.repos[repo]
 
+    def tokens(self) -> dict[str, set[str | None]]:
+        """Return the values of the Authorization header that each server was sent."""
+        sent: dict[str, set[str | None]] = {"hub": set(), "cdn": set()}
+        for request in self.requests:
+            sent[request.server].add(request.headers.get("authorization"))
+        return sent
+
     def bytes_of(self, file: str) -> int:
         """Return how many bytes of a file the CDN was asked for, by ranges."""
         asked = [

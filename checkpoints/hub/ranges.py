@@ -107,7 +107,11 @@ class RemoteSafetensors(Shard):
             with path.open("wb") as holes:
                 holes.write(header)
                 holes.truncate(self._file.size)
-            tensors = SafetensorsFile(path)
+            try:
+                tensors = SafetensorsFile(path)
+            except CheckpointError as error:
+                problem = str(error).replace(str(path), str(self.path))
+                raise CheckpointError(problem) from None
         entries = parse_json_object(header[8:], self.path)
         return [
             _Place(

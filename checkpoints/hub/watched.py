@@ -31,7 +31,7 @@ class Progress:
                 return
             self._done += int(size)
             # The last byte is that of `finish`: until then there are hashes to compare.
-            self._report(min(self._done, self._total - 1), self._total, what)
+            self._report(max(0, min(self._done, self._total - 1)), self._total, what)
 
     def finish(self) -> None:
         """Report that all is done."""
