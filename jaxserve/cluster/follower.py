@@ -90,8 +90,11 @@ class Follower:
         if self._leaving:
             return
         if order.stop.exit_code:
-            # Not through the queue: the main thread may wait for ever in a step for another host.
+            # Not through the queue: the main thread may wait for ever in a step for another host,
+            # and would otherwise end the process first, with an exit code of its own.
+            self._leaving = True
             self._heartbeat.fail(PodFailure(f"{LEADER} has ended the pod", order.stop.exit_code))
+            return
         if order.WhichOneof("kind") in ("refused", "stop"):
             self._leaving = True
             self._heartbeat.stop()

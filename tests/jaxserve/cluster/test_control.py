@@ -140,9 +140,19 @@ def test_every_host_is_told_what_the_leader_found(pod: Pod) -> None:
 
 def test_a_pod_without_the_model_ends(pod: Pod) -> None:
     waiting = pod.pool.submit(pod.followers[0].told, str)
-    pod.leader._end(2)
+    pod.leader._end(0)
     with pytest.raises(EngineError, match="the leader has ended the pod"):
         waiting.result(60)
+
+
+def test_a_failed_pod_ends_hosts_by_its_exit_code(
+    pod: Pod, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A host's main thread, which waits for orders, cannot end the process with another code."""
+    pod.leader._end(FAILED)
+    assert [ended.wait() for ended in pod.exits[1:]] == [FAILED] * 2
+    assert capfd.readouterr().err.count("the leader has ended the pod") == 2
+    assert all(host._orders.empty() for host in pod.followers)
 
 
 @pytest.mark.parametrize(
