@@ -41,10 +41,11 @@ from jaxserve.cluster.transfer.offers import OfferStore
 from jaxserve.cluster.transfer.prefill import PrefillClient, PrefillPrompt, PrefillServicer
 from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
 from jaxserve.engine.kv_segment import KVSegment
+from jaxserve.loading.digests import WeightDigests
 
 MEBI = 2**20
 SECONDS = 300.0  # of any call
-HANDSHAKE = Handshake({}, "bfloat16", ("bfloat16",))
+HANDSHAKE = Handshake({}, WeightDigests(), "bfloat16", ("bfloat16",))
 HOST = "127.0.0.1"
 HEADS, WIDTH, LAYERS = 8, 128, 32  # Llama-3-8B: 128 KiB a token in bfloat16
 

@@ -38,6 +38,7 @@ from jaxserve.llm_arguments import (
     params_of_each,
 )
 from jaxserve.llm_folder import model_of_llm
+from jaxserve.loading.digests import WeightDigests
 from jaxserve.loading.draft import load_draft
 from jaxserve.loading.folder import Model, load
 from jaxserve.loading.model_folder import check_architecture, model_folder
@@ -91,6 +92,8 @@ class LLM:
             of a bar.
         on_compile: Function called so while steps are compiled, instead of a bar.
         new_runner: Factory of the object that drives the devices.
+        digests: Digests of the model's weights to add up while they are read, for programs that
+            compare the weights of several processes.
 
     The attributes are for programs that drive the engine themselves, as the server and the
     benchmarks do. Names and methods of these objects may change with every version.
@@ -98,6 +101,7 @@ class LLM:
     Attributes:
         model: The loaded checkpoint: architecture, parameters, tokenizer and end tokens.
         draft: The loaded draft model; None without one.
+        digests: Digests of the model's weights, where they were asked for.
         engine: Engine that plans the steps.
         runner: Runner that launches the steps on the devices, with the engine's configuration, its
             compiled shapes and figures.
@@ -136,10 +140,12 @@ class LLM:
         on_load: Progress | None = None,
         on_compile: Progress | None = None,
         new_runner: NewRunner = DeviceRunner,
+        digests: WeightDigests | None = None,
     ):
         spread = mesh_of(mesh, data, expert, tensor).build(devices or jax.devices())
         options = options_of(options, max_context)
         check_draft_model(options, draft_model)
+        self.digests = digests
         self._name = display_name(model)
         self._cache = cache_of_llm(compilation_cache)
         self._progress = progress
@@ -152,7 +158,9 @@ class LLM:
         with compiled_steps_kept(self._cache):
             with self._bar("loading", in_bytes=True) as bar:
                 told = on_load or bar.update
-                self.model: Model = load(folder, spread, dtype_name(dtype), told, weights, tensors)
+                self.model: Model = load(
+                    folder, spread, dtype_name(dtype), told, weights, tensors, digests
+                )
                 self.draft: Model | None = (
                     load_draft(draft_folder, self.model, told) if draft_folder else None
                 )

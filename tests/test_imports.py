@@ -76,8 +76,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.engine.build": (*ENGINE_DATA, "jaxserve.engine", *ON_DEVICES),
     "jaxserve.cluster": (
         "checkpoints.hub",
+        "checkpoints.identity",
         "jaxserve.cluster",
         "jaxserve.engine",
+        "jaxserve.loading.digests",
         "jaxserve.models.spec",
         "jaxserve.config",
         "jaxserve.errors",
@@ -90,8 +92,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.models",
         "jaxserve.errors",
     ),
+    "jaxserve.loading.digests": ("jaxserve.models",),
     "jaxserve.loading.shards": (
         "checkpoints.safetensors_reader",
+        "jaxserve.loading.digests",
         "jaxserve.models",
         "jaxserve.errors",
         "sharding",
@@ -105,6 +109,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "jaxserve.loading.parameters": (
         "checkpoints.orbax_store",
+        "jaxserve.loading.digests",
         "jaxserve.loading.match",
         "jaxserve.loading.orbax_layout",
         "jaxserve.loading.shards",
@@ -115,6 +120,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "jaxserve.loading.folder": (
         "checkpoints.orbax_store",
+        "jaxserve.loading.digests",
         "jaxserve.loading.parameters",
         "jaxserve.loading.spec",
         "jaxserve.models",

@@ -32,12 +32,21 @@ class SingleHost:
     """The only host: a pod without other hosts to agree with or to watch."""
 
     leads: Literal[True] = True
+    host: Final = 0
     new_runner: Final = DeviceRunner
 
     def told(self, value: Callable[[], str]) -> str:
         return value()
 
-    def agree(self, stage: str, facts: Callable[[], Facts]) -> None:
+    def all_same(self, stage: str, value: str) -> bool:
+        return True
+
+    def agree(
+        self,
+        stage: str,
+        facts: Callable[[], Facts],
+        problem: Callable[[int, Facts], str | None] | None = None,
+    ) -> None:
         pass
 
     def watch(

@@ -9,8 +9,6 @@ from hashlib import sha256
 from importlib.metadata import version
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from jaxserve.config import EngineConfig, EngineOptions
 from jaxserve.config.option import flag_of
@@ -52,66 +50,27 @@ def plan_format() -> str:
         for kind in (StepPlan, LanePlan, Admission)
     ]
     row = [(name, field.dtype.__name__, field.shape) for name, field in ROW_FIELDS.items()]
-    return _digest(repr((columns, row)))
+    return digest(repr((columns, row)))
 
 
-def facts_of_engine(spec: ModelSpec, params: dict, weights: str, config: EngineConfig) -> Facts:
+def facts_of_engine(model: Facts, config: EngineConfig) -> Facts:
     """Return facts before anything is compiled: the model, and every size that was decided.
 
-    `weights` is the form that the weights are held in, whether --weights asked for it or the
-    checkpoint has it.
+    model: see `facts_of_model`.
     """
     sizes = {
         f"the engine's {field.name}": str(getattr(config, field.name)) for field in fields(config)
     }
-    return (
-        facts_of_model(spec, params, weights)
-        | sizes
-        | facts_of_steps(BucketPlan.of(config).buckets)
-    )
+    return model | sizes | facts_of_steps(BucketPlan.of(config).buckets)
 
 
-def facts_of_model(spec: ModelSpec, params: dict, weights: str) -> Facts:
-    """Return facts of a model that are the same on every mesh.
+def facts_of_model(spec: ModelSpec, dtype: str, weights: str) -> Facts:
+    """Return facts of a model, apart from the numbers of its weights.
 
-    `spec` has to be the checkpoint's, not one adapted to a mesh by ModelSpec.on.
+    spec: the checkpoint's, for facts that are equal on every mesh; or the one that the devices
+    hold. weights: the form that they are held in, whether --weights or the checkpoint said so.
     """
-    return {
-        "the model": _digest(repr(spec)),
-        "the model's weights": norm_digest(params),
-        "their form": weights,
-    }
-
-
-def facts_of_weights(params: dict) -> Facts:
-    """Return a digest of the first number of every weight, the same on every mesh.
-
-    It tells models apart that share their norms, such as one with a merged LoRA. Compiles a
-    program.
-    """
-    found = sha256()
-    for (path, _), number in zip(
-        jax.tree_util.tree_leaves_with_path(params), _first_numbers(params), strict=True
-    ):
-        found.update(jax.tree_util.keystr(path).encode() + number.tobytes())
-    return {"the first number of every weight": found.hexdigest()[:16]}
-
-
-def _first_numbers(params: dict) -> np.ndarray:
-    """Return the first number of each leaf, float32 [leaves]."""
-    leaves = jax.tree.leaves(params)
-    # Whatever the sharding, the first device of the mesh holds a leaf's first number, so the
-    # program needs no communication.
-    device = leaves[0].sharding.mesh.devices.flat[0]
-    parts = [
-        next(shard.data for shard in leaf.addressable_shards if shard.device == device)
-        for leaf in leaves
-    ]
-
-    def first(parts: list[jax.Array]) -> jax.Array:
-        return jnp.stack([part[(0,) * part.ndim].astype(jnp.float32) for part in parts])
-
-    return np.asarray(jax.jit(first)(parts))
+    return {"the model": digest(repr(spec)), "its dtype": dtype, "the form of its weights": weights}
 
 
 def facts_of_steps(buckets: Iterable[Bucket]) -> Facts:
@@ -119,17 +78,8 @@ def facts_of_steps(buckets: Iterable[Bucket]) -> Facts:
     return {"the compiled steps": ", ".join(map(str, buckets))}
 
 
-def norm_digest(params: dict) -> str:
-    """Return a digest of the norms' weights, which every device of any mesh holds whole."""
-    found = sha256()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        name = jax.tree_util.keystr(path)
-        if name.endswith("norm']") and leaf.ndim == 1:
-            found.update(name.encode() + np.asarray(leaf.addressable_data(0)).tobytes())
-    return found.hexdigest()[:16]
-
-
-def _digest(text: str) -> str:
+def digest(text: str) -> str:
+    """Return 16 hex digits that stand for a text."""
     return sha256(text.encode()).hexdigest()[:16]
 
 

@@ -45,7 +45,7 @@ class Follower:
     def __init__(
         self, address: str, host: int, secret: bytes, exit: Callable[[int], object] = os._exit
     ):
-        self._host = host
+        self.host: Final = host
         self._secret = secret
         self._chain = MessageChain(secret)
         self._outbox: SimpleQueue[pb.FollowRequest | None] = SimpleQueue()
@@ -58,7 +58,7 @@ class Follower:
     def call(self) -> None:
         """Call the leader and introduce this host; waits until the leader listens."""
         grpc.channel_ready_future(self._channel).result()
-        self._send(hello=pb.Hello(host=self._host, proof=proof_of(self._secret, self._host)))
+        self._send(hello=pb.Hello(host=self.host, proof=proof_of(self._secret, self.host)))
         self._heartbeat.start([LEADER])
         self._listening.start()
 
@@ -112,11 +112,26 @@ class Follower:
         """Wait for the value that host 0 tells, and return it; `value` is called there alone."""
         return self._next_order().told.value
 
-    def agree(self, stage: str, facts: Callable[[], Facts]) -> None:
-        """State this host's facts and wait until all hosts agree; ConfigError when they differ."""
-        mine = facts()
-        self._send(facts=pb.Facts(stage=stage, names=list(mine), values=list(mine.values())))
+    def all_same(self, stage: str, value: str) -> bool:
+        """Return whether all hosts give this value, and it is not empty; each of them calls it."""
+        self._state(stage, {stage: value})
+        return bool(self.told(str))
+
+    def agree(
+        self,
+        stage: str,
+        facts: Callable[[], Facts],
+        problem: Callable[[int, Facts], str | None] | None = None,
+    ) -> None:
+        """State this host's facts and wait until all hosts agree; ConfigError when they differ.
+
+        problem: called on the leader alone.
+        """
+        self._state(stage, facts())
         self._next_order()
+
+    def _state(self, stage: str, facts: Facts) -> None:
+        self._send(facts=pb.Facts(stage=stage, names=list(facts), values=list(facts.values())))
 
     def _next_order(self) -> pb.Order:
         """Wait for an order before the steps; an error is raised if it ends the pod."""

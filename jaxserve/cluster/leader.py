@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Literal, Never
+from typing import Any, Final, Literal, Never
 
 import grpc
 import jax
@@ -53,6 +53,7 @@ class Leader(rpc.ClusterServiceServicer):
     """
 
     leads: Literal[True] = True
+    host: Final = 0
 
     def __init__(
         self, hosts: int, port: int, secret: bytes, exit: Callable[[int], object] = os._exit
@@ -168,20 +169,38 @@ class Leader(rpc.ClusterServiceServicer):
         self.order(told=pb.Told(value=found))
         return found
 
-    def agree(self, stage: str, facts: Callable[[], Facts]) -> None:
+    def all_same(self, stage: str, value: str) -> bool:
+        """Return whether all hosts give this value, and it is not empty; each of them calls it."""
+        values = {value, *(theirs[stage] for theirs in self._stated(stage).values())}
+        same = bool(value) and len(values) == 1
+        self.told(lambda: "same" if same else "")
+        return same
+
+    def agree(
+        self,
+        stage: str,
+        facts: Callable[[], Facts],
+        problem: Callable[[int, Facts], str | None] | None = None,
+    ) -> None:
         """Wait until every host has stated its facts at this stage.
 
-        ConfigError, on all hosts, when they differ.
+        problem: says in what a host differs by its facts; None: in the first fact that is not
+        equal to this host's. ConfigError, on all hosts, when one differs.
         """
+        stated = self._stated(stage)
+        mine = facts()
+        for host, theirs in sorted(stated.items()):
+            if found := problem(host, theirs) if problem else difference(mine, theirs):
+                self._refuse(f"{_name(host)} differs from the leader in {found}")
+        self.order(agreed=pb.Agreed(stage=stage))
+
+    def _stated(self, stage: str) -> dict[int, Facts]:
+        """Wait until every follower has stated its facts at this stage; return them by host."""
         with self._changed:
             stated = self._facts[stage]
             self._changed.wait_for(lambda: len(stated) == len(self._followers))
             del self._facts[stage]
-        mine = facts()
-        for host, theirs in sorted(stated.items()):
-            if problem := difference(mine, theirs):
-                self._refuse(f"{_name(host)} differs from the leader in {problem}")
-        self.order(agreed=pb.Agreed(stage=stage))
+        return stated
 
     def _refuse(self, problem: str) -> Never:
         self._heartbeat.stop()

@@ -16,8 +16,9 @@ from jaxserve.cli.flags import draft_model, engine_options
 from jaxserve.cli.inputs import is_typed, prompts_of, read_turns
 from jaxserve.cli.interrupts import interrupts_raise
 from jaxserve.cli.output import JsonPrinter, TextPrinter, model_line, summary
+from jaxserve.cluster.agreement import agree_on_engine, digests_to_compare
 from jaxserve.cluster.bootstrap import Pod, join
-from jaxserve.cluster.compatibility import facts_of_engine, facts_of_start
+from jaxserve.cluster.compatibility import facts_of_start
 from jaxserve.cluster.hosts import Hosts
 from jaxserve.cluster.hub_model import model_of_pod
 from jaxserve.compilation_cache import use_compilation_cache
@@ -66,6 +67,7 @@ def open_llm(args: argparse.Namespace, console: Console, pod: Pod) -> LLM:
     mesh = MeshSpec(data=args.data, expert=args.expert, tensor=args.tensor)
     # Hosts that differ would wait for each other in a collective without end.
     pod.agree("start", partial(facts_of_start, mesh, args.dtype, args.weights, options))
+    digests = digests_to_compare(pod, args.model)
     with loading:
         llm = LLM(
             args.model,
@@ -79,12 +81,9 @@ def open_llm(args: argparse.Namespace, console: Console, pod: Pod) -> LLM:
             on_compile=compiling.update,
             new_runner=pod.new_runner,
             compilation_cache=None,  # the command has chosen one
+            digests=digests,
         )
-    model = llm.model
-    pod.agree(
-        "engine",
-        partial(facts_of_engine, model.spec, model.params, model.weights, llm.runner.config),
-    )
+    agree_on_engine(pod, llm.model, llm.runner.config, digests)
     return llm
 
 
@@ -93,7 +92,7 @@ def introduce(llm: LLM, args: argparse.Namespace, console: Console) -> None:
     model = llm.model
     precision = model.weights
     if precision == AS_STORED:
-        precision = str(model.params["embed"].dtype)
+        precision = model.dtype
     lines = [
         model_line(
             display_name(args.model),

@@ -8,14 +8,18 @@ from jaxserve.loading.folder import Model, load
 from jaxserve.tokenizer import Tokenizer, load_tokenizer
 
 
-def load_draft(folder: Path, model: Model, progress: Callable[[int, int, str], None]) -> Model:
+def load_draft(
+    folder: Path,
+    model: Model,
+    progress: Callable[[int, int, str], None],
+) -> Model:
     """Load the draft model onto the model's mesh, in the model's dtype.
 
     Weights that are stored quantized stay quantized. ConfigError when the draft model's tokens
     differ from the model's or it embeds instead of generating; otherwise the errors of `load`.
     """
     check_tokens(folder, load_tokenizer(folder), model.tokenizer)
-    draft = load(folder, model.mesh, str(model.params["embed"].dtype), progress)
+    draft = load(folder, model.mesh, model.dtype, progress)
     if draft.spec.embeds:
         raise ConfigError(
             flag_text("--draft-model", folder, "this model embeds and generates no tokens")

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from jaxserve.checkpoints.orbax_store import AS_STORED
 from jaxserve.errors import ModelError
+from jaxserve.loading.digests import WeightDigests
 from jaxserve.loading.parameters import Progress, load_params
 from jaxserve.loading.spec import Checkpoint, open_checkpoint, read_architecture
 from jaxserve.models.decoder import param_specs
@@ -41,6 +42,11 @@ class Model:
     parameters: int
     weights: str
 
+    @property
+    def dtype(self) -> str:
+        """The type that the model computes in."""
+        return str(self.params["embed"].dtype)
+
 
 def load(
     folder: Path,
@@ -49,6 +55,7 @@ def load(
     progress: Progress = lambda done, total, what: None,
     weights: str = "auto",
     tensors: Mapping[str, Stored] | None = None,
+    digests: WeightDigests | None = None,
 ) -> Model:
     """Load a Hugging Face folder, or an Orbax folder of jaxserve convert, onto the mesh.
 
@@ -61,6 +68,7 @@ def load(
         weights: The name of a quantization scheme (models/quant.py) such as int8, or auto, which
             keeps weights as they are stored: in dtype unless they are quantized.
         tensors: Tensors by their names, instead of those in the folder.
+        digests: Digests of the tensors to add up while they are read.
 
     Raises:
         ModelError: The architecture is not supported or the tensors do not fit it (one line).
@@ -71,7 +79,7 @@ def load(
     _, spec = read_architecture(checkpoint)
     _check_vocabulary(folder, tokenizer, spec)
     eos_ids = _eos_ids(checkpoint, tokenizer, spec)
-    params = load_params(checkpoint, mesh, dtype, progress, weights)
+    params = load_params(checkpoint, mesh, dtype, progress, weights, digests=digests)
     held = spec.on(mesh.shape["tensor"])
     kept = str(scheme_in(params) or AS_STORED)
     fingerprint = sha256(repr((held, dtype, kept, str(folder.resolve()))).encode()).hexdigest()

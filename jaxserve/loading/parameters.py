@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from jaxserve.checkpoints.orbax_store import AS_STORED, OrbaxCheckpoint
 from jaxserve.errors import ModelError
+from jaxserve.loading.digests import WeightDigests
 from jaxserve.loading.match import by_parameter, match_tensors, stored_tensors
 from jaxserve.loading.orbax_layout import choose_weights, match_parameters
 from jaxserve.loading.shards import is_float, load_parameter
@@ -35,6 +36,7 @@ def load_params(
     progress: Progress = lambda done, total, what: None,
     weights: str = "auto",
     keep: Keep = lambda path, axes, parameter: parameter,
+    digests: WeightDigests | None = None,
 ) -> dict:
     """Load the parameters, each read from the folder straight into its shards.
 
@@ -43,7 +45,7 @@ def load_params(
 
     dtype: see `load`. weights: the name of a quantization scheme, or auto for the stored form.
     keep: replaces each loaded parameter in the result, so that a caller who writes parameters to a
-    file needs memory for one of them only.
+    file needs memory for one of them only. digests: get every shard that is read.
     """
     check_dtype(dtype)
     stored = checkpoint.weights if isinstance(checkpoint, OrbaxCheckpoint) else AS_STORED
@@ -60,6 +62,7 @@ def load_params(
     params: Any = param_specs(spread, jnp.dtype(kept), scheme)
     total = _declared_bytes(params)
     done = 0
+    published = by_parameter(family.tensors(spec))
     for path, rows in by_parameter(table).items():
         progress(done, total, rows[0].name)
         holder = params
@@ -67,7 +70,9 @@ def load_params(
             holder = holder[step]
         declared = holder[path[-1]]
         done += _declared_bytes(declared)
-        loaded = load_parameter(str(path[-1]), rows, declared, tensors, (spec, spread), mesh)
+        specs = (spec, spread)
+        seen = digests.parameter(published[path], specs) if digests else None
+        loaded = load_parameter(str(path[-1]), rows, declared, tensors, specs, mesh, seen)
         axes = declared.values.axes if isinstance(declared, Quantized) else declared.axes
         holder[path[-1]] = keep(path, axes, loaded)
     progress(total, total, "")

@@ -15,6 +15,7 @@ from jax.sharding import Mesh, SingleDeviceSharding
 
 from jaxserve.checkpoints.safetensors_reader import check_finite
 from jaxserve.errors import ModelError
+from jaxserve.loading.digests import ParameterDigests
 from jaxserve.models.families.weight_table import Stored, Tensor
 from jaxserve.models.quant import Quantized
 from jaxserve.models.quantize import Ranges, ShardQuantizer
@@ -35,12 +36,14 @@ def load_parameter(
     tensors: Mapping[str, Stored],
     specs: tuple[ModelSpec, ModelSpec],
     mesh: Mesh,
+    digests: ParameterDigests | None = None,
 ) -> jax.Array | Quantized:
     """Load one parameter, reading each shard from the memory map straight to its devices.
 
     rows: the table rows of the tensors that the parameter consists of. A quantized parameter is
     rounded on the way, unless its rows are stored values and scales. specs: the checkpoint's spec,
-    and the spec that these devices hold, which may have copies of kv heads.
+    and the spec that these devices hold, which may have copies of kv heads. digests: get every
+    shard that is read.
     """
 
     def reader(param: ParamSpec, rows: list[Tensor]) -> Read:
@@ -53,7 +56,7 @@ def load_parameter(
         return partial(_read_rows, rows, param, tensors, specs)
 
     if isinstance(param, ParamSpec):
-        return _sharded(param, mesh, reader(param, _float_rows(rows, tensors)))
+        return _sharded(param, mesh, reader(param, _float_rows(rows, tensors)), digests)
     scale_rows = [row for row in rows if row.scales]
     if scale_rows:
         value_rows = [row for row in rows if not row.scales]
@@ -66,8 +69,9 @@ def load_parameter(
         read_scales = quantizer.scales
     # Scales come first: groups that a shard's edge would cut are refused here, before the values
     # are read.
-    scales = _sharded(param.scales, mesh, read_scales)
-    return replace(param, values=_sharded(param.values, mesh, read_values), scales=scales)
+    scales = _sharded(param.scales, mesh, read_scales, digests, "scales")
+    values = _sharded(param.values, mesh, read_values, digests)
+    return replace(param, values=values, scales=scales)
 
 
 def _float_rows(rows: list[Tensor], tensors: Mapping[str, Stored]) -> list[Tensor]:
@@ -95,27 +99,41 @@ def _read_rows(
     return found
 
 
-def _sharded(param: ParamSpec, mesh: Mesh, read: Read) -> jax.Array:
+def _sharded(
+    param: ParamSpec,
+    mesh: Mesh,
+    read: Read,
+    digests: ParameterDigests | None,
+    kind: str = "values",
+) -> jax.Array:
     """Build the parameter's array with one shard at a time in host memory.
 
-    A shard that several devices hold is read once.
+    A shard that several devices hold is read once. kind: see ParameterDigests.add.
     """
     form = param.format(mesh)
     holders: dict[Ranges, list[Any]] = {}
-    indices = param.sharding(mesh).addressable_devices_indices_map(param.shape)
+    indices = param.sharding(mesh).devices_indices_map(param.shape)
     for device, index in indices.items():
         asked = tuple(
             range(size)[part] for size, part in zip(param.shape, index or (), strict=True)
         )
         holders.setdefault(asked, []).append(device)
+    here = param.sharding(mesh).addressable_devices
     shards: dict[Any, jax.Array] = {}
-    for asked, devices in holders.items():
+    for asked, holding in holders.items():
+        devices = [device for device in holding if device in here]
+        if not devices and not (digests and digests.all_hosts):
+            continue
+        shard = read(asked)
+        if digests:
+            hosts = {device.process_index for device in holding}
+            digests.add(param.axes, asked, shard, hosts, kind)
         formats = [Format(form.layout, SingleDeviceSharding(device)) for device in devices]
         # Waiting for the transfer lets the host's copy go before the next shard is read.
-        copies = jax.block_until_ready(jax.device_put([read(asked)] * len(devices), formats))
+        copies = jax.block_until_ready(jax.device_put([shard] * len(devices), formats))
         shards |= zip(devices, copies, strict=True)
     return jax.make_array_from_single_device_arrays(
-        param.shape, param.sharding(mesh), [shards[device] for device in indices]
+        param.shape, param.sharding(mesh), [shards[device] for device in indices if device in here]
     )
 
 

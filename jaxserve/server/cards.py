@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 
-from jaxserve.cluster.compatibility import facts_of_model, facts_of_weights
+from jaxserve.cluster.compatibility import facts_of_model
 from jaxserve.cluster.transfer.handshake import Handshake
 from jaxserve.engine.device.page_io import accepted_dtypes
 from jaxserve.engine.device.weight_report import describe_weights, weight_sizes
@@ -18,7 +18,7 @@ PACKAGES = ("jaxserve", "jax", "jaxlib", "grpcio")  # whose versions operators s
 def model_card(llm: LLM, name: str) -> ModelCard:
     """Describe the model for clients, who call it `name`."""
     spec = llm.model.spec
-    dtype = str(llm.model.params["embed"].dtype)
+    dtype = llm.model.dtype
     return ModelCard(
         name=name,
         architecture=spec.family,
@@ -79,20 +79,15 @@ def step_use(llm: LLM) -> list[StepUse]:
 
 
 def handshake_of(llm: LLM) -> Handshake | None:
-    """Describe the KV pages for other servers; None where the engine exchanges no pages.
-
-    Fingerprints of the weights are computed by a program that is compiled here. Call this before
-    the engine is ready, since no step may be compiled afterwards.
-    """
+    """Describe the KV pages for other servers; None where the engine exchanges no pages."""
     model = llm.model
     config = llm.runner.config
     if not config.page_exchange:
         return None
-    with llm.runner.executables.preparing():
-        facts = facts_of_model(model.spec.single, model.params, model.weights)
-        facts |= facts_of_weights(model.params)
-    dtypes = accepted_dtypes(config.page_dtype, str(model.params["embed"].dtype))
-    return Handshake(facts, config.page_dtype, dtypes)
+    assert llm.digests, "the loader asks for digests where pages are exchanged"
+    facts = facts_of_model(model.spec.single, model.dtype, model.weights)
+    dtypes = accepted_dtypes(config.page_dtype, model.dtype)
+    return Handshake(facts, llm.digests, config.page_dtype, dtypes)
 
 
 def summary(model: ModelCard, engine: EngineCard) -> list[str]:

@@ -9,12 +9,14 @@ from rich.console import Console
 
 from jaxserve.checkpoints.hub.names import display_name
 from jaxserve.cli.flags import draft_model, engine_options
+from jaxserve.cluster.agreement import agree_on_engine, digests_to_compare
 from jaxserve.cluster.bootstrap import Pod
-from jaxserve.cluster.compatibility import facts_of_engine, facts_of_start
+from jaxserve.cluster.compatibility import facts_of_start
 from jaxserve.compilation_cache import read_compiled
 from jaxserve.config.option import flag_of
-from jaxserve.errors import ConfigError, flag_text
+from jaxserve.errors import ConfigError, ModelError, flag_text
 from jaxserve.llm import LLM
+from jaxserve.loading.digests import WeightDigests
 from jaxserve.plan.bundle import CACHE, Manifest, check_engine, open_bundle
 from jaxserve.progress import Bar
 from jaxserve.server.disaggregation.local_mesh import Place
@@ -87,6 +89,7 @@ class ModelLoader:
         self._pod = pod
         self._manifest = manifest
         self._resources = resources
+        self._earlier: WeightDigests | None = None  # of the model that was opened last
 
     @property
     def model_name(self) -> str:
@@ -122,6 +125,9 @@ class ModelLoader:
             weights = manifest.weights
             mesh = manifest.axes
         self._pod.agree("start", partial(facts_of_start, mesh, dtype, weights, options))
+        digests = digests_to_compare(self._pod, args.model)
+        if exchanges_pages:  # with an engine whose weights have to be the same
+            digests = WeightDigests()
         named = place.named() if place else nullcontext()
         with Bar(self.console, "loading", in_bytes=True) as bar, named:
             llm = LLM(
@@ -139,9 +145,11 @@ class ModelLoader:
                 on_load=bar.update,
                 new_runner=self._pod.new_runner,
                 compilation_cache=None,  # the command has chosen one
+                digests=digests,
             )
         self._resources.enter_context(llm)
         self._check(llm)
+        self._check_unchanged(llm)
         return llm
 
     def _check(self, llm: LLM) -> None:
@@ -149,11 +157,21 @@ class ModelLoader:
         model = llm.model
         config = llm.runner.config
         if self._manifest:
-            dtype = str(model.params["embed"].dtype)
             kind = device_kind(model.mesh)
-            check_engine(self._manifest, model.spec, dtype, kind, config, model.weights)
-        facts = partial(facts_of_engine, model.spec, model.params, model.weights, config)
-        self._pod.agree("engine", facts)
+            check_engine(self._manifest, model.spec, model.dtype, kind, config, model.weights)
+        agree_on_engine(self._pod, llm.model, config, llm.digests)
+
+    def _check_unchanged(self, llm: LLM) -> None:
+        """Check that the files of the model are those that were read for an earlier mesh."""
+        earlier = self._earlier
+        self._earlier = llm.digests
+        if earlier is None or llm.digests is None:
+            return
+        if tensor := llm.digests.first_difference(earlier.text()):
+            raise ModelError(
+                f"{self._args.model}: {tensor} has changed since the prefill mesh read it (start "
+                f"again when nobody writes to the model any more)"
+            )
 
     def compile(self, llm: LLM) -> None:
         """Compile every step that the engine can launch, and say where they came from."""

@@ -143,7 +143,7 @@ class PrefillClient:
         the other server will take no prompts of this one.
         """
         call = self._stub.Watch(
-            pb.WatchRequest(**self._handshake.fields()), metadata=self._metadata
+            pb.WatchRequest(**self._handshake.watch_fields()), metadata=self._metadata
         )
         with status_to_errors(call):
             while True:

@@ -50,14 +50,16 @@ class Array(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ("facts", "dtypes", "transports")
+    __slots__ = ("facts", "dtypes", "transports", "weight_digests")
     FACTS_FIELD_NUMBER: _ClassVar[int]
     DTYPES_FIELD_NUMBER: _ClassVar[int]
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_DIGESTS_FIELD_NUMBER: _ClassVar[int]
     facts: _cluster_pb2.Facts
     dtypes: _containers.RepeatedScalarFieldContainer[str]
     transports: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, facts: _Optional[_Union[_cluster_pb2.Facts, _Mapping]] = ..., dtypes: _Optional[_Iterable[str]] = ..., transports: _Optional[_Iterable[str]] = ...) -> None: ...
+    weight_digests: str
+    def __init__(self, facts: _Optional[_Union[_cluster_pb2.Facts, _Mapping]] = ..., dtypes: _Optional[_Iterable[str]] = ..., transports: _Optional[_Iterable[str]] = ..., weight_digests: _Optional[str] = ...) -> None: ...
 
 class WatchResponse(_message.Message):
     __slots__ = ("waiting_tokens",)

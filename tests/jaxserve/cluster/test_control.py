@@ -200,6 +200,45 @@ def test_the_first_difference_is_named() -> None:
     assert difference(FACTS, FACTS | {"more": "1"}) == "more: 1 there, none here"
 
 
+def test_a_difference_may_have_a_meaning_of_its_own(pod: Pod) -> None:
+    """Only the leader judges; a host's facts need not be equal to the leader's."""
+    seen: dict[int, Facts] = {}
+
+    def problem(host: int, theirs: Facts) -> str | None:
+        seen[host] = theirs
+        return "the weight norm" if theirs["part"] == "2" else None
+
+    hosts = [pod.leader, *pod.followers]
+    asked = [
+        pod.pool.submit(host.agree, "weight", lambda host=host: {"part": f"{host.host}"}, problem)
+        for host in hosts
+    ]
+    for future in asked:
+        with pytest.raises(ConfigError, match="host 2 differs from the leader in the weight norm"):
+            future.result(60)
+    assert seen == {1: {"part": "1"}, 2: {"part": "2"}}
+
+
+@pytest.mark.parametrize(
+    ("values", "same"),
+    [
+        (("a", "a", "a"), True),
+        (("a", "a", "b"), False),
+        (("b", "a", "a"), False),
+        (("",) * 3, False),
+    ],
+)
+def test_every_host_knows_whether_values_are_the_same(
+    pod: Pod, values: tuple[str, ...], same: bool
+) -> None:
+    hosts = [pod.leader, *pod.followers]
+    asked = [
+        pod.pool.submit(host.all_same, "files", value)
+        for host, value in zip(hosts, values, strict=True)
+    ]
+    assert [future.result(60) for future in asked] == [same] * 3
+
+
 def test_orders_come_to_all_in_their_order(pod: Pod) -> None:
     for number in range(50):
         pod.leader.order(plan=b"%d" % number)

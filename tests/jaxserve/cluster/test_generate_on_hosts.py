@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 from jaxserve import LLM, EngineOptions, SamplingParams
 from jaxserve.completion import Completion
+from jaxserve.convert import main as convert
 from tests.fake_hub import FakeHub
 from tests.jaxserve.cluster.processes import DRAFT, ROOT, Host, Pod
 
@@ -245,24 +246,43 @@ def test_a_host_with_other_flags_is_refused(theirs: tuple[str, ...], problem: st
         assert [host.error_lines for host in pod.hosts.values()] == [[f"error: {problem}"]] * 2
 
 
-@pytest.mark.slow
-def test_a_host_with_other_weights_is_refused(tmp_path: Path) -> None:
-    """The other checkpoint has the same architecture, trained further."""
+@pytest.mark.parametrize(
+    "mesh", [("--data", "2", "--tensor", "2"), ("--tensor", "4")], ids="-".join
+)
+def test_a_host_with_one_other_number_is_refused_by_the_tensor(
+    mesh: tuple[str, ...], tmp_path: Path
+) -> None:
+    """With --tensor 4, no other part of the mesh has what host 1 holds."""
+    name = "model.layers.0.mlp.down_proj.weight"
     copy = tmp_path / "copy"
     shutil.copytree(DRAFT, copy)
     tensors = load_file(copy / "model.safetensors")
-    tensors["model.norm.weight"] = tensors["model.norm.weight"] * 1.01
+    tensors[name][1, -1] += 1
     save_file(tensors, copy / "model.safetensors")
-    common = ("--data", "2", "--tensor", "2", "--prompt", "x")
+    common = (*mesh, "--prompt", "x")
     with Pod(2) as pod:
         pod.start(0, *common)
         pod.start(1, *common, "--model", str(copy))
         assert pod.wait() == [2, 2], pod.all_output
-        assert (
-            pod.hosts[0]
-            .error_lines[0]
-            .startswith("error: host 1 differs from the leader in the model's weights: ")
-        )
+        assert [host.error_lines for host in pod.hosts.values()] == 2 * [
+            [
+                f"error: host 1 differs from the leader in the weight {name} (give all hosts the "
+                f"same checkpoint)"
+            ]
+        ]
+
+
+def test_hosts_with_copies_of_their_own_are_one_pod(tmp_path: Path) -> None:
+    """Host 1 has the weights in another form: a folder that was converted."""
+    assert convert([str(DRAFT), str(tmp_path / "orbax")]) == 0
+    with Pod(2) as pod:
+        common = ("--tensor", "4", *GREEDY)
+        pod.start(0, *common)
+        pod.start(1, *common, "--model", str(tmp_path / "orbax"))
+        assert pod.wait() == [0, 0], pod.all_output
+        found = [json.loads(line) for line in pod.hosts[0].output.splitlines()]
+    compared = map(check, found, completions_on_one_device())
+    assert sum(compared) > TOKENS * len(PROMPTS) / 2
 
 
 def test_hosts_that_do_not_come_are_waited_for_only_so_long() -> None:

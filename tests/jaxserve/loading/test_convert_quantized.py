@@ -17,7 +17,7 @@ from jaxserve.checkpoints.errors import CheckpointError
 from jaxserve.checkpoints.int4_packing import paired, unpaired
 from jaxserve.checkpoints.orbax_store import MANIFEST, OrbaxCheckpoint, write_manifest
 from jaxserve.checkpoints.orbax_writer import Writer
-from jaxserve.cluster.compatibility import difference, facts_of_engine
+from jaxserve.cluster.compatibility import difference, facts_of_engine, facts_of_model
 from jaxserve.config import EngineOptions
 from jaxserve.convert import main
 from jaxserve.errors import ModelError
@@ -291,9 +291,10 @@ def test_hosts_must_agree_on_the_form_that_they_found(tmp_path: Path) -> None:
         with LLM(folder, options=options) as llm:
             model = llm.model
             config = llm.runner.config
-            facts.append(facts_of_engine(model.spec, model.params, model.weights, config))
+            of_model = facts_of_model(model.spec, model.dtype, model.weights)
+            facts.append(facts_of_engine(of_model, config))
             card = model_card(llm, "it")
-    assert difference(*facts) == "their form: int8 there, auto here"
+    assert difference(*facts) == "the form of its weights: int8 there, auto here"
     assert card.weights == "int8" and card.sizes["mlp"]["int8"] > 0
 
 

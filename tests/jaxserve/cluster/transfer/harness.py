@@ -20,10 +20,11 @@ from jaxserve.cluster.transfer.prefill import PrefillClient, PrefillPrompt, Pref
 from jaxserve.cluster.transfer.ticket import TransferError
 from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
 from jaxserve.engine.kv_segment import KVSegment
+from jaxserve.loading.digests import WeightDigests
 
 MEBI = 2**20
 SECONDS = 600.0  # that a transfer may take, unless a test is about that
-MODEL = {"the model": "abc", "the model's weights": "def"}
+MODEL = {"the model": "abc", "the device": "def"}
 DTYPES = ("float32", "bfloat16", "int8", "float8_e4m3fn")
 # A connection of its own for every channel, found again soon.
 OPTIONS = (
@@ -191,7 +192,15 @@ async def fetch_all(
         return [piece async for piece in pieces]
 
 
-HANDSHAKE = Handshake(MODEL, "float32", ("float32",))
+def weights(**changed: int) -> WeightDigests:
+    """Return digests of three tensors, of which some have another number."""
+    digests = WeightDigests()
+    for name, part in ({"first": 1, "second": 2, "third": 3} | changed).items():
+        digests.add(name, {0}, part)
+    return digests
+
+
+HANDSHAKE = Handshake(MODEL, weights(), "float32", ("float32",))
 
 
 def client_of(channel: aio.Channel, budget: ByteBudget, metadata: Metadata = ()) -> PrefillClient:

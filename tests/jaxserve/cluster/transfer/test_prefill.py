@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from grpc import aio
 
+from jaxserve.cluster.compatibility import digest
 from jaxserve.cluster.transfer.byte_budget import ByteBudget
 from jaxserve.cluster.transfer.fetch import SegmentReceiver, TransferServicer
 from jaxserve.cluster.transfer.offers import Counts, OfferStore
@@ -33,6 +34,7 @@ from tests.jaxserve.cluster.transfer.harness import (
     random_segment,
     refusal,
     servers,
+    weights,
 )
 
 
@@ -146,9 +148,9 @@ def test_a_piece_that_is_larger_than_a_budget_is_refused_by_name(buffer: int, ro
 @pytest.mark.parametrize(
     "theirs, problem",
     [
-        ({"the model's weights": "xyz"}, "the model's weights: xyz there, def here"),
+        ({"the device": "xyz"}, "the device: xyz there, def here"),
         ({"the form": "int8"}, "the form: int8 there, none here"),
-        ({"the protocol": "2"}, "the protocol: 2 there, 1 here"),
+        ({"the protocol": "3"}, "the protocol: 3 there, 2 here"),
     ],
 )
 def test_servers_that_differ_part_with_both_values(theirs: dict[str, str], problem: str) -> None:
@@ -176,7 +178,7 @@ def test_a_caller_that_states_nothing_is_refused() -> None:
                 await call.read()
             assert (
                 caught.value.details()
-                == "the two servers differ in the protocol: 1 there, none here"
+                == "the two servers differ in the protocol: 2 there, none here"
             )
 
     asyncio.run(main())
@@ -198,6 +200,19 @@ def test_an_older_release_by_another_transport_is_refused_in_a_line() -> None:
     assert refused_transports("jax") == f"{problem} jax here {hint}"
     assert refused_transports() == f"{problem} nothing here {hint}"
     HANDSHAKE.check(pb.WatchRequest(**HANDSHAKE.fields() | {"transports": ("jax", "grpc")}))
+
+
+def test_a_server_with_other_weights_is_refused_by_the_tensor() -> None:
+    """A watch names the tensor; a prompt, which states less, the digests of all."""
+    other = replace(HANDSHAKE, weights=weights(second=7))
+    with pytest.raises(TransferError) as caught:
+        HANDSHAKE.check(pb.WatchRequest(**other.watch_fields()))
+    assert caught.value.code == "FAILED_PRECONDITION"
+    assert str(caught.value) == "the two servers differ in the weight second"
+    with pytest.raises(TransferError) as caught:
+        HANDSHAKE.check(pb.PrefillRequest(**other.fields()))
+    assert str(caught.value).startswith("the two servers differ in the weights: ")
+    HANDSHAKE.check(pb.WatchRequest(**HANDSHAKE.watch_fields()))
 
 
 def test_facts_without_a_value_are_refused() -> None:
@@ -298,8 +313,7 @@ def test_it_stands_behind_the_servers_tokens() -> None:
 def test_the_handshake_states_what_it_checks() -> None:
     request = pb.PrefillRequest(**HANDSHAKE.fields())
     HANDSHAKE.check(request)
-    assert (
-        dict(zip(request.facts.names, request.facts.values, strict=True))
-        == {"the protocol": "1"} | MODEL
-    )
+    assert dict(zip(request.facts.names, request.facts.values, strict=True)) == {
+        "the protocol": "2"
+    } | MODEL | {"the weights": digest(weights().text())}
     assert request.dtypes == ["float32"] and request.transports == ["grpc"]

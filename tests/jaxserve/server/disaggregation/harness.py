@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from prometheus_client import CollectorRegistry
 
 from jaxserve.cluster.transfer.handshake import Handshake
+from jaxserve.loading.digests import WeightDigests
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.disaggregation.flags import Disaggregation
 from jaxserve.server.disaggregation.policy import Policy
@@ -20,7 +21,7 @@ from jaxserve.v1 import common_pb2, inference_pb2
 from tests.jaxserve.cluster.transfer.harness import Proxy
 from tests.jaxserve.server.harness import Running, running, until
 
-HANDSHAKE = Handshake({"the model": "fake"}, "float32", ("float32",))
+HANDSHAKE = Handshake({"the model": "fake"}, WeightDigests(), "float32", ("float32",))
 MEBI = 2**20
 PAGE = 4  # tokens
 LONG = (

@@ -3,6 +3,7 @@ of one engine.
 """
 
 import asyncio
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -15,13 +16,14 @@ import jax
 import numpy as np
 import pytest
 from rich.console import Console
+from safetensors.numpy import load_file, save_file
 
 from jaxserve import LLM, EngineOptions
 from jaxserve.cluster.bootstrap import SingleHost
 from jaxserve.cluster.transfer.prefill import PrefillPrompt
 from jaxserve.engine.buckets import SEGMENTS_ON_DEVICE
 from jaxserve.engine.device.page_store import PagesRead, PageStore
-from jaxserve.errors import ConfigError, EngineError
+from jaxserve.errors import ConfigError, EngineError, ModelError
 from jaxserve.request import SamplingParams
 from jaxserve.server import model_loader
 from jaxserve.server.core.incoming_request import IncomingRequest
@@ -374,6 +376,7 @@ def test_only_who_decodes_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     for place in places(Meshes(4, 4, Policy(1, 1), 1.0), jax.devices()):
         with pytest.raises(ConfigError, match="enough"):
             loader.open(place)
+    assert all(asks.pop("digests") for asks in asked)
     prefill, decode = (asks.pop("options") for asks in asked)
     assert [asks.pop("draft_model") for asks in asked] == [None, Path("small")] and asked[
         0
@@ -385,6 +388,23 @@ def test_only_who_decodes_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
         and decode.draft_tokens == 3
         and decode.kv == "int8"
     )
+
+
+def test_a_model_that_changes_between_its_two_meshes_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(DRAFT, folder)
+    sizes = ("--max-batch", "2", "--step-tokens", "32", "--page-size", "16", "--max-context", "64")
+    args = parser().parse_args(["--model", str(folder), *BOTH, *sizes])
+    first, second = places(Meshes(4, 2, Policy(1, 1), 1.0), jax.devices())
+    with ExitStack() as resources:
+        loader = model_loader.ModelLoader(args, Console(stderr=True), SingleHost(), None, resources)
+        loader.open(first)
+        tensors = load_file(folder / "model.safetensors")
+        name = "model.layers.1.mlp.up_proj.weight"
+        tensors[name][5, 7] += 1
+        save_file(tensors, folder / "model.safetensors")
+        with pytest.raises(ModelError, match=f"{name} has changed since the prefill mesh"):
+            loader.open(second)
 
 
 # ---- the process

@@ -13,6 +13,7 @@ from jaxserve.server.disaggregation.policy import Policy
 from jaxserve.server.disaggregation.prefill_pool import State
 from jaxserve.server.observe.metrics import Metrics
 from jaxserve.v1 import common_pb2
+from tests.jaxserve.cluster.transfer.harness import weights
 from tests.jaxserve.server.disaggregation.harness import (
     HANDSHAKE,
     LONG,
@@ -158,6 +159,7 @@ def test_a_prefill_server_refuses_clients(tmp_path: Path) -> None:
     ("handshake", "problem"),
     [
         (replace(HANDSHAKE, model={"the model": "another"}), "the model"),
+        (replace(HANDSHAKE, weights=weights(second=7)), "the weight "),
         (replace(HANDSHAKE, page_dtype="bfloat16"), "--kv"),
     ],
 )

@@ -1,0 +1,211 @@
+"""Digests of a checkpoint's tensors, added up while the shards of its parameters are loaded.
+
+Processes that compare them know whether they hold the same weights, whatever their meshes, kinds of
+folders and copies of kv heads. A tensor's digest is the sum, modulo 2^64, of the bits of its
+numbers as the devices hold them, each multiplied by a pseudorandom odd factor for its place along
+every dimension (multilinear hashing: Carter and Wegman 1979). Sums of the shards of a tensor add up
+to the digest of the tensor. One number that differs changes the digest with certainty, since no odd
+multiple of a difference of at most 32 bits is 0 modulo 2^64. Digests find mistakes; they do not
+stop somebody who constructs a collision.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Final
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxserve.models.families.weight_table import Tensor
+from jaxserve.models.spec import ModelSpec
+
+Ranges = tuple[range, ...]  # the entries of a shard, along each dimension of its parameter
+MASK: Final = 2**64 - 1
+HEX_DIGITS: Final = 16  # of a digest in a text
+KV_HEADS: Final = "K"  # the dimension that may have copies
+QUERIES: Final = "G"  # queries of a kv head, which its copies divide among themselves
+KEPT_FACTORS: Final = 64  # dimensions whose factors are kept for the next shard
+
+# Constants of SplitMix64 (Steele, Lea and Flood 2014).
+GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
+FIRST_MULTIPLIER: Final = np.uint64(0xBF58476D1CE4E5B9)
+SECOND_MULTIPLIER: Final = np.uint64(0x94D049BB133111EB)
+
+
+class WeightDigests:
+    """Digests of all tensors of one checkpoint, by the names that its publisher gives them.
+
+    all_hosts: read the shards of the mesh's other hosts as well, so that `text` knows what each of
+    them has to hold; they need as much time to read as if one host had the whole mesh.
+    """
+
+    def __init__(self, all_hosts: bool = False):
+        self.all_hosts = all_hosts
+        self._sums: dict[int, dict[str, int]] = {}  # by host and tensor
+
+    def parameter(
+        self, rows: Sequence[Tensor], specs: tuple[ModelSpec, ModelSpec]
+    ) -> "ParameterDigests":
+        """Return the digests of the tensors that a parameter consists of.
+
+        rows: rows of the family's weight table. specs: the checkpoint's spec, and the spec that the
+        devices hold.
+        """
+        return ParameterDigests(self, rows, specs)
+
+    def add(self, name: str, hosts: Iterable[int], part: int) -> None:
+        """Add the sum of a shard to the digest that a tensor has on these hosts."""
+        for host in hosts:
+            sums = self._sums.setdefault(host, {})
+            sums[name] = (sums.get(name, 0) + part) & MASK
+
+    def text(self, host: int = 0) -> str:
+        """Return the digests of what a host holds, in the order of the tensors' names.
+
+        It is complete for this process's host, and with `all_hosts` for every one.
+        """
+        sums = self._sums.get(host, {})
+        return "".join(f"{sums[name]:0{HEX_DIGITS}x}" for name in sorted(sums))
+
+    def first_difference(self, text: str, host: int = 0) -> str | None:
+        """Return the first tensor whose digest is not the one in a text of `text`, if any is.
+
+        The text has to be of the same architecture.
+        """
+        mine = self.text(host)
+        if mine == text:
+            return None
+        for at, name in enumerate(sorted(self._sums.get(host, {}))):
+            here = slice(at * HEX_DIGITS, (at + 1) * HEX_DIGITS)
+            if mine[here] != text[here]:
+                return name
+        return "a tensor that only one of them has"
+
+
+class ParameterDigests:
+    """The part of WeightDigests about the tensors of one parameter."""
+
+    def __init__(
+        self,
+        whole: WeightDigests,
+        rows: Sequence[Tensor],
+        specs: tuple[ModelSpec, ModelSpec],
+    ):
+        self.all_hosts = whole.all_hosts
+        self._whole = whole
+        self._rows = rows
+        spec, held = specs
+        self._copies = held.num_kv_heads // spec.num_kv_heads
+        self._fused = [row.fused_slices(row.sizes(held)) for row in rows]
+        self._kept = {KV_HEADS}.union(*self._fused)
+
+    def add(
+        self, axes: str, asked: Ranges, shard: np.ndarray, hosts: Collection[int], kind: str
+    ) -> None:
+        """Add a shard that these hosts hold.
+
+        axes: the parameter's dimensions. asked: the shard's entries along each of them. kind:
+        "values" or "scales" of a quantized parameter, and "values" of any other.
+        """
+        ranges = dict(zip(axes, asked, strict=True))
+        sums = _contract(shard, ranges, self._kept)
+        kept = {letter: part for letter, part in ranges.items() if letter in self._kept}
+        heads = list(self._heads(sums, kept))
+        kept.pop(KV_HEADS, None)
+        for row, fused in zip(self._rows, self._fused, strict=True):
+            own = factor_of(f"{row.path[-1]} {row.part} {kind}", 0)
+            for factor, copy, of_head in heads:
+                found = _sum_of_tensor(of_head, kept, fused, copy)
+                self._whole.add(row.name, hosts, found * factor * own)
+
+    def _heads(
+        self, sums: np.ndarray, kept: Mapping[str, range]
+    ) -> Iterator[tuple[int, int, np.ndarray]]:
+        """Yield the kv heads of a shard: factor, which copy of the head it is, and its sums.
+
+        A parameter without kv heads counts as one head.
+        """
+        if KV_HEADS not in kept:
+            yield 1, 0, sums
+            return
+        at = list(kept).index(KV_HEADS)
+        for entry, head in enumerate(kept[KV_HEADS]):
+            original, copy = divmod(head, self._copies)
+            yield factor_of(KV_HEADS, original), copy, sums.take(entry, axis=at)
+
+
+def _contract(shard: np.ndarray, ranges: Mapping[str, range], kept: Collection[str]) -> np.ndarray:
+    """Multiply the bits of a shard by the factors of all dimensions but the kept ones, and sum.
+
+    The result is uint64, with the kept dimensions in their order.
+    """
+    sums = _bits(shard)
+    left = "".join(ranges)
+    # The first product takes nearly all of the time; along the last dimension it is fastest.
+    for letter in reversed([*ranges]):
+        if letter in kept:
+            continue
+        rest = left.replace(letter, "")
+        sums = np.einsum(
+            f"{left},{letter}->{rest}",
+            sums,
+            factors(letter, ranges[letter]),
+            dtype=np.uint64,
+            casting="unsafe",
+        )
+        left = rest
+    return np.asarray(sums, np.uint64)
+
+
+def _bits(numbers: np.ndarray) -> np.ndarray:
+    """Return the bits of numbers as unsigned integers; int4, which fill bytes here, as int8."""
+    if jnp.issubdtype(numbers.dtype, jnp.integer):
+        numbers = numbers.astype(np.int8) if numbers.itemsize == 1 else numbers
+    return numbers.view(f"u{numbers.itemsize}")
+
+
+def _sum_of_tensor(
+    sums: np.ndarray,
+    kept: Mapping[str, range],
+    fused: Mapping[str, tuple[str, slice]],
+    copy: int,
+) -> int:
+    """Sum up a tensor's part of the sums of a shard.
+
+    kept: the dimensions of the sums, and the entries there. fused: the tensor's share of each, see
+    Tensor.fused_slices. copy: which copy of a kv head it is. Only the first counts, but for
+    queries, of which every copy has others.
+    """
+    has_queries = any(own == QUERIES for own, _ in fused.values())
+    if copy and not has_queries:
+        return 0
+    for letter, part in kept.items():
+        own, at = fused[letter]
+        begin = max(at.start, part.start)
+        end = min(at.stop, part.stop)
+        if begin >= end:
+            return 0
+        skipped = copy * (at.stop - at.start) - at.start
+        factor = factors(f"{letter} {own}", range(begin + skipped, end + skipped))
+        sums = np.einsum("i...,i->...", sums[begin - part.start : end - part.start], factor)
+    return int(sums)
+
+
+@lru_cache(KEPT_FACTORS)
+def factors(dimension: str, entries: range) -> np.ndarray:
+    """Return the factors of entries along a dimension, odd uint64 [entries]."""
+    seed = blake2b(dimension.encode(), digest_size=8).digest()
+    mixed = np.arange(entries.start + 1, entries.stop + 1, dtype=np.uint64) * GOLDEN
+    mixed += np.frombuffer(seed, np.uint64)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * FIRST_MULTIPLIER
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * SECOND_MULTIPLIER
+    mixed ^= mixed >> np.uint64(31)
+    mixed |= np.uint64(1)
+    mixed.flags.writeable = False
+    return mixed
+
+
+def factor_of(dimension: str, entry: int) -> int:
+    """Return the factor of one entry along a dimension."""
+    return int(factors(dimension, range(entry, entry + 1))[0])
