@@ -17,6 +17,7 @@ from _pytest.mark.structures import ParameterSet
 from jaxserve.completion import Completion
 from jaxserve.config import EngineOptions
 from jaxserve.llm import LLM
+from jaxserve.loading.digests import WeightDigests
 from jaxserve.request import MAX_LOGPROBS, Request, SamplingParams
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.structure import Structure
@@ -215,7 +216,8 @@ def opened(folder: Path, case: Case, side: Side, first: int = 0, **options: Any)
     )
     draft = folder if chosen.speculate == "draft" else None
     mesh = MeshFrom(data=side.data, tensor=side.tensor, first=first)
-    llm = LLM(folder, options=chosen, mesh=mesh, draft_model=draft)
+    digests = WeightDigests()  # which servers compare
+    llm = LLM(folder, options=chosen, mesh=mesh, draft_model=draft, digests=digests)
     compile_largest(llm)
     return llm
 
