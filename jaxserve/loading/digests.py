@@ -160,8 +160,8 @@ def _contract(shard: np.ndarray, ranges: Mapping[str, range], kept: Collection[s
 
 def _bits(numbers: np.ndarray) -> np.ndarray:
     """Return the bits of numbers as unsigned integers; int4, which fill bytes here, as int8."""
-    if jnp.issubdtype(numbers.dtype, jnp.integer):
-        numbers = numbers.astype(np.int8) if numbers.itemsize == 1 else numbers
+    if numbers.itemsize == 1 and jnp.issubdtype(numbers.dtype, jnp.integer):
+        numbers = numbers.astype(np.int8, copy=False)
     return numbers.view(f"u{numbers.itemsize}")
 
 
