@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from jaxserve.cluster.bootstrap import Pod
 
 DIGESTS = "the digests of the weights"
+READS_ALL = (
+    "The hosts read different files: host 0 reads the weights of all of them, to compare them (not "
+    "needed where they mount one disk, or have copies of a folder of jaxserve convert)"
+)
 
 
 class LoadedModel(Protocol):

@@ -115,7 +115,7 @@ class Follower:
     def all_same(self, stage: str, value: str) -> bool:
         """Return whether all hosts give this value, and it is not empty; each of them calls it."""
         self._state(stage, {stage: value})
-        return bool(self.told(str))
+        return bool(self._next_order().told.value)
 
     def agree(
         self,

@@ -16,7 +16,7 @@ from jaxserve.cli.flags import draft_model, engine_options
 from jaxserve.cli.inputs import is_typed, prompts_of, read_turns
 from jaxserve.cli.interrupts import interrupts_raise
 from jaxserve.cli.output import JsonPrinter, TextPrinter, model_line, summary
-from jaxserve.cluster.agreement import agree_on_engine, digests_to_compare
+from jaxserve.cluster.agreement import READS_ALL, agree_on_engine, digests_to_compare
 from jaxserve.cluster.bootstrap import Pod, join
 from jaxserve.cluster.compatibility import facts_of_start
 from jaxserve.cluster.hosts import Hosts
@@ -68,6 +68,8 @@ def open_llm(args: argparse.Namespace, console: Console, pod: Pod) -> LLM:
     # Hosts that differ would wait for each other in a collective without end.
     pod.agree("start", partial(facts_of_start, mesh, args.dtype, args.weights, options))
     digests = digests_to_compare(pod, args.model)
+    if digests and digests.all_hosts:
+        console.print(READS_ALL, soft_wrap=True, markup=False)
     with loading:
         llm = LLM(
             args.model,

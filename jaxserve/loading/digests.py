@@ -2,17 +2,19 @@
 
 Processes that compare them know whether they hold the same weights, whatever their meshes, kinds of
 folders and copies of kv heads. A tensor's digest is the sum, modulo 2^64, of the bits of its
-numbers as the devices hold them, each multiplied by a pseudorandom odd factor for its place along
-every dimension (multilinear hashing: Carter and Wegman 1979). Sums of the shards of a tensor add up
-to the digest of the tensor. One number that differs changes the digest with certainty, since no odd
-multiple of a difference of at most 32 bits is 0 modulo 2^64. Digests find mistakes; they do not
-stop somebody who constructs a collision.
+numbers as the devices hold them, each multiplied by a fixed pseudorandom odd factor for its place
+along every dimension. Sums of the shards of a tensor add up to the digest of the tensor.
+
+One number that differs changes the digest with certainty, since no odd multiple of a difference of
+at most 32 bits is 0 modulo 2^64. (A number of the checkpoint that is quantized on loading may
+change without any that the devices hold.) Several that differ go unnoticed only by chance, or where
+somebody constructs them: this is a checksum, not a cryptographic hash.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Final
+from typing import Any, Final
 
 import jax.numpy as jnp
 import numpy as np
@@ -66,7 +68,14 @@ class WeightDigests:
         It is complete for this process's host, and with `all_hosts` for every one.
         """
         sums = self._sums.get(host, {})
-        return "".join(f"{sums[name]:0{HEX_DIGITS}x}" for name in sorted(sums))
+        return "".join(f"{sums[name]:0{HEX_DIGITS}x}" for name in self._names(host))
+
+    def _names(self, host: int) -> list[str]:
+        """Return the tensors' names, layer 2 before layer 10."""
+        return sorted(
+            self._sums.get(host, {}),
+            key=lambda name: [part.zfill(HEX_DIGITS) for part in name.split(".")],
+        )
 
     def first_difference(self, text: str, host: int = 0) -> str | None:
         """Return the first tensor whose digest is not the one in a text of `text`, if any is.
@@ -76,11 +85,11 @@ class WeightDigests:
         mine = self.text(host)
         if mine == text:
             return None
-        for at, name in enumerate(sorted(self._sums.get(host, {}))):
+        for at, name in enumerate(self._names(host)):
             here = slice(at * HEX_DIGITS, (at + 1) * HEX_DIGITS)
             if mine[here] != text[here]:
                 return name
-        return "a tensor that only one of them has"
+        return "(only one of them has some tensors)"
 
 
 class ParameterDigests:
@@ -99,6 +108,8 @@ class ParameterDigests:
         self._copies = held.num_kv_heads // spec.num_kv_heads
         self._fused = [row.fused_slices(row.sizes(held)) for row in rows]
         self._kept = {KV_HEADS}.union(*self._fused)
+        # Kv heads that a host has already, as parts of shards: a copy of one counts once.
+        self._counted: set[tuple[Any, ...]] = set()
 
     def add(
         self, axes: str, asked: Ranges, shard: np.ndarray, hosts: Collection[int], kind: str
@@ -111,28 +122,35 @@ class ParameterDigests:
         ranges = dict(zip(axes, asked, strict=True))
         sums = _contract(shard, ranges, self._kept)
         kept = {letter: part for letter, part in ranges.items() if letter in self._kept}
-        heads = list(self._heads(sums, kept))
-        kept.pop(KV_HEADS, None)
-        for row, fused in zip(self._rows, self._fused, strict=True):
-            own = factor_of(f"{row.path[-1]} {row.part} {kind}", 0)
-            for factor, copy, of_head in heads:
-                found = _sum_of_tensor(of_head, kept, fused, copy)
-                self._whole.add(row.name, hosts, found * factor * own)
+        for head, copy, of_head in self._heads(sums, kept):
+            others = {letter: part for letter, part in ranges.items() if letter != KV_HEADS}
+            of_its_head = factor_of(KV_HEADS, head) if KV_HEADS in kept else 1
+            part_of_head = (head, kind, *others.values())
+            new_here = [host for host in hosts if (host, *part_of_head) not in self._counted]
+            self._counted.update((host, *part_of_head) for host in new_here)
+            inner = {letter: part for letter, part in kept.items() if letter != KV_HEADS}
+            for row, fused in zip(self._rows, self._fused, strict=True):
+                has_queries = any(own == QUERIES for own, _ in fused.values())
+                found = _sum_of_tensor(of_head, inner, fused, copy if has_queries else 0)
+                own = factor_of(f"{row.path[-1]} {row.part} {kind}", 0)
+                part = found * own * of_its_head
+                # Every copy of a head has queries of its own.
+                self._whole.add(row.name, hosts if has_queries else new_here, part)
 
     def _heads(
         self, sums: np.ndarray, kept: Mapping[str, range]
     ) -> Iterator[tuple[int, int, np.ndarray]]:
-        """Yield the kv heads of a shard: factor, which copy of the head it is, and its sums.
+        """Yield the kv heads of a shard: the head, which copy of it this is, and its sums.
 
         A parameter without kv heads counts as one head.
         """
         if KV_HEADS not in kept:
-            yield 1, 0, sums
+            yield 0, 0, sums
             return
         at = list(kept).index(KV_HEADS)
-        for entry, head in enumerate(kept[KV_HEADS]):
-            original, copy = divmod(head, self._copies)
-            yield factor_of(KV_HEADS, original), copy, sums.take(entry, axis=at)
+        for entry, held in enumerate(kept[KV_HEADS]):
+            head, copy = divmod(held, self._copies)
+            yield head, copy, sums.take(entry, axis=at)
 
 
 def _contract(shard: np.ndarray, ranges: Mapping[str, range], kept: Collection[str]) -> np.ndarray:
@@ -174,19 +192,15 @@ def _sum_of_tensor(
     """Sum up a tensor's part of the sums of a shard.
 
     kept: the dimensions of the sums, and the entries there. fused: the tensor's share of each, see
-    Tensor.fused_slices. copy: which copy of a kv head it is. Only the first counts, but for
-    queries, of which every copy has others.
+    Tensor.fused_slices. copy: of a kv head, whose queries follow those of the copies before.
     """
-    has_queries = any(own == QUERIES for own, _ in fused.values())
-    if copy and not has_queries:
-        return 0
     for letter, part in kept.items():
         own, at = fused[letter]
         begin = max(at.start, part.start)
         end = min(at.stop, part.stop)
         if begin >= end:
             return 0
-        skipped = copy * (at.stop - at.start) - at.start
+        skipped = (copy * (at.stop - at.start) if own == QUERIES else 0) - at.start
         factor = factors(f"{letter} {own}", range(begin + skipped, end + skipped))
         sums = np.einsum("i...,i->...", sums[begin - part.start : end - part.start], factor)
     return int(sums)

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from jaxserve.checkpoints.hub.names import display_name
 from jaxserve.cli.flags import draft_model, engine_options
-from jaxserve.cluster.agreement import agree_on_engine, digests_to_compare
+from jaxserve.cluster.agreement import READS_ALL, agree_on_engine, digests_to_compare
 from jaxserve.cluster.bootstrap import Pod
 from jaxserve.cluster.compatibility import facts_of_start
 from jaxserve.compilation_cache import read_compiled
@@ -126,7 +126,9 @@ class ModelLoader:
             mesh = manifest.axes
         self._pod.agree("start", partial(facts_of_start, mesh, dtype, weights, options))
         digests = digests_to_compare(self._pod, args.model)
-        if exchanges_pages:  # with an engine whose weights have to be the same
+        if digests and digests.all_hosts:
+            self.say(READS_ALL)
+        if exchanges_pages and digests is None:  # with an engine that must have the same weights
             digests = WeightDigests()
         named = place.named() if place else nullcontext()
         with Bar(self.console, "loading", in_bytes=True) as bar, named:

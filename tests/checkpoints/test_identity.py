@@ -1,5 +1,6 @@
 """Identity of checkpoints: equal only where the same files are read."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -49,3 +50,24 @@ def test_a_model_of_the_hub_is_its_commit(tmp_path: Path) -> None:
     assert identity(HubModel("org/name", COMMIT)) == identity(HubModel("org/name", COMMIT))
     assert identity(HubModel("org/name", "main")) == UNKNOWN
     assert identity(tmp_path / "nowhere") == identity(tmp_path) == UNKNOWN
+
+
+def test_files_that_the_index_names_count_wherever_they_lie(tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(BUNDLED, copy)
+    (copy / "sub").mkdir()
+    (copy / "model.safetensors").rename(copy / "sub" / "weights")
+    index = {"weight_map": {"model.norm.weight": "sub/weights"}}
+    (copy / "model.safetensors.index.json").write_text(json.dumps(index))
+    before = identity(copy)
+    (copy / "sub" / "weights").write_bytes(b"?")
+    assert before != UNKNOWN and identity(copy) != before
+
+
+def test_a_changed_configuration_counts(tmp_path: Path) -> None:
+    """It says how the numbers of some quantized checkpoints are meant."""
+    copy = tmp_path / "copy"
+    shutil.copytree(BUNDLED, copy)
+    before = identity(copy)
+    (copy / "config.json").write_text((copy / "config.json").read_text() + "\n")
+    assert identity(copy) != before

@@ -4,6 +4,7 @@ import itertools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import ml_dtypes
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from jaxserve.loading.digests import WeightDigests, factors
+from jaxserve.loading import shards
+from jaxserve.loading.digests import ParameterDigests, WeightDigests, factors
 from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import open_checkpoint
 from jaxserve.models.families.weight_table import Tensor
@@ -163,3 +165,50 @@ def test_hosts_have_the_digests_of_their_parts() -> None:
     assert digests.text(0) != digests.text(1)
     assert digests.first_difference(digests.text(1), 1) is None
     assert digests.first_difference(digests.text(1), 0) == "it"
+
+
+@pytest.mark.parametrize("on_a_host", [1, 2])
+@pytest.mark.parametrize("case", ["llama_mqa", "llama_gqa", "olmo2_gqa", "qwen3_moe_gqa"])
+def test_every_host_has_a_digest_of_all_that_it_holds(
+    case: str, on_a_host: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hosts that hold later copies of kv heads only are no exception."""
+    add = ParameterDigests.add
+    spread = MeshSpec(tensor=4)
+    devices = list(spread.build(jax.devices()).devices.flat)
+
+    def by_place(
+        self: ParameterDigests, axes: str, asked: Any, shard: Any, hosts: Any, kind: str
+    ) -> None:
+        found = {place // on_a_host for place in range(len(devices)) if holds(axes, asked, place)}
+        add(self, axes, asked, shard, found, kind)
+
+    def holds(axes: str, asked: Any, place: int) -> bool:
+        return place in places[axes, asked]
+
+    places: dict[Any, set[int]] = {}
+    sharded = shards._sharded
+
+    def noted(param: Any, mesh: Any, *rest: Any) -> Any:
+        for device, index in param.sharding(mesh).devices_indices_map(param.shape).items():
+            asked = tuple(range(n)[i] for n, i in zip(param.shape, index or (), strict=True))
+            places.setdefault((param.axes, asked), set()).add(devices.index(device))
+        return sharded(param, mesh, *rest)
+
+    monkeypatch.setattr(ParameterDigests, "add", by_place)
+    monkeypatch.setattr(shards, "_sharded", noted)
+    folder = tmp_path / case
+    shutil.copytree(GOLDEN / case, folder)
+    before = digests_of(folder, spread)._sums
+    tensors = load_file(folder / "model.safetensors")
+    twice = {name: tensor * 2 + 1 for name, tensor in tensors.items()}
+    save_file(
+        {name: t.astype(tensors[name].dtype) for name, t in twice.items()},
+        folder / "model.safetensors",
+    )
+    after = digests_of(folder, spread)._sums
+    assert before.keys() == after.keys() == set(range(4 // on_a_host))
+    same = {
+        name for host in before for name in before[host] if before[host][name] == after[host][name]
+    }
+    assert same == set()
