@@ -8,11 +8,7 @@ from jaxserve.loading.folder import Model, load
 from jaxserve.tokenizer import Tokenizer, load_tokenizer
 
 
-def load_draft(
-    folder: Path,
-    model: Model,
-    progress: Callable[[int, int, str], None],
-) -> Model:
+def load_draft(folder: Path, model: Model, progress: Callable[[int, int, str], None]) -> Model:
     """Load the draft model onto the model's mesh, in the model's dtype.
 
     Weights that are stored quantized stay quantized. ConfigError when the draft model's tokens
