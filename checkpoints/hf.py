@@ -128,7 +128,7 @@ def _read_modules(folder: Path) -> Iterator[Module]:
             raise CheckpointError(
                 f"{path}: {entry!r} is no module with a type and a path; download the file again"
             )
-        if not _is_inside(entry["path"]):
+        if not is_inside(entry["path"]):
             raise CheckpointError(
                 f"{path} names the folder {entry['path']!r} outside its own, which is refused"
             )
@@ -138,7 +138,7 @@ def _read_modules(folder: Path) -> Iterator[Module]:
         yield Module(kind, file, _read_optional(folder / file))
 
 
-def _is_inside(name: str) -> bool:
+def is_inside(name: str) -> bool:
     """Return whether a relative name stays inside its folder.
 
     The name alone decides: in the hub's cache every file of a model folder is a link to a file
@@ -208,7 +208,7 @@ def read_weight_map(index: Path) -> dict[str, str]:
 
 
 def _open_shard(folder: Path, file: str) -> SafetensorsFile:
-    if not _is_inside(file):
+    if not is_inside(file):
         raise CheckpointError(
             f"{folder / INDEX}: names the file {file!r} outside its folder, which is refused; "
             "move the shards beside the index and name them so"

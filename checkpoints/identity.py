@@ -6,7 +6,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from jaxserve.checkpoints.errors import CheckpointError
-from jaxserve.checkpoints.hf import INDEX, read_weight_map
+from jaxserve.checkpoints.hf import INDEX, is_inside, read_weight_map
 from jaxserve.checkpoints.hub.names import HubModel
 from jaxserve.checkpoints.orbax_store import MANIFEST, is_orbax
 
@@ -29,15 +29,21 @@ def identity(model: Path | HubModel) -> str:
     try:
         if is_orbax(model):
             return sha256((model / MANIFEST).read_bytes()).hexdigest()
-        named = read_weight_map(model / INDEX).values() if (model / INDEX).exists() else ()
-        weights = {*model.glob("*.safetensors"), *(model / name for name in named)}
-        if not weights:
+        files = _files(model)
+        if not all(is_inside(name) and os.path.isfile(model / name) for name in files):
             return UNKNOWN
-        files = sorted(weights | {*model.glob(INDEX), model / "config.json"})
-        seen = [(str(file.relative_to(model)), *_seen(file)) for file in files]
+        seen = [(name, *_seen(model / name)) for name in sorted(files)]
     except (OSError, CheckpointError):  # opened later, with an error that explains it
         return UNKNOWN
     return sha256(json.dumps(seen).encode()).hexdigest()
+
+
+def _files(folder: Path) -> set[str]:
+    """Return the names of all files that decide the weights, which need not be there."""
+    files = {"config.json", *(file.name for file in folder.glob("*.safetensors"))}
+    if (folder / INDEX).exists():
+        files |= {INDEX, *read_weight_map(folder / INDEX).values()}
+    return files
 
 
 def _seen(file: Path) -> tuple[int | str, ...]:

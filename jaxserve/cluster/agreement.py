@@ -1,5 +1,6 @@
 """Agreement of the hosts of a pod on what they have loaded: the engine, and every weight."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -40,7 +41,7 @@ def digests_to_compare(pod: "Pod", model: Path | HubModel) -> WeightDigests | No
     the parts of all hosts, since no other part of a mesh may have the weights that one of them
     holds. Every host calls this, before it loads.
     """
-    if pod.all_same("files", identity(model)):
+    if pod.all_same("files", partial(identity, model)):
         return None
     return WeightDigests(all_hosts=pod.leads)
 
@@ -60,8 +61,8 @@ def agree_on_engine(
 
 
 def _agree_on_weights(pod: "Pod", digests: WeightDigests) -> None:
-    def problem(host: int, theirs: Facts) -> str | None:
+    def judge(host: int, theirs: Facts) -> str | None:
         tensor = digests.first_difference(theirs[DIGESTS], host)
         return tensor and f"the weight {tensor} (give all hosts the same checkpoint)"
 
-    pod.agree("weights", lambda: {DIGESTS: digests.text(pod.host)}, problem)
+    pod.agree("weights", lambda: {DIGESTS: digests.text(pod.host)}, judge)

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxserve.cluster.compatibility import Facts
+from jaxserve.cluster.compatibility import Facts, Judge
 from jaxserve.cluster.heartbeat import FAILED, PodFailure, print_failure
 from jaxserve.cluster.hosts import Hosts, leave
 from jaxserve.cluster.message_auth import SECRET_BYTES
@@ -38,15 +38,10 @@ class SingleHost:
     def told(self, value: Callable[[], str]) -> str:
         return value()
 
-    def all_same(self, stage: str, value: str) -> bool:
+    def all_same(self, stage: str, value: Callable[[], str]) -> bool:
         return True
 
-    def agree(
-        self,
-        stage: str,
-        facts: Callable[[], Facts],
-        problem: Callable[[int, Facts], str | None] | None = None,
-    ) -> None:
+    def agree(self, stage: str, facts: Callable[[], Facts], judge: Judge | None = None) -> None:
         pass
 
     def watch(

@@ -3,7 +3,7 @@
 jax does not notice a host that computes something else: the pod would hang, or answer nonsense.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields
 from hashlib import sha256
 from importlib.metadata import version
@@ -19,6 +19,8 @@ from jaxserve.models.spec import ModelSpec
 from jaxserve.sharding.mesh import MeshSpec
 
 Facts = dict[str, str]  # values by name, in the order in which differences are reported
+# Given a host and its facts, returns in what it differs from the leader; None if in nothing.
+Judge = Callable[[int, Facts], str | None]
 PACKAGES = ("jaxserve", "jax", "jaxlib")
 
 

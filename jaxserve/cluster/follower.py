@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 import grpc
 import jax
 
-from jaxserve.cluster.compatibility import Facts, facts_of_steps
+from jaxserve.cluster.compatibility import Facts, Judge, facts_of_steps
 from jaxserve.cluster.encoding import buckets_from_proto, plan_from_bytes
 from jaxserve.cluster.heartbeat import BEAT, FAILED, PATIENCE, Heartbeat, PodFailure
 from jaxserve.cluster.message_auth import MessageChain, proof_of
@@ -112,20 +112,15 @@ class Follower:
         """Wait for the value that host 0 tells, and return it; `value` is called there alone."""
         return self._next_order().told.value
 
-    def all_same(self, stage: str, value: str) -> bool:
-        """Return whether all hosts give this value, and it is not empty; each of them calls it."""
-        self._state(stage, {stage: value})
+    def all_same(self, stage: str, value: Callable[[], str]) -> bool:
+        """Return whether all hosts give one value that is not empty; each of them calls it."""
+        self._state(stage, {stage: value()})
         return bool(self._next_order().told.value)
 
-    def agree(
-        self,
-        stage: str,
-        facts: Callable[[], Facts],
-        problem: Callable[[int, Facts], str | None] | None = None,
-    ) -> None:
+    def agree(self, stage: str, facts: Callable[[], Facts], judge: Judge | None = None) -> None:
         """State this host's facts and wait until all hosts agree; ConfigError when they differ.
 
-        problem: called on the leader alone.
+        judge: called on the leader alone.
         """
         self._state(stage, facts())
         self._next_order()

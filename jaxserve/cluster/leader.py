@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, Never
 import grpc
 import jax
 
-from jaxserve.cluster.compatibility import Facts, difference, facts_of_steps
+from jaxserve.cluster.compatibility import Facts, Judge, difference, facts_of_steps
 from jaxserve.cluster.encoding import compile_message, plan_to_bytes
 from jaxserve.cluster.heartbeat import (
     BEAT,
@@ -169,26 +169,21 @@ class Leader(rpc.ClusterServiceServicer):
         self.order(told=pb.Told(value=found))
         return found
 
-    def all_same(self, stage: str, value: str) -> bool:
-        """Return whether all hosts give this value, and it is not empty; each of them calls it."""
-        values = {value, *(theirs[stage] for theirs in self._stated(stage).values())}
-        same = bool(value) and len(values) == 1
+    def all_same(self, stage: str, value: Callable[[], str]) -> bool:
+        """Return whether all hosts give one value that is not empty; each of them calls it."""
+        mine = value()
+        same = bool(mine) and all(f[stage] == mine for f in self._stated(stage).values())
         self.told(lambda: "same" if same else "")
         return same
 
-    def agree(
-        self,
-        stage: str,
-        facts: Callable[[], Facts],
-        problem: Callable[[int, Facts], str | None] | None = None,
-    ) -> None:
+    def agree(self, stage: str, facts: Callable[[], Facts], judge: Judge | None = None) -> None:
         """Wait until every host has stated its facts at this stage.
 
-        problem: says in what a host differs by its facts; None: in the first fact that is not
-        equal to this host's. ConfigError, on all hosts, when one differs.
+        judge: None compares the facts with this host's. ConfigError, on all hosts, when one host
+        differs.
         """
         stated = self._stated(stage)
-        judge = problem or partial(_difference, facts())
+        judge = judge or partial(_difference, facts())
         for host, theirs in sorted(stated.items()):
             if found := judge(host, theirs):
                 self._refuse(f"{_name(host)} differs from the leader in {found}")

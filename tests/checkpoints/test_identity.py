@@ -5,6 +5,8 @@ import os
 import shutil
 from pathlib import Path
 
+import pytest
+
 from jaxserve.checkpoints.hub.names import HubModel
 from jaxserve.checkpoints.identity import UNKNOWN, identity
 from jaxserve.loading.convert import to_orbax
@@ -71,3 +73,14 @@ def test_a_changed_configuration_counts(tmp_path: Path) -> None:
     before = identity(copy)
     (copy / "config.json").write_text((copy / "config.json").read_text() + "\n")
     assert identity(copy) != before
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "../outside", "missing", "a\0b", "sub"])
+def test_an_index_that_leads_elsewhere_is_of_no_use(tmp_path: Path, name: str) -> None:
+    """The checkpoint is refused when it is opened; nothing outside of it is read before."""
+    folder = tmp_path / "model"
+    shutil.copytree(BUNDLED, folder)
+    (folder / "sub").mkdir()
+    (tmp_path / "outside").write_bytes(b"?")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": name}}))
+    assert identity(folder) == UNKNOWN

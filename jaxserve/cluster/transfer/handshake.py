@@ -63,7 +63,8 @@ class Handshake:
         if problem := difference(theirs, self.facts):
             differ_in_weights = theirs | {WEIGHTS: self.facts[WEIGHTS]} == self.facts
             if differ_in_weights and isinstance(request, pb.WatchRequest):
-                problem = f"the weight {self.weights.first_difference(request.weight_digests)}"
+                tensor = self.weights.first_difference(request.weight_digests)
+                problem = f"the weight {tensor}" if tensor else problem
             raise TransferError("FAILED_PRECONDITION", f"the two servers differ in {problem}")
         if self.page_dtype not in request.dtypes:
             accepted = " or ".join(request.dtypes) or "nothing"

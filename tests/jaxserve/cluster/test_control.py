@@ -204,13 +204,13 @@ def test_a_difference_may_have_a_meaning_of_its_own(pod: Pod) -> None:
     """Only the leader judges; a host's facts need not be equal to the leader's."""
     seen: dict[int, Facts] = {}
 
-    def problem(host: int, theirs: Facts) -> str | None:
+    def judge(host: int, theirs: Facts) -> str | None:
         seen[host] = theirs
         return "the weight norm" if theirs["part"] == "2" else None
 
     hosts = [pod.leader, *pod.followers]
     asked = [
-        pod.pool.submit(host.agree, "weight", lambda host=host: {"part": f"{host.host}"}, problem)
+        pod.pool.submit(host.agree, "weight", lambda host=host: {"part": f"{host.host}"}, judge)
         for host in hosts
     ]
     for future in asked:
@@ -233,7 +233,7 @@ def test_every_host_knows_whether_values_are_the_same(
 ) -> None:
     hosts = [pod.leader, *pod.followers]
     asked = [
-        pod.pool.submit(host.all_same, "files", value)
+        pod.pool.submit(host.all_same, "files", lambda value=value: value)
         for host, value in zip(hosts, values, strict=True)
     ]
     assert [future.result(60) for future in asked] == [same] * 3

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxserve.loading import shards
-from jaxserve.loading.digests import ParameterDigests, WeightDigests, factors
+from jaxserve.loading.digests import ParameterDigests, WeightDigests, factor_of
 from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import open_checkpoint
 from jaxserve.models.families.weight_table import Tensor
@@ -40,10 +40,8 @@ KINDS = (
 MESHES = (MeshSpec(), MeshSpec(tensor=2), MeshSpec(tensor=4), MeshSpec(expert=2, tensor=2))
 
 
-def digests_of(
-    folder: Path, spread: MeshSpec = MESHES[0], weights: str = "auto", all_hosts: bool = False
-) -> WeightDigests:
-    digests = WeightDigests(all_hosts)
+def digests_of(folder: Path, spread: MeshSpec = MESHES[0], weights: str = "auto") -> WeightDigests:
+    digests = WeightDigests()
     mesh = spread.build(jax.devices())
     load_params(open_checkpoint(folder), mesh, weights=weights, digests=digests)
     return digests
@@ -110,16 +108,23 @@ def _another(number: np.generic) -> np.generic:
     return other.astype(number.dtype)
 
 
-def test_a_digest_is_the_sum_of_bits_times_factors(tmp_path: Path) -> None:
-    """Python's integers, number by number, give the digests of a matrix and of a kv head."""
-    tensors = load_file(GOLDEN / "llama_gqa" / "model.safetensors")
+def test_a_digest_is_the_sum_of_bits_times_factors() -> None:
+    """Python's integers, number by number, give the digests of a vector and of kv heads."""
+    folder = GOLDEN / "llama_gqa"
+    tensors = load_file(folder / "model.safetensors")
     norm = tensors["model.norm.weight"]
-    digests = digests_of(GOLDEN / "llama_gqa")
-    (own,) = factors("norm 0 values", range(1)).tolist()
-    along = factors("D", range(len(norm))).tolist()
-    bits = norm.view(f"u{norm.itemsize}").tolist()
-    wanted = sum(number * factor for number, factor in zip(bits, along, strict=True)) * own
-    assert digests._sums[0]["model.norm.weight"] == wanted % 2**64
+    keys = tensors["model.layers.0.self_attn.k_proj.weight"].reshape(2, -1, len(norm))
+    width = keys.shape[1]
+    digests = digests_of(folder, MeshSpec(tensor=4))._sums[0]
+    along = [int(factor_of("D", i)) for i in range(len(norm))]
+    of_norm = sum(int(bits) * along[i] for i, bits in enumerate(norm.view(np.uint32)))
+    assert digests["model.norm.weight"] == of_norm * factor_of("norm 0 values", 0) % 2**64
+    of_keys = 0
+    for head, h, i in np.ndindex(2, width, len(norm)):
+        place = factor_of("K", head) * factor_of("H", h) * along[i] * factor_of("Q ", 0)
+        of_keys += int(keys.view(np.uint32)[head, h, i]) * place
+    wanted = of_keys * factor_of("k 0 values", 0) % 2**64
+    assert digests["model.layers.0.self_attn.k_proj.weight"] == wanted
 
 
 @pytest.mark.parametrize(
