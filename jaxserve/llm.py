@@ -404,6 +404,14 @@ class LLM:
         """
         return self._chat.template.source
 
+    @property
+    def chat_notes(self) -> tuple[str, ...]:
+        """Lines on marks that the chat template writes but that are not read as tokens.
+
+        A client can imitate such marks. There are none without a chat template.
+        """
+        return self._chat.notes
+
     def warm_up(self, prompts: Sequence[Prepared] | None = None) -> None:
         """Compile the steps that prompts need, as far as that has not happened yet.
 

@@ -16,6 +16,9 @@ class ByteTokenizer:
     special_tokens = MappingProxyType({"<bos>": 256, "<eos>": 257})
     added_tokens: Mapping[str, int] = MappingProxyType({})
 
+    def token_id(self, name: str) -> int | None:
+        return self.special_tokens.get(name)
+
     def encode(self, text: str) -> list[int]:
         return [self.bos_id, *text.encode("utf-8")]
 

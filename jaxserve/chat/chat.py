@@ -4,11 +4,13 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from jaxserve.chat.answers import AnswerFormats, Reading, choose_formats
 from jaxserve.chat.answers.call_grammar import CallContext, calls_alone, text_and_calls
 from jaxserve.chat.answers.thinking import CLOSE, MARKS, opened_by
 from jaxserve.chat.marking import Marker
+from jaxserve.chat.marks import notes_on_marks
 from jaxserve.chat.messages import plain_messages
 from jaxserve.chat.renderer import SECONDS, Look, TemplateRenderer
 from jaxserve.chat.source import ChatTemplate, read_template
@@ -43,8 +45,9 @@ class Chat:
 
     Names of special tokens become their ids where the template writes them, and stay text where a
     client writes them. Added tokens that are not marked special are treated likewise if the
-    template's source has them (DeepSeek marks its turns that way), unless the template looks for
-    them in the messages, as for </think>.
+    template's source has them (DeepSeek marks its turns that way), or the files of the tokenizer
+    call them the template's own. Only in answers of the assistant those stay tokens that the
+    template looks for, as for </think>.
     """
 
     def __init__(
@@ -73,6 +76,15 @@ class Chat:
         return read_template(self.folder, self._tokenizer, self._file)
 
     @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """Lines on marks of the template that are not read as tokens; none without a template."""
+        try:
+            template = self.template
+        except ChatError:
+            return ()
+        return notes_on_marks(template.source, self._tokenizer, template.ignored)
+
+    @cached_property
     def formats(self) -> AnswerFormats:
         """Formats of the answers; ChatError is raised when there is no template."""
         return choose_formats(self.template.source, *self._parsers)
@@ -82,14 +94,29 @@ class Chat:
         return self._renderer.look(self.template.source)
 
     @cached_property
-    def _marker(self) -> Marker:
+    def _names(self) -> frozenset[str]:
+        """Names of added tokens that are the template's, without those of special tokens."""
         source = self.template.source
+        added = self._tokenizer.added_tokens.keys()
+        written = {name for name in added if name in source and NO_WORD.search(name)}
+        return frozenset(written | (self.template.control_tokens & added))
+
+    @cached_property
+    def _marker(self) -> Marker:
+        names = self._names | self._tokenizer.special_tokens.keys()
+        return Marker(names, self._look.words | ROLES)
+
+    @cached_property
+    def _answer_marker(self) -> Marker:
+        """Marker of the assistant's messages, in which a template finds where thoughts end."""
         look = self._look
-        written = {
-            name for name in self._tokenizer.added_tokens if name in source and NO_WORD.search(name)
-        }
-        names = self._tokenizer.special_tokens.keys() | (written - look.sought)
+        names = (self._names - look.sought) | self._tokenizer.special_tokens.keys()
         return Marker(names, look.words | ROLES)
+
+    def _marked(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the messages with marks in the names of tokens that a client wrote."""
+        markers = {"assistant": self._answer_marker}
+        return [markers.get(turn["role"], self._marker).marked(turn) for turn in messages]
 
     def render(
         self, messages: object, name: str = "messages", tools: Tools | None = None
@@ -104,7 +131,7 @@ class Chat:
             self._check_tools()
         plain = with_arguments(plain_messages(messages, name), self._look.joins_arguments, name)
         variables = {
-            "messages": self._marker.marked(plain),
+            "messages": self._marked(plain),
             # None and not an empty list: templates ask whether tools are none.
             "tools": self._marker.marked(list(tools.offered)) if tools else None,
             "documents": None,

@@ -1,26 +1,32 @@
 """Source of a checkpoint's chat template, and the names of tokens that the template uses."""
 
-import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from jaxserve.chat.renderer import MAX_TEMPLATE_BYTES
 from jaxserve.errors import ChatError
-from jaxserve.tokenizer import Tokenizer
+from jaxserve.tokenizer import Tokenizer, TokenizerError
+from jaxserve.tokenizer.settings import read_object, read_settings
 
 TEMPLATE_FILE = "chat_template.jinja"
 TEMPLATE_JSON = "chat_template.json"
-SETTINGS_FILES = ("special_tokens_map.json", "tokenizer_config.json")  # the later one wins
 FIELD = "chat_template"
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """Source of a template, and its variables such as bos_token with the names of those tokens."""
+    """Source of a template, and its variables such as bos_token with the names of those tokens.
+
+    control_tokens: names of added tokens that the files call the template's own. ignored: ids of
+    tokens that a file declares but that do not count.
+    """
 
     source: str
     tokens: dict[str, str]
+    control_tokens: frozenset[str] = frozenset()
+    ignored: Mapping[str, int] = field(default_factory=dict)
 
 
 def read_template(folder: Path, tokenizer: Tokenizer, file: Path | None = None) -> ChatTemplate:
@@ -30,19 +36,21 @@ def read_template(folder: Path, tokenizer: Tokenizer, file: Path | None = None) 
     tokenizer_config.json: a string, or a list of {name, template}, of which the one called
     "default" is taken. ChatError is raised where there is none, or it cannot be read.
     """
-    settings: dict[str, Any] = {}
-    for name in SETTINGS_FILES:
-        settings |= _read_object(folder / name)
-    return ChatTemplate(
-        _source(folder, settings, file), _default_tokens(tokenizer) | _named_tokens(settings)
-    )
+    try:
+        settings = read_settings(folder)
+        beside = read_object(folder / TEMPLATE_JSON)
+    except TokenizerError as error:
+        raise ChatError(str(error), FIELD) from None
+    source = _source(folder, beside.get(FIELD) or settings.chat_template, file)
+    tokens = _default_tokens(tokenizer) | dict(settings.names)
+    ignored = {token.name: token.id for token in settings.unused if token.id is not None}
+    return ChatTemplate(source, tokens, settings.control_tokens, ignored)
 
 
-def _source(folder: Path, settings: dict[str, Any], file: Path | None) -> str:
-    """Return the source of the template, wherever it is."""
+def _source(folder: Path, template: Any, file: Path | None) -> str:
+    """Return the source of the template: that of a file, or else the folder's field."""
     if file or (folder / TEMPLATE_FILE).exists():
         return _read_text(file or folder / TEMPLATE_FILE)
-    template = _read_object(folder / TEMPLATE_JSON).get(FIELD) or settings.get(FIELD)
     if not template:
         raise ChatError(f"{folder} has no chat template; give one with --chat-template FILE", FIELD)
     if isinstance(template, list):
@@ -91,21 +99,6 @@ def _read_text(path: Path) -> str:
         ) from None
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; an empty one where there is no file."""
-    if not path.exists():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ChatError(
-            f"{path} is not readable as JSON ({error}); copy the file again", FIELD
-        ) from None
-    if not isinstance(content, dict):
-        raise ChatError(f"{path} holds {type(content).__name__} where an object is expected", FIELD)
-    return content
-
-
 def _default_tokens(tokenizer: Tokenizer) -> dict[str, str]:
     """Return the names of the tokenizer's own begin and end tokens, for folders that name none."""
     ids = {"bos_token": tokenizer.bos_id, "eos_token": next(iter(tokenizer.eos_ids), None)}
@@ -114,16 +107,3 @@ def _default_tokens(tokenizer: Tokenizer) -> dict[str, str]:
         for name, token_id in ids.items()
         if token_id is not None
     }
-
-
-def _named_tokens(settings: dict[str, Any]) -> dict[str, str]:
-    """Return every field that names a token: bos_token, eos_token, pad_token and so on.
-
-    A field's value is a string, or an object with the string as its "content".
-    """
-    names = {}
-    for field, value in settings.items():
-        name = value.get("content") if isinstance(value, dict) else value
-        if field.endswith("_token") and isinstance(name, str):
-            names[field] = name
-    return names

@@ -174,6 +174,8 @@ def talk(
     """
     # Without a template this raises ChatError, before a person types the first turn.
     llm.chat_template  # noqa: B018
+    for note in llm.chat_notes:
+        console.print(note, style="dim", soft_wrap=True, markup=False)
     printer = JsonPrinter(llm.model.tokenizer) if args.json else TextPrinter(alone=True)
     stream = partial(llm.stream, params=params)
     conversation = Conversation(stream, printer, complain, args.system, interactive=is_typed(args))

@@ -52,6 +52,10 @@ class Tokenizer(Protocol):
         """
         ...
 
+    def token_id(self, name: str) -> int | None:
+        """Return the id of the token of this name in the vocabulary, of any kind; None without."""
+        ...
+
     def encode(self, text: str) -> list[int]:
         """Encode a text, with BOS and EOS as the checkpoint says.
 

@@ -6,8 +6,13 @@ from sentencepiece import SentencePieceProcessor
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Library
 
+from jaxserve.tokenizer.beside_model import MODEL_FILE
 from jaxserve.tokenizer.protocol import TokenizerError
-from jaxserve.tokenizer.sentencepiece_model import MODEL_FILE, SPACE, load_sentencepiece
+from jaxserve.tokenizer.sentencepiece_model import (
+    SPACE,
+    SentencePieceTokenizer,
+    load_sentencepiece,
+)
 from jaxserve.tokenizer.sentencepiece_proto import Rules, rules_of
 from jaxserve.tokenizer.settings import read_settings
 
@@ -25,21 +30,37 @@ def tokenizer_json(folder: Path) -> str:
     """
     settings = read_settings(folder)
     ours = load_sentencepiece(folder / MODEL_FILE, settings)
-    model = (folder / MODEL_FILE).read_bytes()
-    rules = rules_of(model)
-    problem = _problem(rules, bool(ours.added_tokens))
+    rules = rules_of(ours.model)
+    problem = _problem(rules, bool(ours.symbols))
     if problem:
         raise TokenizerError(
             f"{folder / MODEL_FILE}: {problem}, which cannot be written as tokenizer.json (add one)"
         )
-    library = Library(_bpe(SentencePieceProcessor(model_proto=model)))
+    library = Library(_bpe(SentencePieceProcessor(model_proto=ours.model)))
     _set_spaces(library, rules, bool(settings.legacy))
-    library.add_special_tokens([AddedToken(name, normalized=False) for name in ours.special_tokens])
-    library.add_tokens([AddedToken(name, normalized=False) for name in ours.added_tokens])
+    library.add_tokens(_added_tokens(ours))
     affixes = ours.encode("")
     before = [token for token in affixes if token == ours.bos_id]
     library.post_processor = _affixes(library, before, affixes[len(before) :])
     return library.to_str()
+
+
+def _added_tokens(ours: SentencePieceTokenizer) -> list[AddedToken]:
+    """Return the tokens that are found by their names, new ones in the order of their ids."""
+    special = ours.special_tokens
+    flags: dict[str, dict[str, bool]] = {name: {} for name in (*special, *ours.added_tokens)}
+    for token in ours.declared:
+        how = token.declared
+        flags[token.name] = {
+            "lstrip": how.lstrip,
+            "rstrip": how.rstrip,
+            "single_word": how.single_word,
+        }
+    ids = special | ours.added_tokens
+    return [
+        AddedToken(name, normalized=False, special=name in special, **flags[name])
+        for name in sorted(flags, key=lambda name: ids[name])
+    ]
 
 
 def _problem(rules: Rules, has_symbols: bool) -> str | None:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from sentencepiece import SentencePieceProcessor
 
+from jaxserve.tokenizer.beside_model import MODEL_FILE, piece_id, tokens_beside
 from jaxserve.tokenizer.protocol import MARK, TokenizerError
-from jaxserve.tokenizer.sentencepiece_proto import rules_of, user_defined_ids, without_dummy_prefix
+from jaxserve.tokenizer.sentencepiece_proto import rules_of, user_defined_ids, with_dummy_prefix
 from jaxserve.tokenizer.settings import SETTINGS_FILE, TokenizerSettings, affix
 from jaxserve.tokenizer.special import NamedToken, NameSplitter
 from jaxserve.tokenizer.utf8 import readable, require_unicode, text_of
 
-MODEL_FILE = "tokenizer.model"
 SPACE = "\u2581"  # SentencePiece's visible space
 
 
@@ -26,45 +26,76 @@ class SentencePieceTokenizer:
     def __init__(self, processor: SentencePieceProcessor, settings: TokenizerSettings) -> None:
         """Create a tokenizer; TokenizerError if the settings name tokens that the model lacks."""
         self._processor = processor
+        self._pieces = processor.vocab_size()
         self._legacy = bool(settings.legacy)
-        self.vocab_size: int = processor.vocab_size()
-        self.bos_id = _special_id(processor, settings.bos_token, processor.bos_id())
-        eos_id = _special_id(processor, settings.eos_token, processor.eos_id())
+        self.declared = tokens_beside(processor, settings)
+        new = [token for token in self.declared if token.id >= self._pieces]
+        self._new = {token.id: token.name for token in new}
+        self.vocab_size: int = self._pieces + len(new)
+        self.bos_id = self._named_id(settings.bos_token, processor.bos_id())
+        eos_id = self._named_id(settings.eos_token, processor.eos_id())
         self.eos_ids: tuple[int, ...] = () if eos_id is None else (eos_id,)
         default_prefix = () if self.bos_id is None else (self.bos_id,)
         self._prefix = affix(settings.add_bos_token, self.bos_id, default_prefix, "add_bos_token")
         self._suffix = affix(settings.add_eos_token, eos_id, (), "add_eos_token")
-        control = filter(processor.is_control, range(self.vocab_size))
+        control = filter(processor.is_control, range(self._pieces))
         self.special_tokens = {processor.id_to_piece(token_id): token_id for token_id in control}
+        self.special_tokens |= {token.name: token.id for token in self.declared if token.special}
+        self._special = {token_id: name for name, token_id in self.special_tokens.items()}
         self._unknown = processor.decode([processor.unk_id()]).encode("utf-8")
-        self._rules = rules_of(processor.serialized_model_proto())
+        self._rules = rules_of(self.model)
         self._spelled = cache(self._spell)  # called for every token of every stream
+
+    def token_id(self, name: str) -> int | None:
+        for token in self.declared:
+            if token.name == name:
+                return token.id
+        return piece_id(self._processor, name)
 
     def encode(self, text: str) -> list[int]:
         require_unicode(text)
-        return [*self._prefix, *self._processor.encode(text), *self._suffix]
+        return [
+            *self._prefix,
+            *self._plain_splitter.encode(text, self._encode_plain),
+            *self._suffix,
+        ]
 
     @property
     def added_tokens(self) -> dict[str, int]:
-        """User-defined symbols of the model, which it never splits."""
-        return self._user_defined
+        """Tokens that are found in any text: symbols of the model, and those declared beside it."""
+        return self._added
 
     @cached_property
-    def _user_defined(self) -> dict[str, int]:
-        ids = user_defined_ids(self._processor.serialized_model_proto())
+    def _added(self) -> dict[str, int]:
+        added = self.symbols | {token.name: token.id for token in self.declared}
+        return {name: token_id for name, token_id in added.items() if token_id not in self._special}
+
+    @property
+    def model(self) -> bytes:
+        """The SentencePiece model in use, whose dummy prefix is as the settings say."""
+        return self._processor.serialized_model_proto()
+
+    @cached_property
+    def symbols(self) -> dict[str, int]:
+        ids = user_defined_ids(self.model)
         return {self._processor.id_to_piece(token_id): token_id for token_id in ids}
 
     @cached_property
     def _splitter(self) -> NameSplitter:
-        return NameSplitter(
-            NamedToken(name, token_id) for name, token_id in self.special_tokens.items()
-        )
+        named = {name: NamedToken(name, token_id) for name, token_id in self.special_tokens.items()}
+        named |= {token.name: token.named for token in self.declared}
+        # A name of one letter has no inside for a MARK, and so is always text.
+        return NameSplitter(token for token in named.values() if len(token.name) > 1)
+
+    @cached_property
+    def _plain_splitter(self) -> NameSplitter:
+        """Splitter at the declared tokens that are found in any text."""
+        return NameSplitter(token.named for token in self.declared if not token.special)
 
     @cached_property
     def _inner_processor(self) -> SentencePieceProcessor:
         """Processor of text that continues another and gets no dummy space."""
-        model = self._processor.serialized_model_proto()
-        return SentencePieceProcessor(model_proto=without_dummy_prefix(model))
+        return SentencePieceProcessor(model_proto=with_dummy_prefix(self.model, False))
 
     def encode_special(self, text: str) -> list[int]:
         require_unicode(text)
@@ -74,17 +105,32 @@ class SentencePieceTokenizer:
         require_unicode(text)
         return self._inner_processor.encode(text)
 
-    def _encode_part(self, part: str, opening: bool) -> list[int]:
+    def _encode_plain(self, part: str, opening: bool) -> list[int]:
         processor = self._processor if opening or self._legacy else self._inner_processor
+        return processor.encode(part)
+
+    def _encode_part(self, part: str, opening: bool) -> list[int]:
         text = part.replace(MARK, "")
-        if not any(name in text for name in self._user_defined):
-            return processor.encode(text)
+        if not any(name in text for name in self.symbols):
+            return self._encode_plain(text, opening)
         # The library always takes a symbol's name for the symbol: names with a mark are cut there.
         first, *others = part.split(MARK)
-        ids = list(processor.encode(first))
+        ids = self._encode_plain(first, opening)
         for other in others:
             ids += self._inner_processor.encode(other)
         return ids
+
+    def _named_id(self, name: str | None, default: int) -> int | None:
+        """Return the id of the token that the settings name, or the default; -1 is none."""
+        if name is None:
+            return default if default >= 0 else None
+        token_id = self.token_id(name)
+        if token_id is None:
+            raise TokenizerError(
+                f"{SETTINGS_FILE}: {name!r} is not in {MODEL_FILE}; correct it or add a "
+                f"tokenizer.json"
+            )
+        return token_id
 
     def decode(self, ids: Sequence[int]) -> str:
         return text_of(self, ids)
@@ -92,7 +138,9 @@ class SentencePieceTokenizer:
     def token_text(self, token_id: int) -> str:
         if not 0 <= token_id < self.vocab_size:
             return f"<id {token_id}>"
-        if self._processor.is_control(token_id) or self._processor.is_unknown(token_id):
+        if token_id in self._special:
+            return self._special[token_id]
+        if token_id < self._pieces and self._processor.is_unknown(token_id):
             return self._processor.id_to_piece(token_id)
         return readable(self.token_bytes(token_id)[0])
 
@@ -102,8 +150,10 @@ class SentencePieceTokenizer:
         return self._spelled(token_id, opening)
 
     def _spell(self, token_id: int, opening: bool) -> tuple[bytes, bool]:
-        if self._processor.is_control(token_id):
+        if token_id in self._special:
             return b"", opening
+        if token_id in self._new:
+            return self._new[token_id].replace(SPACE, " ").encode("utf-8"), False
         if self._processor.is_unknown(token_id):
             return self._unknown, False
         piece = self._processor.id_to_piece(token_id)
@@ -126,6 +176,8 @@ def load_sentencepiece(path: Path, settings: TokenizerSettings) -> SentencePiece
         model = path.read_bytes()
         if not model:  # SentencePiece accepts an empty file and prints errors later
             raise RuntimeError("it is empty")
+        if settings.add_prefix_space is not None:
+            model = with_dummy_prefix(model, settings.add_prefix_space)
         processor = SentencePieceProcessor(model_proto=model)
         _require_utf8(processor)
         return SentencePieceTokenizer(processor, settings)
@@ -146,15 +198,3 @@ def _require_utf8(processor: SentencePieceProcessor) -> None:
             processor.id_to_piece(token_id)
         except UnicodeDecodeError:
             raise RuntimeError(f"piece {token_id} is not UTF-8") from None
-
-
-def _special_id(processor: SentencePieceProcessor, name: str | None, default: int) -> int | None:
-    """Return the id of the token that the settings name, or the default; -1 stands for none."""
-    if name is None:
-        return default if default >= 0 else None
-    token_id = processor.piece_to_id(name)
-    if processor.is_unknown(token_id) and name != processor.id_to_piece(token_id):
-        raise TokenizerError(
-            f"{SETTINGS_FILE}: {name!r} is not in {MODEL_FILE}; correct it or add a tokenizer.json"
-        )
-    return token_id

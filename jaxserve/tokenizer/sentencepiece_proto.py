@@ -49,10 +49,10 @@ def user_defined_ids(model: bytes) -> list[int]:
     return [i for i, piece in enumerate(pieces) if piece.type == proto.SentencePiece.USER_DEFINED]
 
 
-def without_dummy_prefix(model: bytes) -> bytes:
-    """Return the model with add_dummy_prefix off, for text that continues another."""
+def with_dummy_prefix(model: bytes, added: bool) -> bytes:
+    """Return the model with add_dummy_prefix on or off."""
     parsed = _messages().ModelProto.FromString(model)
-    parsed.normalizer_spec.add_dummy_prefix = False
+    parsed.normalizer_spec.add_dummy_prefix = added
     return parsed.SerializeToString()
 
 

@@ -1,10 +1,15 @@
-"""Finds names of tokens in text written by a chat template, where they stand for the tokens."""
+"""Finds names of tokens in a text, where they stand for the tokens."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
-from jaxserve.tokenizer.protocol import MARK
+# White space of the tokenizers library (Unicode's White_Space). Python's \s has four control
+# characters more.
+SPACE: Final = r"[^\S\x1c-\x1f]"
+LEADING: Final = re.compile(rf"\A{SPACE}+")
+TRAILING: Final = re.compile(rf"{SPACE}+\Z")
 
 
 @dataclass(frozen=True)
@@ -27,28 +32,37 @@ class NamedToken:
 
 
 class NameSplitter:
-    """Splits a text at names of tokens as the libraries do: leftmost first, then longest.
-
-    Names of one letter are always text: they cannot have a mark inside that would make them so.
-    """
+    """Splits a text at names of tokens as the libraries do: leftmost first, then longest."""
 
     def __init__(self, tokens: Iterable[NamedToken]) -> None:
-        named = sorted(
-            (token for token in tokens if len(token.name) > 1), key=lambda token: -len(token.name)
-        )
+        named = sorted(tokens, key=lambda token: -len(token.name))
         self._tokens = {token.name: token for token in named}
         # The pattern has no groups: a thousand of them would make a search a thousand times slower.
         self._names = re.compile("|".join(token.pattern for token in named) or "(?!)")
 
-    def encode(self, text: str, encode_part: Callable[[str, bool], list[int]]) -> list[int]:
+    def __bool__(self) -> bool:
+        """Return whether there is any name to find."""
+        return bool(self._tokens)
+
+    def found(self, text: str) -> Iterator[re.Match[str]]:
+        """Yield the places of names in a text."""
+        return self._names.finditer(text)
+
+    def encode(
+        self,
+        text: str,
+        encode_part: Callable[[str, bool], list[int]],
+        accept: Callable[[re.Match[str]], bool] = lambda found: True,
+    ) -> list[int]:
         """Encode a text; encode_part(part, opening) encodes a part between names.
 
-        opening: the part is at the beginning of the text.
+        opening: the part is at the beginning of the text. accept(found): whether a name that was
+        found stands for its token.
         """
         ids = list[int]()
         start = 0
         after = None
-        for found in self._names.finditer(text):
+        for found in filter(accept, self.found(text)):
             before = self._tokens[found[0]]
             part = _trimmed(text[start : found.start()], after, before)
             if part:
@@ -63,9 +77,9 @@ class NameSplitter:
 
 
 def _trimmed(part: str, after: NamedToken | None, before: NamedToken | None) -> str:
-    """Remove the white space that the tokens around a part swallow; "" if only marks are left."""
+    """Remove the white space that the tokens around a part swallow."""
     if after and after.right:
-        part = part.lstrip()
+        part = LEADING.sub("", part)
     if before and before.left:
-        part = part.rstrip()
-    return part if part.replace(MARK, "") else ""
+        part = TRAILING.sub("", part)
+    return part

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import tokenizers
 
-from jaxserve.tokenizer.protocol import MARK, TokenizerError
+from jaxserve.tokenizer.beside_json import JSON_FILE, apply_settings
+from jaxserve.tokenizer.marked_text import MarkedTextEncoder
+from jaxserve.tokenizer.protocol import TokenizerError
 from jaxserve.tokenizer.settings import SETTINGS_FILE, TokenizerSettings, affix
-from jaxserve.tokenizer.special import NamedToken, NameSplitter
 from jaxserve.tokenizer.utf8 import readable, require_unicode, text_of
 
-JSON_FILE = "tokenizer.json"
 # Byte tokens that are no character by themselves.
 CHARACTER_PART = re.compile("<0x([89A-Fa-f][0-9A-Fa-f])>")
 
@@ -22,7 +22,7 @@ CHARACTER_PART = re.compile("<0x([89A-Fa-f][0-9A-Fa-f])>")
 class JsonTokenizer:
     """A Tokenizer over the tokenizers library.
 
-    Special tokens are the added tokens that the file marks as special.
+    Special tokens are the added tokens that the file, or one beside it, marks as special.
     """
 
     def __init__(
@@ -35,6 +35,7 @@ class JsonTokenizer:
                 supported.
         """
         self._library = library
+        special = apply_settings(library, fields, settings)
         library.encode_special_tokens = True  # names of special tokens in a text are text
         library.no_truncation()  # some files would shorten prompts silently
         library.no_padding()
@@ -43,12 +44,16 @@ class JsonTokenizer:
         self.vocab_size: int = max(library.get_vocab().values(), default=-1) + 1
         added = library.get_added_tokens_decoder()
         self._special = {
-            token_id: token.content for token_id, token in added.items() if token.special
+            token_id: token.content
+            for token_id, token in added.items()
+            if token.special or token.content in special
         }
         self._control = set(self._special) - {_unknown_id(library, fields["model"])}
         self.special_tokens = {name: token_id for token_id, name in self._special.items()}
         self.added_tokens = {
-            token.content: token_id for token_id, token in added.items() if not token.special
+            token.content: token_id
+            for token_id, token in added.items()
+            if token_id not in self._special
         }
         prefix, suffix = _post_processor_affixes(library)
         self.bos_id = _special_id(library, settings.bos_token, prefix[0] if prefix else None)
@@ -58,6 +63,9 @@ class JsonTokenizer:
         self._suffix = affix(settings.add_eos_token, eos_id, suffix, "add_eos_token")
         self._spelled = cache(self._spell)  # called for every token of every stream
 
+    def token_id(self, name: str) -> int | None:
+        return self._library.token_to_id(name)
+
     def encode(self, text: str) -> list[int]:
         require_unicode(text)
         ids = self._library.encode(text, add_special_tokens=False).ids
@@ -66,44 +74,15 @@ class JsonTokenizer:
 
     def encode_special(self, text: str) -> list[int]:
         require_unicode(text)
-        return self._splitter.encode(text, self._encode_part)
+        return self._marked.encode(text)
 
     def encode_inner(self, text: str) -> list[int]:
         require_unicode(text)
-        return self._encode_part(text, False)
-
-    def _encode_part(self, part: str, opening: bool) -> list[int]:
-        """Encode text between special tokens; only a part that opens the text gets a dummy space.
-
-        A MARK before the text, whose id is dropped, tells the library that the text continues.
-        """
-        text = part.replace(MARK, "")
-        if opening:
-            ids = self._plain_library.encode(text, add_special_tokens=False).ids
-        else:
-            ids = self._plain_library.encode(MARK + text, add_special_tokens=False).ids[1:]
-        self._require_text(ids)
-        return ids
+        return self._marked.encode_part(text, False)
 
     @cached_property
-    def _splitter(self) -> NameSplitter:
-        added = self._library.get_added_tokens_decoder()
-        return NameSplitter(
-            NamedToken(token.content, token_id, token.lstrip, token.rstrip, token.single_word)
-            for token_id, token in added.items()
-        )
-
-    @cached_property
-    def _plain_library(self) -> tokenizers.Tokenizer:
-        """The tokenizer with MARK as its only added token.
-
-        Text that follows MARK does not open a text, so that it gets no dummy space.
-        """
-        library = tokenizers.Tokenizer.from_str(
-            json.dumps(json.loads(self._library.to_str()) | {"added_tokens": []})
-        )
-        library.add_tokens([tokenizers.AddedToken(MARK, normalized=False)])
-        return library
+    def _marked(self) -> MarkedTextEncoder:
+        return MarkedTextEncoder(self._library, self._require_text)
 
     def _require_text(self, ids: Sequence[int]) -> None:
         # A Unigram model may take the name of a control token for the token.
@@ -159,15 +138,39 @@ def load_tokenizer_json(path: Path, settings: TokenizerSettings) -> JsonTokenize
     Raises:
         TokenizerError: The file is no tokenizer.json, or JsonTokenizer refuses it.
     """
+    library, text = _read_library(path)
+    return JsonTokenizer(library, json.loads(text), settings)
+
+
+def complete_json(path: Path, settings: TokenizerSettings) -> str:
+    """Return a tokenizer.json that has every token of the files beside it.
+
+    It is the file as it is where they declare nothing more.
+
+    Raises:
+        TokenizerError: As load_tokenizer_json.
+    """
+    library, text = _read_library(path)
+    before = _added_tokens(library)
+    apply_settings(library, json.loads(text), settings)
+    return text if _added_tokens(library) == before else library.to_str()
+
+
+def _added_tokens(library: tokenizers.Tokenizer) -> dict[int, str]:
+    """Return the added tokens with all their properties, for comparison."""
+    return {id: repr(token) for id, token in library.get_added_tokens_decoder().items()}
+
+
+def _read_library(path: Path) -> tuple[tokenizers.Tokenizer, str]:
+    """Return the tokenizer in a file, and the file's text."""
     try:
         text = path.read_text(encoding="utf-8")
-        library = tokenizers.Tokenizer.from_str(text)
+        return tokenizers.Tokenizer.from_str(text), text
     except Exception as error:  # the library raises plain Exception for everything
         reason = " ".join(str(error).split())
         raise TokenizerError(
             f"{path}: not a tokenizer.json ({reason}); copy the file again"
         ) from None
-    return JsonTokenizer(library, json.loads(text), settings)
 
 
 def _special_id(library: tokenizers.Tokenizer, name: str | None, default: int | None) -> int | None:

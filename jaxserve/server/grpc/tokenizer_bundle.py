@@ -9,8 +9,10 @@ from jaxserve.chat import Chat
 from jaxserve.chat.source import TEMPLATE_FILE
 from jaxserve.errors import ChatError, NotBuiltInError
 from jaxserve.tokenizer import TokenizerError
+from jaxserve.tokenizer.beside_json import JSON_FILE
 from jaxserve.tokenizer.sentencepiece_json import tokenizer_json
-from jaxserve.tokenizer.tokenizer_json import JSON_FILE
+from jaxserve.tokenizer.settings import read_settings
+from jaxserve.tokenizer.tokenizer_json import complete_json
 
 SETTINGS = (
     "tokenizer_config.json",
@@ -41,9 +43,9 @@ def tokenizer_bundle(chat: Chat) -> bytes:
 
 
 def _tokenizer(folder: Path) -> bytes:
-    if (folder / JSON_FILE).exists():
-        return (folder / JSON_FILE).read_bytes()
     try:
+        if (folder / JSON_FILE).exists():
+            return complete_json(folder / JSON_FILE, read_settings(folder)).encode()
         return tokenizer_json(folder).encode()
     except TokenizerError as error:
         problem = str(error).replace(f"{folder}/", "")  # clients must not see the server's paths

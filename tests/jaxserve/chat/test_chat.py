@@ -133,7 +133,9 @@ def test_turns_of_deepseek_are_added_tokens_that_are_not_special(open_chat: Open
 
 
 def test_which_added_tokens_are_the_templates(tmp_path: Path) -> None:
-    """Only added tokens that the template writes, and neither looks for nor uses as plain words."""
+    """Only added tokens that the template writes and does not use as plain words; in answers only
+    those that it does not look for.
+    """
 
     class Added(ByteTokenizer):
         added_tokens = MappingProxyType(
@@ -146,7 +148,9 @@ def test_which_added_tokens_are_the_templates(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text(template)
     chat = Chat(tmp_path, Added())
     text = "<turn></think>    user <other><eos>"
-    assert chat._marker.marked(text) == f"<{MARK}turn></think>    user <other><{MARK}eos>"
+    marked = f"<{MARK}turn><{MARK}/think>    user <other><{MARK}eos>"
+    assert chat._marker.marked(text) == marked
+    assert chat._answer_marker.marked(text) == marked.replace(f"{MARK}/think", "/think")
     chat.close()
 
 

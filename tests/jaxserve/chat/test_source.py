@@ -59,7 +59,10 @@ def test_tokens(tmp_path: Path) -> None:
         tokenizer_config__json=settings,
         special_tokens_map__json={"eos_token": "old", "sep_token": "|"},
     )
-    tokens = {"bos_token": "<bos>", "eos_token": "</s>", "x_token": "x", "sep_token": "|"}
+    tokens = {"bos_token": "<bos>", "eos_token": "old", "x_token": "x", "sep_token": "|"}
+    assert read_template(tmp_path, ByteTokenizer()).tokens == tokens, "as transformers reads it"
+    write(tmp_path, tokenizer_config__json=settings | {"added_tokens_decoder": {}})
+    tokens = {"bos_token": "<bos>", "eos_token": "</s>", "x_token": "x"}
     assert read_template(tmp_path, ByteTokenizer()).tokens == tokens
 
 
@@ -84,10 +87,10 @@ def test_tokens(tmp_path: Path) -> None:
             "has 262145 bytes; the limit is 262144",
         ),
         ({"chat_template__jinja": "x" * 262145}, "has 262145 bytes; the limit is 262144"),
-        ({"chat_template__json": "{"}, "chat_template.json is not readable as JSON"),
+        ({"chat_template__json": "{"}, "chat_template.json: not readable as JSON"),
         (
             {"chat_template__json": "[]"},
-            "chat_template.json holds list where an object is expected",
+            "chat_template.json: holds list where an object is expected",
         ),
     ],
 )

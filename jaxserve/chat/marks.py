@@ -1,0 +1,50 @@
+"""Marks of turns that a chat template writes, compared with what the tokenizer makes of them."""
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from jaxserve.tokenizer import Tokenizer
+
+# Text that looks like a mark: <|user|>, <｜User｜>, <<SYS>>, [INST], <start_of_turn>.
+MARK_LIKE: Final = re.compile(
+    r"<\|[^<>|\s]+\|>|<｜[^<>｜\s]+｜>|<</?\w+>>|\[/?[A-Z][A-Z_]+\]|<(?:start|end)_of_\w+>"
+)
+
+
+def notes_on_marks(
+    source: str, tokenizer: Tokenizer, ignored: Mapping[str, int]
+) -> tuple[str, ...]:
+    """Return a line for each kind of mark in a template's source that is not read as its token.
+
+    `ignored` has tokens that a file declares but that do not count. A mark that is no token at all
+    is text: what a client writes is then not told from what the template writes.
+    """
+    known = {**ignored, **tokenizer.special_tokens, **tokenizer.added_tokens}
+    marks = {name for name in known if name in source and re.search(r"[^\w\s]", name)}
+    marks |= set(MARK_LIKE.findall(source))
+    ids = {mark: tokenizer.token_id(mark) for mark in marks}
+    for mark in marks & ignored.keys():
+        ids[mark] = ignored[mark]
+    tokens = {mark: id for mark, id in ids.items() if id is not None}
+    spelled = [mark for mark, id in tokens.items() if not _is_read(tokenizer, mark, id)]
+    text = [mark for mark, id in ids.items() if id is None]
+    notes = list[str]()
+    if spelled:
+        names = ", ".join(f"{mark!r} ({tokens[mark]})" for mark in sorted(spelled))
+        notes.append(
+            f"the template writes {names}, which the files of the tokenizer declare as tokens, but "
+            f"inside a conversation they are read as text, which a client can imitate"
+        )
+    if text:
+        names = ", ".join(map(repr, sorted(text)))
+        notes.append(
+            f"the template writes {names}, which are no tokens of this tokenizer but text, which a "
+            f"client can imitate"
+        )
+    return tuple(notes)
+
+
+def _is_read(tokenizer: Tokenizer, mark: str, id: int) -> bool:
+    """Return whether a mark is read as the token, on a line of its own in a conversation."""
+    return id in tokenizer.encode_special(f"a\n{mark}\na")

@@ -1,0 +1,115 @@
+"""Applies the files beside a tokenizer.json to it, as transformers 5 does."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import tokenizers
+
+from jaxserve.tokenizer.declared import DeclaredToken
+from jaxserve.tokenizer.protocol import TokenizerError
+from jaxserve.tokenizer.settings import SETTINGS_FILE, TokenizerSettings
+
+JSON_FILE: Final = "tokenizer.json"
+TOKEN_FIELDS: Final = frozenset(
+    ("id", "content", "single_word", "lstrip", "rstrip", "normalized", "special")
+)
+
+
+def apply_settings(
+    library: tokenizers.Tokenizer, fields: Mapping[str, Any], settings: TokenizerSettings
+) -> frozenset[str]:
+    """Add the declared tokens to a tokenizer; return the names of those that are special.
+
+    `fields` is the parsed tokenizer.json. A token that the tokenizer has already keeps its id and
+    takes the declared properties. A new one gets the id after the last.
+
+    Raises:
+        TokenizerError: A token would get another id than declared, or the files contradict each
+            other.
+    """
+    _check_own_tokens(fields)
+    _check_prefix_space(library, settings)
+    own = {token["id"] for token in fields.get("added_tokens", [])}
+    declared = settings.declared
+    _add(library, (token for token in declared if settings.overrides or token.id not in own))
+    for token in declared:
+        token.require_id(library.token_to_id(token.name), JSON_FILE)
+    added = {token.content for token in library.get_added_tokens_decoder().values()}
+    listed = [token for token in settings.listed if _counts(token, library, settings)]
+    new = [token for token in listed if token.name not in added]
+    _add(library, new)
+    named = [token for token in listed if token.name in settings.names.values()]
+    return frozenset(token.name for token in (*declared, *named, *new) if token.special)
+
+
+def _counts(
+    token: DeclaredToken, library: tokenizers.Tokenizer, settings: TokenizerSettings
+) -> bool:
+    """Return whether a token that is only named becomes a special token.
+
+    A letter does not: it would vanish from every answer. Nor do begin and end tokens that the
+    tokenizer lacks, which is an error elsewhere.
+    """
+    if len(token.name) == 1:
+        return False
+    needed = token.name in (settings.bos_token, settings.eos_token)
+    return not needed or library.token_to_id(token.name) is not None
+
+
+def _add(library: tokenizers.Tokenizer, tokens: Iterable[DeclaredToken]) -> None:
+    tokens = list(tokens)
+    new = [token.name for token in tokens if library.token_to_id(token.name) is None]
+    taken = set(library.get_vocab().values()) if new else set[int]()
+    library.add_tokens([_added_token(token) for token in tokens])
+    for name in new:  # the library counts tokens, also where ids are left out
+        if library.token_to_id(name) in taken:
+            raise TokenizerError(
+                f"{JSON_FILE}: its ids have gaps, so that there is none for {name!r}, which a "
+                f"file beside it declares; add the token to {JSON_FILE}"
+            )
+
+
+def _added_token(token: DeclaredToken) -> tokenizers.AddedToken:
+    return tokenizers.AddedToken(
+        token.name,
+        single_word=token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=token.normalized,
+        special=token.special,
+    )
+
+
+def _check_own_tokens(fields: Mapping[str, Any]) -> None:
+    """Raise TokenizerError for a field of tokenizer.json's added tokens that nobody reads."""
+    for token in fields.get("added_tokens", []):
+        unknown = sorted(set(token) - TOKEN_FIELDS)
+        if unknown:
+            raise TokenizerError(
+                f"{JSON_FILE}: the added token {token['content']!r} has the field {unknown[0]!r}, "
+                f"which is not understood; remove it if it does not count"
+            )
+
+
+def _check_prefix_space(library: tokenizers.Tokenizer, settings: TokenizerSettings) -> None:
+    """Raise TokenizerError where add_prefix_space and tokenizer.json say different things.
+
+    Classes of transformers that take the file as it is do not look at the setting.
+    """
+    wanted = settings.add_prefix_space
+    if wanted is None or settings.generic or wanted == _adds_space(library):
+        return
+    does = "adds no space" if wanted else "adds a space"
+    raise TokenizerError(
+        f"{SETTINGS_FILE}: add_prefix_space is {str(wanted).lower()}, but {JSON_FILE} {does} "
+        f"before a text; remove the setting, or copy both files again"
+    )
+
+
+def _adds_space(library: tokenizers.Tokenizer) -> bool:
+    text = "a"
+    if library.normalizer:
+        text = library.normalizer.normalize_str(text)
+    if library.pre_tokenizer:
+        text = library.pre_tokenizer.pre_tokenize_str(text)[0][0]
+    return text != "a"

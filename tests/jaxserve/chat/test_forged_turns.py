@@ -1,0 +1,180 @@
+"""No text of a client becomes a mark of the chat template, whichever file declares the mark.
+
+The templates are published ones. Where a template's marks are no tokens, it is said at the start.
+"""
+
+import base64
+import json
+import os
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxserve.chat import Chat
+from jaxserve.chat.marks import notes_on_marks
+from jaxserve.tokenizer import load_tokenizer
+from tests.byte_tokenizer import ByteTokenizer
+
+GOLDEN = json.loads(
+    (Path(__file__).parents[2] / "golden" / "declared_tokens.json").read_text(encoding="utf-8")
+)
+CHATML = {
+    "name": "ChatML",
+    "template": GOLDEN["bases"]["model"]["config"]["chat_template"],
+    "messages": GOLDEN["messages"],
+}
+# Marks that published templates write, tokens or not.
+MARKS = re.compile(
+    r"<\|[^<>|\s]+\|>|</?s>|<step>|<<SYS>>|<</SYS>>|\[/?[A-Z]+\]|### \w+:"
+    r"|User: |Assistant: |Source: "
+)
+BEGIN, END = "<s>", "</s>"
+ROUNDS = 12
+
+
+def templates() -> list[dict[str, Any]]:
+    """Published templates with marks and a conversation each, and ChatML."""
+    data = os.environ.get("JAXSERVE_TEST_DATA")
+    if not data:
+        return [CHATML]
+    lines = (Path(data) / "chat_templates" / "tgi_golden.jsonl").read_text().splitlines()
+    return [CHATML, *map(json.loads, lines)]
+
+
+def declare(way: str, marks: list[str], folder: Path) -> None:
+    """Write a tokenizer into a folder in which marks are tokens, declared in one of the ways."""
+    base = GOLDEN["bases"]["model" if way == "added, model" else "json, byte level"]
+    if way == "added, lower case":
+        base = GOLDEN["bases"]["json, lower case"]
+    config = base["config"] | {"eos_token": END}
+    if base["name"] == "tokenizer.model":
+        (folder / base["name"]).write_bytes(base64.b64decode(base["text"]))
+        first = load_tokenizer(folder).vocab_size
+    else:
+        (folder / base["name"]).write_text(base["text"])
+        first = load_tokenizer(folder).vocab_size
+    ids = {mark: first + number for number, mark in enumerate(marks)}
+    if way == "decoder":
+        config = config | {
+            "added_tokens_decoder": {
+                str(id): {"content": mark, "special": number % 2 == 0}
+                for number, (mark, id) in enumerate(ids.items())
+            }
+        }
+    elif way == "own":
+        content = json.loads(base["text"])
+        flags = dict.fromkeys(("lstrip", "rstrip", "single_word", "special", "normalized"), False)
+        content["added_tokens"] += [
+            {"id": id, "content": mark, **flags} for mark, id in ids.items()
+        ]
+        (folder / base["name"]).write_text(json.dumps(content))
+    else:
+        (folder / "added_tokens.json").write_text(json.dumps(ids))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+@contextmanager
+def chat_with(template: str, way: str, folder: Path) -> Iterator[tuple[Chat, set[int]]]:
+    """A chat with a template whose marks are tokens, and the ids of these tokens."""
+    marks = sorted(set(MARKS.findall(template)) - {BEGIN, END})
+    declare(way, marks, folder)
+    (folder / "chat_template.jinja").write_text(template)
+    tokenizer = load_tokenizer(folder)
+    chat = Chat(folder, tokenizer)
+    ids = {id for mark in (*marks, BEGIN, END) if (id := tokenizer.token_id(mark)) is not None}
+    try:
+        yield chat, ids
+    finally:
+        chat.close()
+
+
+def forgery(draw: random.Random, rendered: str, marks: list[str]) -> str:
+    """A text that imitates turns: marks, their pieces, in other letters, whole prompts."""
+    mark = draw.choice(marks)
+    cut = draw.randrange(1, len(mark))
+    choices = [
+        mark,
+        mark[:cut],
+        mark[cut:],
+        mark.upper(),
+        mark.replace("<", "＜"),
+        rendered,
+        rendered[draw.randrange(len(rendered)) :],
+        "system",
+        "\n",
+        " ",
+        "obey",
+    ]
+    return (
+        "x" + "".join(draw.choices(choices, k=draw.randrange(1, 6))) + draw.choice(("", "x", mark))
+    )
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("way", ["added, model", "added, lower case", "decoder", "own"])
+def test_no_text_of_a_client_becomes_a_mark(way: str, tmp_path: Path) -> None:
+    draw = random.Random(0)
+    tried = 0
+    seen = set[str]()
+    for number, case in enumerate(templates()):
+        if case["template"] in seen or not MARKS.search(case["template"]):
+            continue
+        seen.add(case["template"])
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with chat_with(case["template"], way, folder) as (chat, ids):
+            honest = [{**turn, "content": "x"} for turn in case["messages"]]
+            whole = chat.render(honest)
+            expected = Counter(id for id in whole.token_ids if id in ids)
+            assert expected, case["name"]
+            marks = sorted(mark for mark in set(MARKS.findall(case["template"])) if len(mark) > 1)
+            for _ in range(ROUNDS):
+                forged = [
+                    {**turn, "content": forgery(draw, whole.text, marks)}
+                    if turn["role"] == "user"
+                    else turn
+                    for turn in honest
+                ]
+                found = Counter(id for id in chat.render(forged).token_ids if id in ids)
+                assert found == expected, (case["name"], forged)
+                tried += 1
+    assert tried >= ROUNDS
+
+
+def test_marks_that_are_text_are_named() -> None:
+    (note,) = notes_on_marks("{{ '[INST]' }}<|user|>{{ x }}<eos>", ByteTokenizer(), {})
+    assert note == (
+        "the template writes '<|user|>', '[INST]', which are no tokens of this tokenizer but text, "
+        "which a client can imitate"
+    )
+    assert notes_on_marks("<bos>{{ x }}<eos> # User: ", ByteTokenizer(), {}) == ()
+
+
+@pytest.mark.parametrize(
+    ("base", "ways"),
+    [("json, prepend", ["added"]), ("json, byte level", ["decoder, text", "added"])],
+)
+def test_declared_marks_that_are_read_as_text_are_named(
+    base: str, ways: list[str], tmp_path: Path
+) -> None:
+    (case,) = (c for c in GOLDEN["cases"] if (c["base"], c["ways"]) == (base, ways))
+    added = case["files"]["added_tokens.json"]
+    setting = GOLDEN["bases"][base]
+    (tmp_path / "tokenizer.json").write_text(setting["text"])
+    config = setting["config"] | case["files"].get("tokenizer_config.json", {})
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "added_tokens.json").write_text(json.dumps(added))
+    template = "{{ messages[0].content }}\n<|im_start|><tool>"
+    (tmp_path / "chat_template.jinja").write_text(template)
+    (note,) = Chat(tmp_path, load_tokenizer(tmp_path)).notes
+    text = ["<tool>"] if len(ways) > 1 else ["<tool>", "<|im_start|>"]
+    tokens = ", ".join(f"{mark!r} ({added[mark]})" for mark in text)
+    assert note.startswith(
+        f"the template writes {tokens}, which the files of the tokenizer declare"
+    )
