@@ -8,7 +8,8 @@ from typing import Any
 from jaxserve.chat.renderer import MAX_TEMPLATE_BYTES
 from jaxserve.errors import ChatError
 from jaxserve.tokenizer import Tokenizer, TokenizerError
-from jaxserve.tokenizer.settings import read_object, read_settings
+from jaxserve.tokenizer.companion_fields import read_object
+from jaxserve.tokenizer.settings import read_settings
 
 TEMPLATE_FILE = "chat_template.jinja"
 TEMPLATE_JSON = "chat_template.json"
