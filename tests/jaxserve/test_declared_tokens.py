@@ -13,9 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
 from jaxserve.chat import Chat
 from jaxserve.tokenizer import MARK, TokenizerError, load_tokenizer
+from jaxserve.tokenizer.sentencepiece_json import tokenizer_json
+from jaxserve.tokenizer.settings import read_settings
+from jaxserve.tokenizer.tokenizer_json import complete_json
 from tests.tokenizer_cases import write_small
 
 GOLDEN = json.loads(
@@ -102,6 +106,22 @@ def test_conversations(base: str, tmp_path: Path) -> None:
             assert list(chat.render(GOLDEN["messages"]).token_ids) == case["chat"], case["ways"]
         finally:
             chat.close()
+
+
+@pytest.mark.parametrize("base", GOLDEN["bases"])
+def test_one_tokenizer_json_that_has_them_all(base: str, tmp_path: Path) -> None:
+    """What clients download, for programs that read only tokenizer.json."""
+    for case, tokenizer in loaded(base, tmp_path):
+        folder = tmp_path / str(cases(base).index(case))
+        file = folder / "tokenizer.json"
+        has_json = file.exists()
+        made = complete_json(file, read_settings(folder)) if has_json else tokenizer_json(folder)
+        library = tokenizers.Tokenizer.from_str(made)
+        for text, ids in case["written"]:
+            assert library.encode(text, add_special_tokens=False).ids == ids, (case["ways"], text)
+        for text, ids in case["plain"]:
+            assert library.encode(text).ids == ids, (case["ways"], text)
+        assert tokenizer.vocab_size == library.get_vocab_size()
 
 
 def test_letters_that_only_normalization_makes_equal_are_no_token(tmp_path: Path) -> None:
