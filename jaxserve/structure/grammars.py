@@ -183,9 +183,11 @@ class _Vocabulary:
     def __init__(self, tokenizer: Tokenizer, eos_ids: Sequence[int], size: int) -> None:
         self._tokenizer = tokenizer
         self.tokens = [tokenizer.token_bytes(token)[0] for token in range(size)]
-        for name, token in tokenizer.special_tokens.items():
+        # A tokenizer may have tokens beyond the model's vocabulary, which are never generated.
+        special = {id: name for name, id in tokenizer.special_tokens.items() if id < size}
+        for token, name in special.items():
             self.tokens[token] = name.encode()
-        self.special_token_ids = sorted(tokenizer.special_tokens.values())
+        self.special_token_ids = sorted(special)
         self.eos_token_id = eos_ids[0] if eos_ids else 0
         if not eos_ids:
             # The library insists on an end token. Its id lies behind all words of the mask, which

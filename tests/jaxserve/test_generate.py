@@ -211,6 +211,14 @@ def chat(call, tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
     return lambda *arguments: call(*flags, *arguments)
 
 
+def test_marks_of_the_template_that_are_text_are_named(call, tmp_path: Path) -> None:
+    template = tmp_path / "inst.jinja"
+    template.write_text("[INST] {{ messages[0].content }} [/INST]")
+    code, _, err = call("--chat", "--chat-template", str(template), "--prompt", STORY)
+    assert code == 0
+    assert "'[/INST]', '[INST]', which are no tokens of this tokenizer but text" in err
+
+
 class Terminal(io.StringIO):
     """Somebody types these lines, and Ctrl-C where one is that."""
 
