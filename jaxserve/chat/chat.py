@@ -10,7 +10,7 @@ from jaxserve.chat.answers import AnswerFormats, Reading, choose_formats
 from jaxserve.chat.answers.call_grammar import CallContext, calls_alone, text_and_calls
 from jaxserve.chat.answers.thinking import CLOSE, MARKS, opened_by
 from jaxserve.chat.marking import Marker
-from jaxserve.chat.marks import notes_on_marks
+from jaxserve.chat.marks import is_mark_like, notes_on_marks
 from jaxserve.chat.messages import plain_messages
 from jaxserve.chat.renderer import SECONDS, Look, TemplateRenderer
 from jaxserve.chat.source import ChatTemplate, read_template
@@ -99,7 +99,8 @@ class Chat:
         source = self.template.source
         added = self._tokenizer.added_tokens.keys()
         written = {name for name in added if name in source and NO_WORD.search(name)}
-        return frozenset(written | (self.template.control_tokens & added))
+        marks = {name for name in added if is_mark_like(name)}  # joined of pieces, perhaps
+        return frozenset(written | marks | (self.template.control_tokens & added))
 
     @cached_property
     def _marker(self) -> Marker:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from jaxserve.tokenizer import MARK
+from jaxserve.tokenizer.special import any_of
 
 
 class Marker:
@@ -15,7 +16,7 @@ class Marker:
       writes '<|' + role + '|>' and the tokenizer has <|end|>. The template's own words are
       excepted: "text" is a piece of <|endoftext|>.
     - A string that begins or ends with a piece of a name gets a mark there, if the piece is more
-      than letters and digits.
+      than letters and digits. Pieces, too, count in upper and lower case alike.
 
     Marks cannot help against a template that removes characters from the middle of a string, or
     inserts them there.
@@ -29,10 +30,11 @@ class Marker:
         that must reach it unchanged.
         """
         names = [name for name in sorted(names, key=len, reverse=True) if len(name) > 1]
-        self._inside = re.compile("|".join(map(re.escape, names)) or "(?!)", re.IGNORECASE)
-        self._all_names = "\0".join(names)
-        self._heads = frozenset(name[:size] for name in names for size in range(1, len(name)))
-        self._tails = frozenset(name[size:] for name in names for size in range(1, len(name)))
+        self._inside = re.compile(any_of(names), re.IGNORECASE)
+        lower = [name.lower() for name in names]  # a tokenizer may take capitals for small letters
+        self._all_names = "\0".join(lower)
+        self._heads = frozenset(name[:size] for name in lower for size in range(1, len(name)))
+        self._tails = frozenset(name[size:] for name in lower for size in range(1, len(name)))
         self._longest = len(names[0]) if names else 0
         self._words = frozenset(words)
 
@@ -49,8 +51,10 @@ class Marker:
     def _text(self, text: str) -> str:
         """Return a string with marks inside and at both ends, as far as they are needed."""
         sizes = range(1, min(self._longest, len(text) + 1))
-        before = any(text[:size] in self._tails and not _is_word(text[:size]) for size in sizes)
-        after = any(text[-size:] in self._heads and not _is_word(text[-size:]) for size in sizes)
+        first = text[: self._longest].lower()
+        last = text[-self._longest :].lower()
+        before = any(first[:size] in self._tails and not _is_word(first[:size]) for size in sizes)
+        after = any(last[-size:] in self._heads and not _is_word(last[-size:]) for size in sizes)
         marked = self._broken(text)
         if before:
             marked = MARK + marked
@@ -60,7 +64,7 @@ class Marker:
 
     def _broken(self, text: str) -> str:
         """Return a string with a mark inside of every name, and of the string if it is a piece."""
-        if text and text not in self._words and text in self._all_names:
+        if text and text not in self._words and text.lower() in self._all_names:
             return _break(text)
         while self._inside.search(text):  # more than once, as names may overlap
             text = self._inside.sub(lambda found: _break(found[0]), text)

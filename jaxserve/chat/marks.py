@@ -12,6 +12,16 @@ MARK_LIKE: Final = re.compile(
 )
 
 
+ROLE: Final = re.compile(r"(?<!\w)(?:system|developer|user|assistant|tool)(?!\w)", re.IGNORECASE)
+
+
+def is_mark_like(name: str) -> bool:
+    """Return whether a token looks like a mark of a template: <|user|>, [INST], <role:user>."""
+    if MARK_LIKE.fullmatch(name):
+        return True
+    return bool(ROLE.search(name) and re.search(r"[^\w\s]", name))
+
+
 def notes_on_marks(
     source: str, tokenizer: Tokenizer, ignored: Mapping[str, int]
 ) -> tuple[str, ...]:

@@ -7,9 +7,8 @@ import tokenizers
 
 from jaxserve.tokenizer.declared import DeclaredToken
 from jaxserve.tokenizer.protocol import TokenizerError
-from jaxserve.tokenizer.settings import SETTINGS_FILE, TokenizerSettings
+from jaxserve.tokenizer.settings import JSON_FILE, SETTINGS_FILE, TokenizerSettings
 
-JSON_FILE: Final = "tokenizer.json"
 TOKEN_FIELDS: Final = frozenset(
     ("id", "content", "single_word", "lstrip", "rstrip", "normalized", "special")
 )
@@ -34,12 +33,15 @@ def apply_settings(
     _add(library, (token for token in declared if settings.overrides or token.id not in own))
     for token in declared:
         token.require_id(library.token_to_id(token.name), JSON_FILE)
-    added = {token.content for token in library.get_added_tokens_decoder().values()}
+    added = {token.content: token for token in library.get_added_tokens_decoder().values()}
     listed = [token for token in settings.listed if _counts(token, library, settings)]
     new = [token for token in listed if token.name not in added]
     _add(library, new)
-    named = [token for token in listed if token.name in settings.names.values()]
-    return frozenset(token.name for token in (*declared, *named, *new) if token.special)
+    named = [added[name] for name in settings.names.values() if name in added and len(name) > 1]
+    library.add_tokens([_made_special(token) for token in named if not token.special])
+    _check_forms(library)
+    special = {token.name for token in (*declared, *new) if token.special}
+    return frozenset(special.union(token.content for token in named))
 
 
 def _counts(
@@ -80,6 +82,17 @@ def _added_token(token: DeclaredToken) -> tokenizers.AddedToken:
     )
 
 
+def _made_special(token: tokenizers.AddedToken) -> tokenizers.AddedToken:
+    return tokenizers.AddedToken(
+        token.content,
+        single_word=token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=token.normalized,
+        special=True,
+    )
+
+
 def _check_own_tokens(fields: Mapping[str, Any]) -> None:
     """Raise TokenizerError for a field of tokenizer.json's added tokens that nobody reads."""
     for token in fields.get("added_tokens", []):
@@ -91,13 +104,22 @@ def _check_own_tokens(fields: Mapping[str, Any]) -> None:
             )
 
 
-def _check_prefix_space(library: tokenizers.Tokenizer, settings: TokenizerSettings) -> None:
-    """Raise TokenizerError where add_prefix_space and tokenizer.json say different things.
+def _check_forms(library: tokenizers.Tokenizer) -> None:
+    """Raise TokenizerError for a token that would be found everywhere in normalized text."""
+    if library.normalizer is None:
+        return
+    for token in library.get_added_tokens_decoder().values():
+        if token.normalized and not library.normalizer.normalize_str(token.content):
+            raise TokenizerError(
+                f"{JSON_FILE}: the normalizer leaves nothing of the added token {token.content!r}; "
+                f"set its field normalized to false"
+            )
 
-    Classes of transformers that take the file as it is do not look at the setting.
-    """
+
+def _check_prefix_space(library: tokenizers.Tokenizer, settings: TokenizerSettings) -> None:
+    """Raise TokenizerError where add_prefix_space and tokenizer.json say different things."""
     wanted = settings.add_prefix_space
-    if wanted is None or settings.generic or wanted == _adds_space(library):
+    if wanted is None or wanted == _adds_space(library):
         return
     does = "adds no space" if wanted else "adds a space"
     raise TokenizerError(
@@ -111,5 +133,5 @@ def _adds_space(library: tokenizers.Tokenizer) -> bool:
     if library.normalizer:
         text = library.normalizer.normalize_str(text)
     if library.pre_tokenizer:
-        text = library.pre_tokenizer.pre_tokenize_str(text)[0][0]
+        text = "".join(piece for piece, _ in library.pre_tokenizer.pre_tokenize_str(text)[:1])
     return text != "a"

@@ -36,7 +36,9 @@ WITHOUT_EFFECT: Final = frozenset(
     vocab_size n_words sp_model_kwargs use_default_system_prompt response_template response_schema
     device verbose transformers_version image_seq_length chat_template_file
     keep_accents remove_space strip_accents tokenize_chinese_chars never_split trim_offsets
-    do_basic_tokenize separate_vocabs src_lang tgt_lang language extra_ids
+    do_basic_tokenize separate_vocabs src_lang tgt_lang language extra_ids fast suffix_first
+    model_type max_seq_length max_position_embeddings deprecation_warnings torch_dtype dtype
+    cache_dir use_cache return_tensors tokenizer_version image_size wordpieces_prefix token
     """.split()
 )
 # Fields that would change tokens, with the values that change none.
@@ -59,7 +61,7 @@ def read_object(path: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise TokenizerError(
             f"{path}: not readable as JSON ({error}); copy the file again"
         ) from None
@@ -74,8 +76,10 @@ def read_object(path: Path) -> dict[str, Any]:
 def check_fields(path: Path, fields: Mapping[str, Any], used: frozenset[str]) -> None:
     """Raise TokenizerError for a field that is neither used nor known to be without effect."""
     for name, value in fields.items():
-        if name in used or name in LISTS or name in WITHOUT_EFFECT or names_token(name):
+        if name in used or name in LISTS or name in WITHOUT_EFFECT:
             continue
+        if name.endswith(("_token", "_token_id")) and not name.startswith("add_"):
+            continue  # models with pictures or sounds have names of their own
         if name not in UNSUPPORTED:
             raise TokenizerError(
                 f"{path}: the field {name} is not understood, and could change the tokens; remove "
@@ -88,12 +92,11 @@ def check_fields(path: Path, fields: Mapping[str, Any], used: frozenset[str]) ->
             )
 
 
-def names_token(name: str) -> bool:
-    """Return whether a field names a token, or the token's id: eos_token, image_token_id.
-
-    Models with pictures or sounds have such fields of their own.
-    """
-    return name.endswith(("_token", "_token_id")) and not name.startswith("add_")
+def names_token(name: str, value: Any) -> bool:
+    """Return whether a field names a token: eos_token, or one of its own such as image_token."""
+    if name in NAMES:
+        return value is not None
+    return name.endswith("_token") and isinstance(value, str | dict)
 
 
 def flag(path: Path, fields: Mapping[str, Any], name: str) -> bool | None:

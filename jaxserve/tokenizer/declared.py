@@ -2,6 +2,7 @@
 tokenizer_config.json.
 """
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from jaxserve.tokenizer.protocol import TokenizerError
 
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+ID = re.compile("[0-9]{1,10}")
 FIELDS = frozenset(("content", "id", "__type", *FLAGS))
 
 
@@ -52,8 +54,8 @@ def token_of(
 ) -> DeclaredToken:
     """Return the token that a JSON value declares: a name, or an object with the name as content.
 
-    special: for objects that do not say it themselves. As in the tokenizers library, a token is
-    normalized where the object does not say it and the token is not special.
+    special: where an object does not say it. As in the tokenizers library, a token is normalized
+    where the object does not say it and the token is not special.
 
     Raises:
         TokenizerError: The value has another form, or fields that no published file has.
@@ -66,6 +68,7 @@ def token_of(
             f"{path}: {field} is {value!r:.80}; expected a string that names a token, or an object "
             f'{{"content": string}}'
         )
+    _check_unicode(path, name)
     unknown = sorted(set(value) - FIELDS)
     if unknown:
         raise TokenizerError(
@@ -73,9 +76,9 @@ def token_of(
             f"it does not count"
         )
     flags = {flag: _flag(path, field, value, flag) for flag in FLAGS if value.get(flag) is not None}
-    return DeclaredToken(
-        name, id, path.name, **{"special": special, "normalized": not special} | flags
-    )
+    special = flags.pop("special", special)
+    normalized = flags.pop("normalized", not special)
+    return DeclaredToken(name, id, path.name, special, normalized, **flags)
 
 
 def tokens_with_ids(path: Path, field: str, tokens: Any) -> tuple[DeclaredToken, ...]:
@@ -84,7 +87,7 @@ def tokens_with_ids(path: Path, field: str, tokens: Any) -> tuple[DeclaredToken,
     Raises:
         TokenizerError: It is no such object.
     """
-    if not isinstance(tokens, Mapping) or not all(str(key).isdecimal() for key in tokens):
+    if not isinstance(tokens, Mapping) or not all(map(ID.fullmatch, tokens)):
         raise TokenizerError(
             f"{path}: {field} is {tokens!r:.80}; expected an object with ids and their tokens"
         )
@@ -105,10 +108,21 @@ def tokens_by_name(
     for name, id in names.items():
         if type(id) is not int or id < 0 or not name:
             raise TokenizerError(f"{path}: {name!r} has the id {id!r}; expected a number from 0 on")
+        _check_unicode(path, name)
     return tuple(
         DeclaredToken(name, names[name], path.name, normalized=name not in kept)
         for name in sorted(names, key=lambda name: names[name])
     )
+
+
+def _check_unicode(path: Path, name: str) -> None:
+    """Raise TokenizerError for a name with half a surrogate pair, which JSON can write."""
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        raise TokenizerError(
+            f"{path}: the token {name!r} is not valid Unicode; copy the file again"
+        ) from None
 
 
 def _flag(path: Path, field: str, value: Mapping[str, Any], flag: str) -> bool:

@@ -1,9 +1,7 @@
 """Encodes text that a chat template wrote, with the tokenizers library."""
 
 import json
-import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cached_property
 
 import tokenizers
@@ -41,57 +39,66 @@ class MarkedTextEncoder:
         return self._without_names(self._plain, part, opening)
 
     @cached_property
-    def _named(self) -> list[tuple[NamedToken, bool]]:
-        """Tokens with names, and whether a name is looked for in normalized text."""
-        found = self._library.get_added_tokens_decoder().items()
-        return [
-            (
-                NamedToken(token.content, id, token.lstrip, token.rstrip, token.single_word),
-                token.normalized and self._normalizer is not None,
-            )
-            for id, token in found
-            if len(token.content) > 1
-        ]
+    def _added(self) -> list[tuple[int, tokenizers.AddedToken]]:
+        tokens = self._library.get_added_tokens_decoder().items()
+        return [(id, token) for id, token in tokens if len(token.content) > 1]
 
     @cached_property
     def _splitter(self) -> NameSplitter:
-        return NameSplitter(token for token, normalized in self._named if not normalized)
+        return NameSplitter(
+            _named(token.content, id, token) for id, token in self._added if not token.normalized
+        )
 
     @cached_property
     def _names_of_forms(self) -> dict[str, str]:
         """Names of tokens by their normalized form, in which they are found."""
-        tokens = (token for token, normalized in self._named if normalized)
-        return {self._normalizer.normalize_str(token.name): token.name for token in tokens}
+        return {
+            self._form(token.content): token.content for _, token in self._added if token.normalized
+        }
 
     @cached_property
     def _normalized_splitter(self) -> NameSplitter:
-        tokens = {token.name: token for token, normalized in self._named if normalized}
+        tokens = {token.content: (id, token) for id, token in self._added}
         return NameSplitter(
-            replace(tokens[name], name=form) for form, name in self._names_of_forms.items() if form
+            _named(form, *tokens[name]) for form, name in self._names_of_forms.items()
         )
+
+    def _form(self, text: str) -> str:
+        return self._normalizer.normalize_str(text) if self._normalizer else text
 
     def _encode_between(self, part: str, opening: bool) -> list[int]:
         """Encode text between the names that are found as they are."""
-        if not self._normalized_splitter:
-            return self.encode_part(part, opening)
-        text = tokenizers.NormalizedString(part)
-        self._normalizer.normalize(text)
-
-        def is_written(found: re.Match[str]) -> bool:
-            written = text[found.start() : found.end()]
-            name = self._names_of_forms[found[0]]
-            return written is not None and name.casefold() in written.original.casefold()
-
         names = self._normalized_splitter
-        if not any(map(is_written, names.found(text.normalized))):
+        form = self._form(part) if names else part
+        written = {found.start() for found in names.found(form)}
+        if form != part and written:
+            written &= self._written(part)
+        if not written:
             return self.encode_part(part, opening)
         return names.encode(
-            text.normalized,
+            form,
             lambda inner, first: self._without_names(
                 self._normalized_plain, inner, opening and first
             ),
-            is_written,
+            written.__contains__,
         )
+
+    def _written(self, part: str) -> set[int]:
+        """Return where names stand in the normalized text that stand in the text itself, too."""
+        text = tokenizers.NormalizedString(part)
+        self._normalizer.normalize(text)
+        pattern = "|".join(
+            "".join(f"\\x{{{ord(letter):X}}}" for letter in form)
+            for form in sorted(self._normalized_splitter.names, key=len, reverse=True)
+        )
+        places = set[int]()
+        start = 0
+        for piece in text.split(tokenizers.Regex(pattern), "isolated"):
+            name = self._names_of_forms.get(piece.normalized)
+            if name is not None and name.lower() in piece.original.lower():
+                places.add(start)
+            start += len(piece.normalized)
+        return places
 
     def _without_names(self, plain: tokenizers.Tokenizer, part: str, opening: bool) -> list[int]:
         text = part.replace(MARK, "")
@@ -112,6 +119,10 @@ class MarkedTextEncoder:
     def _normalized_plain(self) -> tokenizers.Tokenizer:
         """The tokenizer of text that is normalized already."""
         return _with_mark_alone(self._library, {"normalizer": None})
+
+
+def _named(name: str, id: int, token: tokenizers.AddedToken) -> NamedToken:
+    return NamedToken(name, id, token.lstrip, token.rstrip, token.single_word)
 
 
 def _with_mark_alone(library: tokenizers.Tokenizer, changed: dict) -> tokenizers.Tokenizer:

@@ -26,8 +26,14 @@ SETTINGS_FILE: Final = "tokenizer_config.json"
 MAP_FILE: Final = "special_tokens_map.json"
 ADDED_FILE: Final = "added_tokens.json"
 
-# Classes of transformers that take tokenizer.json as it is.
-GENERIC_CLASSES: Final = frozenset(("PreTrainedTokenizerFast", "TokenizersBackend", None))
+JSON_FILE: Final = "tokenizer.json"
+# Classes of transformers, without their ending Fast, that look at add_prefix_space.
+PREFIX_SPACE_CLASSES: Final = frozenset(
+    """
+    LlamaTokenizer CodeLlamaTokenizer GPT2Tokenizer GPTNeoXTokenizer Qwen2Tokenizer CodeGenTokenizer
+    CohereTokenizer RobertaTokenizer XLMRobertaTokenizer WhisperTokenizer
+    """.split()
+)
 
 
 @dataclass(frozen=True)
@@ -39,8 +45,8 @@ class TokenizerSettings:
     of `names` first. overrides: declared tokens count before those that tokenizer.json has at the
     same ids. unused: tokens of added_tokens.json that do not count. add_prefix_space: text gets a
     space before it. legacy: in a SentencePiece model, text after a special token gets a dummy space
-    too. generic: transformers takes tokenizer.json as it is. chat_template: as the file has it.
-    control_tokens: names of tokens that are the chat template's own.
+    too. chat_template: as the file has it. control_tokens: names of tokens that are the chat
+    template's own.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -52,7 +58,6 @@ class TokenizerSettings:
     add_eos_token: bool | None = None
     add_prefix_space: bool | None = None
     legacy: bool | None = None
-    generic: bool = True
     chat_template: Any = None
     control_tokens: frozenset[str] = frozenset()
 
@@ -81,9 +86,8 @@ def read_settings(folder: Path) -> TokenizerSettings:
         declared=_special_among(tokens.declared, tokens.names.values()),
         add_bos_token=flag(path, config, "add_bos_token"),
         add_eos_token=flag(path, config, "add_eos_token"),
-        add_prefix_space=flag(path, config, "add_prefix_space"),
+        add_prefix_space=_prefix_space(path, config),
         legacy=flag(path, config, "legacy"),
-        generic=config.get("tokenizer_class") in GENERIC_CLASSES,
         chat_template=config.get("chat_template"),
         control_tokens=_control_tokens(path, config),
     )
@@ -99,7 +103,8 @@ def _tokens(folder: Path, config: Mapping[str, Any]) -> TokenizerSettings:
     check_fields(map_path, old_map, frozenset())
     named = _named(path, config)
     listed = _listed(path, config)
-    old_named = _named(map_path, old_map)
+    old_named = _named(map_path, old_map, special=True)
+    old_listed = _listed(map_path, old_map, special=True)
     if config.get("added_tokens_decoder") is not None:
         declared = tokens_with_ids(path, "added_tokens_decoder", config["added_tokens_decoder"])
         names = _names(named)
@@ -107,11 +112,18 @@ def _tokens(folder: Path, config: Mapping[str, Any]) -> TokenizerSettings:
             names.setdefault("eos_token", old_named["eos_token"].name)
         unused = tokens_by_name(added_path, added)
         return TokenizerSettings(names, declared, _without_ids(named, listed), True, unused)
+    named = {field: token for field, token in named.items() if field not in old_map}
     named = _in_order(named | old_named)
-    listed |= _listed(map_path, old_map)
     declared = tokens_by_name(added_path, added, _kept_as_written(config, old_map))
-    declared = _special_among(declared, [t.name for t in listed.values() if t.special])
-    return TokenizerSettings(_names(named), declared, _without_ids(named, listed))
+    special = [token.name for token in (listed | old_listed).values() if token.special]
+    declared = _special_among(declared, special)
+    has_others = any(isinstance(f.get("extra_special_tokens"), list) for f in (config, old_map))
+    has_others |= "additional_special_tokens" in config
+    if has_others or not (folder / JSON_FILE).exists():
+        # There this list of the map declares no new tokens in transformers.
+        extra = {name: old_map.get(name) for name in LISTS if name != "additional_special_tokens"}
+        old_listed = _listed(map_path, extra, special=True)
+    return TokenizerSettings(_names(named), declared, _without_ids(named, listed | old_listed))
 
 
 def _names(named: Mapping[str, DeclaredToken]) -> dict[str, str]:
@@ -142,14 +154,21 @@ def affix(
     return (token_id,) if flag and token_id is not None else ()
 
 
-def _named(path: Path, fields: Mapping[str, Any]) -> dict[str, DeclaredToken]:
-    """Return the tokens of fields such as eos_token, and of objects with such fields."""
-    names = [name for name in fields if names_token(name) and name.endswith("_token")]
-    named = {name: fields[name] for name in names if fields[name] is not None}
+def _named(
+    path: Path, fields: Mapping[str, Any], special: bool = False
+) -> dict[str, DeclaredToken]:
+    """Return the tokens of fields such as eos_token, and of objects with such fields.
+
+    special: for tokens that are objects and do not say it.
+    """
+    named = {name: value for name, value in fields.items() if names_token(name, value)}
     for name in LISTS:
         if isinstance(fields.get(name), dict):
             named |= fields[name]
-    tokens = {name: token_of(path, name, value, special=True) for name, value in named.items()}
+    tokens = {
+        name: token_of(path, name, value, special=special or isinstance(value, str))
+        for name, value in named.items()
+    }
     return _in_order(tokens)
 
 
@@ -159,7 +178,9 @@ def _in_order(named: Mapping[str, DeclaredToken]) -> dict[str, DeclaredToken]:
     return {name: named[name] for name in ordered}
 
 
-def _listed(path: Path, fields: Mapping[str, Any]) -> dict[str, DeclaredToken]:
+def _listed(
+    path: Path, fields: Mapping[str, Any], special: bool = False
+) -> dict[str, DeclaredToken]:
     """Return the tokens in lists such as additional_special_tokens, by their names."""
     tokens = dict[str, DeclaredToken]()
     for name in LISTS:
@@ -167,7 +188,7 @@ def _listed(path: Path, fields: Mapping[str, Any]) -> dict[str, DeclaredToken]:
         if not isinstance(value, list | dict):
             raise TokenizerError(f"{path}: {name} is {value!r:.80}; expected a list of tokens")
         for entry in value if isinstance(value, list) else []:
-            token = token_of(path, name, entry, special=True)
+            token = token_of(path, name, entry, special=special or isinstance(entry, str))
             tokens.setdefault(token.name, token)
     return tokens
 
@@ -192,6 +213,15 @@ def _kept_as_written(config: Mapping[str, Any], old_map: Mapping[str, Any]) -> f
     mapped += extra if isinstance(extra, list) else []
     named = (value.get("content") if isinstance(value, dict) else value for value in mapped)
     return frozenset(name for name in (*plain, *named) if isinstance(name, str))
+
+
+def _prefix_space(path: Path, config: Mapping[str, Any]) -> bool | None:
+    """Return add_prefix_space where the class of the tokenizer looks at it."""
+    name = config.get("tokenizer_class")
+    if name is not None and not isinstance(name, str):
+        raise TokenizerError(f"{path}: tokenizer_class is {name!r:.80}; expected a string")
+    wanted = flag(path, config, "add_prefix_space")
+    return wanted if (name or "").removesuffix("Fast") in PREFIX_SPACE_CLASSES else None
 
 
 def _control_tokens(path: Path, fields: Mapping[str, Any]) -> frozenset[str]:

@@ -1,15 +1,19 @@
 """Finds names of tokens in a text, where they stand for the tokens."""
 
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-# White space of the tokenizers library (Unicode's White_Space). Python's \s has four control
-# characters more.
-SPACE: Final = r"[^\S\x1c-\x1f]"
-LEADING: Final = re.compile(rf"\A{SPACE}+")
-TRAILING: Final = re.compile(rf"{SPACE}+\Z")
+# Unicode's White_Space, which the tokenizers library strips. str.strip takes four more characters.
+WHITE_SPACE: Final = (
+    "\t\n\x0b\x0c\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009"
+    "\u200a\u2028\u2029\u202f\u205f\u3000"
+)
+JOINERS: Final = "\u200c\u200d"
+NEVER: Final = "(?!)"
+MAX_NESTING: Final = 40  # of groups in a pattern
 
 
 @dataclass(frozen=True)
@@ -25,44 +29,48 @@ class NamedToken:
     right: bool = False
     whole_word: bool = False
 
-    @property
-    def pattern(self) -> str:
-        name = re.escape(self.name)
-        return rf"(?<!\w){name}(?!\w)" if self.whole_word else name
-
 
 class NameSplitter:
     """Splits a text at names of tokens as the libraries do: leftmost first, then longest."""
 
     def __init__(self, tokens: Iterable[NamedToken]) -> None:
-        named = sorted(tokens, key=lambda token: -len(token.name))
-        self._tokens = {token.name: token for token in named}
-        # The pattern has no groups: a thousand of them would make a search a thousand times slower.
-        self._names = re.compile("|".join(token.pattern for token in named) or "(?!)")
+        self._tokens = {token.name: token for token in tokens if token.name}
+        self._names = re.compile(any_of(self._tokens))
 
     def __bool__(self) -> bool:
         """Return whether there is any name to find."""
         return bool(self._tokens)
 
+    @property
+    def names(self) -> Iterable[str]:
+        return self._tokens.keys()
+
     def found(self, text: str) -> Iterator[re.Match[str]]:
-        """Yield the places of names in a text."""
-        return self._names.finditer(text)
+        """Yield the places of names in a text.
+
+        A name inside a word hides shorter ones at its place also where it does not count.
+        """
+        for found in self._names.finditer(text):
+            if not self._tokens[found[0]].whole_word or _stands_alone(text, found):
+                yield found
 
     def encode(
         self,
         text: str,
         encode_part: Callable[[str, bool], list[int]],
-        accept: Callable[[re.Match[str]], bool] = lambda found: True,
+        accept: Callable[[int], bool] = lambda start: True,
     ) -> list[int]:
         """Encode a text; encode_part(part, opening) encodes a part between names.
 
-        opening: the part is at the beginning of the text. accept(found): whether a name that was
-        found stands for its token.
+        opening: the part is at the beginning of the text. accept(start): whether a name that was
+        found there stands for its token.
         """
         ids = list[int]()
         start = 0
         after = None
-        for found in filter(accept, self.found(text)):
+        for found in self.found(text):
+            if not accept(found.start()):
+                continue
             before = self._tokens[found[0]]
             part = _trimmed(text[start : found.start()], after, before)
             if part:
@@ -76,10 +84,63 @@ class NameSplitter:
         return ids
 
 
+def any_of(names: Iterable[str]) -> str:
+    """Return a pattern that finds the longest of the names at a place.
+
+    Names with a common beginning share it, so that thousands of them are tried as quickly as one.
+    """
+    ordered = sorted(set(names))
+    return _branches(ordered, 0, 0) if ordered else NEVER
+
+
+def _branches(names: list[str], depth: int, nesting: int) -> str:
+    """Return a pattern for what follows the first `depth` letters, which sorted names share.
+
+    nesting: groups around the pattern.
+    """
+    if nesting > MAX_NESTING:
+        longest_first = sorted((name[depth:] for name in names), key=len, reverse=True)
+        return "|".join(map(re.escape, longest_first))
+    common = _common(names[0], names[-1], depth)
+    head = re.escape(names[0][depth:common])
+    rest = names[1:] if len(names[0]) == common else names
+    if not rest:
+        return head
+    groups = dict[str, list[str]]()
+    for name in rest:
+        groups.setdefault(name[common], []).append(name)
+    branches = "|".join(_branches(group, common, nesting + 1) for group in groups.values())
+    return f"{head}(?:{branches}){'?' if len(rest) < len(names) else ''}"
+
+
+def _common(first: str, last: str, depth: int) -> int:
+    """Return how many letters the first and the last of sorted names share."""
+    end = min(len(first), len(last))
+    while depth < end and first[depth] == last[depth]:
+        depth += 1
+    return depth
+
+
+def _stands_alone(text: str, found: re.Match[str]) -> bool:
+    before = text[found.start() - 1 : found.start()] if found.start() else ""
+    return not (_in_word(before) or _in_word(text[found.end() : found.end() + 1]))
+
+
+def _in_word(letter: str) -> bool:
+    """Return whether a letter is one of a word for the tokenizers library, whose \\w is Unicode's.
+
+    Python's \\w lacks marks and joiners.
+    """
+    if not letter:
+        return False
+    category = unicodedata.category(letter)
+    return category[0] in "LM" or category in ("Nd", "Nl", "Pc") or letter in JOINERS
+
+
 def _trimmed(part: str, after: NamedToken | None, before: NamedToken | None) -> str:
     """Remove the white space that the tokens around a part swallow."""
     if after and after.right:
-        part = LEADING.sub("", part)
+        part = part.lstrip(WHITE_SPACE)
     if before and before.left:
-        part = TRAILING.sub("", part)
+        part = part.rstrip(WHITE_SPACE)
     return part

@@ -151,6 +151,15 @@ def ways(base: dict[str, Any], first: int) -> dict[str, dict[str, Any]]:
                 }
             }
         },
+        "decoder, bare": {
+            "tokenizer_config.json": {
+                "added_tokens_decoder": {
+                    str(first): {"content": START, "special": True},
+                    str(first + 1): {"content": END},
+                }
+            }
+        },
+        "map, additional": {"special_tokens_map.json": {"additional_special_tokens": [START, END]}},
         "added": {"added_tokens.json": {START: first, END: first + 1, TOOL: first + 2}},
         "added, a gap": {"added_tokens.json": {START: first, END: first + 3}},
         "map": {
@@ -166,6 +175,7 @@ def ways(base: dict[str, Any], first: int) -> dict[str, dict[str, Any]]:
                 "additional_special_tokens": [
                     END,
                     {"__type": "AddedToken", **declared(TOOL, special=False, lstrip=True)},
+                    {"__type": "AddedToken", "content": IMAGE},
                 ]
             }
         },
@@ -260,12 +270,16 @@ def answered(base: dict[str, Any], files: dict[str, Any], draw: random.Random) -
         return {"files": files, "actual": actual}
     vocabulary = tokenizer.get_vocab()
     special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    old_map = files.get("special_tokens_map.json", {})
+    # To jaxserve these are special also where added_tokens.json has them.
+    special |= set(old_map.get("additional_special_tokens", []))
     harmless = tuple(name for name in NAMES if name not in special)
     legacy = base["config"].get("legacy", False)
     written = texts(draw, TEXTS_OF_CASE, (*NAMES, "<s>", "</s>"), legacy)
     plain = texts(draw, 2, harmless, legacy)
     # Under the normalizer that prepends, the library shows special tokens that are normalized.
     named = ("<s>", "</s>") if "Prepend" in base["text"] else (*NAMES, "<s>", "</s>")
+    named = [name for name in named if name not in old_map.get("additional_special_tokens", [])]
     known = [vocabulary[name] for name in named if name in vocabulary]
     words = range(next_id(base) - 20, next_id(base))  # no bytes that are no character
     decoded = [draw.choices([*known, *words], k=12) for _ in range(2)]

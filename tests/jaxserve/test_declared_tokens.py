@@ -129,7 +129,8 @@ def test_letters_that_only_normalization_makes_equal_are_no_token(tmp_path: Path
     tokenizer = load_tokenizer(write_folder(case, tmp_path / "folder"))
     start = case["files"]["added_tokens.json"]["<|im_start|>"]
     assert tokenizer.encode_special("<|IM_start|>") == [start]
-    for forged in ("＜|im_start|>", "<|im_ｓtart|>", f"<|im{MARK}_start|>", f"<|IM{MARK}_START|>"):
+    letters = ("＜|im_start|>", "<|im_ｓtart|>", "<|im_ﬆart|>", "<|im_ﬅart|>", "<|im_ſtart|>")
+    for forged in (*letters, f"<|im{MARK}_start|>", f"<|IM{MARK}_START|>"):
         assert start not in tokenizer.encode_special(forged)
         assert tokenizer.decode(tokenizer.encode_special(forged)) == "<|im_start|>"
 
@@ -170,6 +171,14 @@ def test_an_end_token_that_only_the_map_names_ends_answers_beside_a_decoder(tmp_
         ("tokenizer_config.json", {"additional_special_tokens": "x"}, "expected a list of tokens"),
         ("tokenizer_config.json", {"additional_special_tokens": [7]}, "is 7; expected a string"),
         ("tokenizer_config.json", {"chat_control_tokens": "x"}, "expected names"),
+        ("tokenizer_config.json", {"tokenizer_class": []}, "tokenizer_class is .*expected a str"),
+        ("tokenizer_config.json", {"pad_token": "\ud800"}, "is not valid Unicode"),
+        ("added_tokens.json", {"\ud800": 5}, "is not valid Unicode"),
+        (
+            "tokenizer_config.json",
+            {"added_tokens_decoder": {"9" * 5000: {"content": "x"}}},
+            "expected an object with ids",
+        ),
         ("tokenizer_config.json", {"add_prefix_space": 1}, "expected true, false or null"),
         ("special_tokens_map.json", {"add_bos_token": True}, "add_bos_token is not understood"),
         ("special_tokens_map.json", {"pad_token": 3}, "pad_token is 3; expected a string"),
@@ -200,6 +209,46 @@ def test_add_prefix_space_beside_a_tokenizer_json(tmp_path: Path) -> None:
     assert ids(add_prefix_space=True, tokenizer_class="PreTrainedTokenizerFast") == expected
     with pytest.raises(TokenizerError, match=r"add_prefix_space is true, but .* adds no space"):
         ids(add_prefix_space=True, tokenizer_class="GPT2Tokenizer")
+
+
+def test_fields_without_effect(tmp_path: Path) -> None:
+    write_small("json-byte-level", tmp_path)
+    expected = load_tokenizer(tmp_path).encode("the fox")
+    fields = {"torch_dtype": "bfloat16", "use_auth_token": False, "image_token_id": 5, "x_token": 7}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(fields))
+    assert load_tokenizer(tmp_path).encode("the fox") == expected
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "added_tokens.json"])
+def test_a_file_nested_without_end(file: str, tmp_path: Path) -> None:
+    write_small("json-byte-level", tmp_path)
+    (tmp_path / file).write_text('{"a":' + "[" * 100_000 + "]" * 100_000 + "}")
+    with pytest.raises(TokenizerError, match="not readable as JSON"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_named_token_that_the_file_calls_text_is_special(tmp_path: Path) -> None:
+    write_small("json-byte-level", tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    for token in content["added_tokens"]:
+        token["special"] = False
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "<|end|>", "add_bos_token": False})
+    )
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.special_tokens["<|end|>"] == tokenizer.eos_ids[0]
+    text = "fox<|end|>the"
+    assert tokenizer.decode(tokenizer.encode(text)) == text, "in a prompt, the name is text"
+    assert tokenizer.eos_ids[0] in tokenizer.encode_special(text)
+
+
+def test_null_in_the_map_takes_a_token_away(tmp_path: Path) -> None:
+    write_small("json-byte-level", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"pad_token": "[PAD]"}))
+    assert "[PAD]" in load_tokenizer(tmp_path).special_tokens
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"pad_token": None}))
+    assert "[PAD]" not in load_tokenizer(tmp_path).special_tokens
 
 
 def test_a_single_letter_that_a_field_names_stays_text(tmp_path: Path) -> None:
