@@ -28,19 +28,32 @@ def apply_settings(
     """
     _check_own_tokens(fields)
     _check_prefix_space(library, settings)
+    _add_declared(library, fields, settings)
+    special = _add_listed(library, settings)
+    _check_forms(library)
+    return special.union(token.name for token in settings.declared if token.special)
+
+
+def _add_declared(
+    library: tokenizers.Tokenizer, fields: Mapping[str, Any], settings: TokenizerSettings
+) -> None:
+    """Add the tokens that are declared with an id."""
     own = {token["id"] for token in fields.get("added_tokens", [])}
     declared = settings.declared
     _add(library, (token for token in declared if settings.overrides or token.id not in own))
     for token in declared:
         token.require_id(library.token_to_id(token.name), JSON_FILE)
+
+
+def _add_listed(library: tokenizers.Tokenizer, settings: TokenizerSettings) -> frozenset[str]:
+    """Add the tokens that are only named; return the names of all of them that are special."""
     added = {token.content: token for token in library.get_added_tokens_decoder().values()}
     listed = [token for token in settings.listed if _counts(token, library, settings)]
     new = [token for token in listed if token.name not in added]
     _add(library, new)
     named = [added[name] for name in settings.names.values() if name in added and len(name) > 1]
     library.add_tokens([_made_special(token) for token in named if not token.special])
-    _check_forms(library)
-    special = {token.name for token in (*declared, *new) if token.special}
+    special = {token.name for token in new if token.special}
     return frozenset(special.union(token.content for token in named))
 
 

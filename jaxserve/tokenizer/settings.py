@@ -5,7 +5,7 @@ tokens as transformers 5 reads them: added_tokens_decoder of tokenizer_config.js
 them, and only without it the two older files count.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -95,35 +95,62 @@ def read_settings(folder: Path) -> TokenizerSettings:
 
 def _tokens(folder: Path, config: Mapping[str, Any]) -> TokenizerSettings:
     """Return what the files say about tokens."""
+    old_map = read_object(folder / MAP_FILE)
+    check_fields(folder / MAP_FILE, old_map, frozenset())
+    added = read_object(folder / ADDED_FILE)
+    if config.get("added_tokens_decoder") is not None:
+        return _by_decoder(folder, config, old_map, added)
+    return _by_older_files(folder, config, old_map, added)
+
+
+def _by_decoder(
+    folder: Path, config: Mapping[str, Any], old_map: Mapping[str, Any], added: Mapping[str, Any]
+) -> TokenizerSettings:
+    """Return the tokens of a tokenizer_config.json that declares them all."""
+    path = folder / SETTINGS_FILE
+    named = _named(path, config)
+    names = _names(named)
+    old_end = _named(folder / MAP_FILE, old_map).get("eos_token")
+    if old_end:  # something has to end an answer
+        names.setdefault("eos_token", old_end.name)
+    return TokenizerSettings(
+        names=names,
+        declared=tokens_with_ids(path, "added_tokens_decoder", config["added_tokens_decoder"]),
+        listed=_without_ids(named, _listed(path, config)),
+        overrides=True,
+        unused=tokens_by_name(folder / ADDED_FILE, added),
+    )
+
+
+def _by_older_files(
+    folder: Path, config: Mapping[str, Any], old_map: Mapping[str, Any], added: Mapping[str, Any]
+) -> TokenizerSettings:
+    """Return the tokens of special_tokens_map.json and added_tokens.json, and the names of both."""
     path = folder / SETTINGS_FILE
     map_path = folder / MAP_FILE
-    added_path = folder / ADDED_FILE
-    old_map = read_object(map_path)
-    added = read_object(added_path)
-    check_fields(map_path, old_map, frozenset())
-    named = _named(path, config)
+    kept = {name: t for name, t in _named(path, config).items() if name not in old_map}
+    named = _in_order(kept | _named(map_path, old_map, special=True))
     listed = _listed(path, config)
-    old_named = _named(map_path, old_map, special=True)
     old_listed = _listed(map_path, old_map, special=True)
-    if config.get("added_tokens_decoder") is not None:
-        declared = tokens_with_ids(path, "added_tokens_decoder", config["added_tokens_decoder"])
-        names = _names(named)
-        if "eos_token" in old_named:  # something has to end an answer
-            names.setdefault("eos_token", old_named["eos_token"].name)
-        unused = tokens_by_name(added_path, added)
-        return TokenizerSettings(names, declared, _without_ids(named, listed), True, unused)
-    named = {field: token for field, token in named.items() if field not in old_map}
-    named = _in_order(named | old_named)
-    declared = tokens_by_name(added_path, added, _kept_as_written(config, old_map))
     special = [token.name for token in (listed | old_listed).values() if token.special]
-    declared = _special_among(declared, special)
-    has_others = any(isinstance(f.get("extra_special_tokens"), list) for f in (config, old_map))
-    has_others |= "additional_special_tokens" in config
-    if has_others or not (folder / JSON_FILE).exists():
-        # There this list of the map declares no new tokens in transformers.
-        extra = {name: old_map.get(name) for name in LISTS if name != "additional_special_tokens"}
-        old_listed = _listed(map_path, extra, special=True)
-    return TokenizerSettings(_names(named), declared, _without_ids(named, listed | old_listed))
+    declared = tokens_by_name(folder / ADDED_FILE, added, _kept_as_written(config, old_map))
+    if not _map_adds(folder, config, old_map):
+        old_listed = _listed(map_path, old_map, special=True, names=("extra_special_tokens",))
+    return TokenizerSettings(
+        names=_names(named),
+        declared=_special_among(declared, special),
+        listed=_without_ids(named, listed | old_listed),
+    )
+
+
+def _map_adds(folder: Path, config: Mapping[str, Any], old_map: Mapping[str, Any]) -> bool:
+    """Return whether additional_special_tokens of special_tokens_map.json makes new tokens.
+
+    In transformers it does so only beside a tokenizer.json, and only if no other file has a list.
+    """
+    extra = [fields.get("extra_special_tokens") for fields in (config, old_map)]
+    others = "additional_special_tokens" in config or any(isinstance(e, list) for e in extra)
+    return (folder / JSON_FILE).exists() and not others
 
 
 def _names(named: Mapping[str, DeclaredToken]) -> dict[str, str]:
@@ -179,11 +206,14 @@ def _in_order(named: Mapping[str, DeclaredToken]) -> dict[str, DeclaredToken]:
 
 
 def _listed(
-    path: Path, fields: Mapping[str, Any], special: bool = False
+    path: Path, fields: Mapping[str, Any], special: bool = False, names: Sequence[str] = LISTS
 ) -> dict[str, DeclaredToken]:
-    """Return the tokens in lists such as additional_special_tokens, by their names."""
+    """Return the tokens in lists such as additional_special_tokens, by their names.
+
+    special: for tokens that are objects and do not say it. names: of the lists.
+    """
     tokens = dict[str, DeclaredToken]()
-    for name in LISTS:
+    for name in names:
         value = fields.get(name) or []
         if not isinstance(value, list | dict):
             raise TokenizerError(f"{path}: {name} is {value!r:.80}; expected a list of tokens")
