@@ -1,6 +1,5 @@
 """Prompts of conversations: their text, and token ids in which only the template marks turns."""
 
-import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 from jaxserve.chat.answers import AnswerFormats, Reading, choose_formats
 from jaxserve.chat.answers.call_grammar import CallContext, calls_alone, text_and_calls
 from jaxserve.chat.answers.thinking import CLOSE, MARKS, opened_by
-from jaxserve.chat.marking import Marker
+from jaxserve.chat.marking import Marker, lowered
 from jaxserve.chat.marks import is_mark_like, notes_on_marks
 from jaxserve.chat.messages import plain_messages
 from jaxserve.chat.renderer import SECONDS, Look, TemplateRenderer
@@ -18,10 +17,8 @@ from jaxserve.chat.tools import Tools, with_arguments
 from jaxserve.errors import ChatError, RequestError
 from jaxserve.structure import Structure
 from jaxserve.tokenizer import MARK, Tokenizer, TokenizerError
+from jaxserve.tokenizer.special import NO_WORD
 
-# Names of added tokens that could be marks of a template. Runs of spaces are added tokens, too
-# (GPT-NeoX), but any template has some.
-NO_WORD = re.compile(r"[^\w\s]")
 CONTENT_ONLY = Reading()
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
@@ -96,23 +93,23 @@ class Chat:
     @cached_property
     def _names(self) -> frozenset[str]:
         """Names of added tokens that are the template's, without those of special tokens."""
-        source = self.template.source
+        source = lowered("\0".join((self.template.source, *self._look.words)))
         added = self._tokenizer.added_tokens.keys()
-        written = {name for name in added if name in source and NO_WORD.search(name)}
+        written = {name for name in added if lowered(name) in source and NO_WORD.search(name)}
         marks = {name for name in added if is_mark_like(name)}  # joined of pieces, perhaps
         return frozenset(written | marks | (self.template.control_tokens & added))
 
     @cached_property
     def _marker(self) -> Marker:
         names = self._names | self._tokenizer.special_tokens.keys()
-        return Marker(names, self._look.words | ROLES)
+        return Marker(names, self._look.words | ROLES, self._look.attributes)
 
     @cached_property
     def _answer_marker(self) -> Marker:
         """Marker of the assistant's messages, in which a template finds where thoughts end."""
         look = self._look
         names = (self._names - look.sought) | self._tokenizer.special_tokens.keys()
-        return Marker(names, look.words | ROLES)
+        return Marker(names, look.words | ROLES, look.attributes)
 
     def _marked(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the messages with marks in the names of tokens that a client wrote."""

@@ -8,7 +8,7 @@ from jaxserve.tokenizer import Tokenizer
 
 # Text that looks like a mark: <|user|>, <｜User｜>, <<SYS>>, [INST], <start_of_turn>.
 MARK_LIKE: Final = re.compile(
-    r"<\|[^<>|\s]+\|>|<｜[^<>｜\s]+｜>|<</?\w+>>|\[/?[A-Z][A-Z_]+\]|<(?:start|end)_of_\w+>"
+    r"<\|[^<>|\s'\"~+{}]+\|>|<｜[^<>｜\s'\"~+{}]+｜>|<</?\w+>>|\[/?[A-Z][A-Z_]+\]|<(?:start|end)_of_\w+>"
 )
 
 

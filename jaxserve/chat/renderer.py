@@ -25,12 +25,14 @@ MAX_ANSWER_BYTES = 6 * MAX_RENDERED_BYTES + 1024
 class Look:
     """Facts about a template's code.
 
-    `words` are the strings and names in it, `sought` the strings that it compares or gives to a
-    method. `takes_tools` says that it uses the variable `tools`, `joins_arguments` that it adds a
-    call's arguments to a text, so that they must be text and not an object.
+    `words` are the strings in it, `attributes` the names behind a dot, `sought` the strings that it
+    compares or gives to a method. `takes_tools` says that it uses the variable `tools`,
+    `joins_arguments` that it adds a call's arguments to a text, so that they must be text and not
+    an object.
     """
 
     words: frozenset[str]
+    attributes: frozenset[str]
     sought: frozenset[str]
     takes_tools: bool
     joins_arguments: bool
@@ -59,6 +61,7 @@ class TemplateRenderer:
         answer = self._ask({"template": template})
         return Look(
             frozenset(answer["words"]),
+            frozenset(answer["attributes"]),
             frozenset(answer["sought"]),
             answer["takes_tools"],
             answer["joins_arguments"],

@@ -132,7 +132,8 @@ class Renderer:
         ]
         attributes = {node.attr for node in tree.find_all(nodes.Getattr)}
         return {
-            "words": sorted(attributes.union(_constants(tree))),
+            "words": sorted(set(_constants(tree))),
+            "attributes": sorted(attributes),
             "sought": sorted({text for node in seeking for text in _constants(node)}),
             "takes_tools": any(name.name == "tools" for name in tree.find_all(nodes.Name)),
             "joins_arguments": any(

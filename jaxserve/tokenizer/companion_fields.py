@@ -39,6 +39,7 @@ WITHOUT_EFFECT: Final = frozenset(
     do_basic_tokenize separate_vocabs src_lang tgt_lang language extra_ids fast suffix_first
     model_type max_seq_length max_position_embeddings deprecation_warnings torch_dtype dtype
     cache_dir use_cache return_tensors tokenizer_version image_size wordpieces_prefix token
+    hf_token use_auth_token
     """.split()
 )
 # Fields that would change tokens, with the values that change none.
@@ -78,8 +79,11 @@ def check_fields(path: Path, fields: Mapping[str, Any], used: frozenset[str]) ->
     for name, value in fields.items():
         if name in used or name in LISTS or name in WITHOUT_EFFECT:
             continue
-        if name.endswith(("_token", "_token_id")) and not name.startswith("add_"):
-            continue  # models with pictures or sounds have names of their own
+        if name.endswith("_token_id"):
+            continue
+        if name.endswith("_token") and not name.startswith("add_"):
+            _check_token(path, name, value)  # models with pictures have names of their own
+            continue
         if name not in UNSUPPORTED:
             raise TokenizerError(
                 f"{path}: the field {name} is not understood, and could change the tokens; remove "
@@ -94,9 +98,18 @@ def check_fields(path: Path, fields: Mapping[str, Any], used: frozenset[str]) ->
 
 def names_token(name: str, value: Any) -> bool:
     """Return whether a field names a token: eos_token, or one of its own such as image_token."""
-    if name in NAMES:
-        return value is not None
-    return name.endswith("_token") and isinstance(value, str | dict)
+    return name.endswith("_token") and name not in WITHOUT_EFFECT and isinstance(value, str | dict)
+
+
+def _check_token(path: Path, name: str, value: Any) -> None:
+    """Raise TokenizerError for a field that names no token, and is not switched on or off."""
+    if value is None or isinstance(value, str | dict):
+        return
+    if name in NAMES or not isinstance(value, bool):
+        raise TokenizerError(
+            f"{path}: {name} is {value!r:.80}; expected a string that names a token, or an object "
+            f'{{"content": string}}'
+        )
 
 
 def flag(path: Path, fields: Mapping[str, Any], name: str) -> bool | None:

@@ -1,13 +1,13 @@
 """Encodes text that a chat template wrote, with the tokenizers library."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 
 import tokenizers
 
 from jaxserve.tokenizer.protocol import MARK
-from jaxserve.tokenizer.special import NamedToken, NameSplitter
+from jaxserve.tokenizer.special import NO_WORD, NamedToken, NameSplitter, any_of, require_text
 
 
 class MarkedTextEncoder:
@@ -20,12 +20,10 @@ class MarkedTextEncoder:
     inside that would make them so.
     """
 
-    def __init__(
-        self, library: tokenizers.Tokenizer, check_text: Callable[[Sequence[int]], None]
-    ) -> None:
-        """Create an encoder; check_text raises TokenizerError for ids that are no text."""
+    def __init__(self, library: tokenizers.Tokenizer, special: Mapping[int, str]) -> None:
+        """Create an encoder; special: names of tokens that no text may become."""
         self._library = library
-        self._check_text = check_text
+        self._special = special
         self._normalizer = library.normalizer
 
     def encode(self, text: str) -> list[int]:
@@ -35,8 +33,13 @@ class MarkedTextEncoder:
         """Encode text in which no name is a token; every MARK is removed.
 
         opening: the text opens a text, so that the tokenizer may put a dummy space before it.
+
+        Raises:
+            TokenizerError: The vocabulary spells the name of a special token by the token.
         """
-        return self._without_names(self._plain, part, opening)
+        ids = _plain_ids(self._plain, part.replace(MARK, ""), opening)
+        require_text(ids, self._special)
+        return ids
 
     @cached_property
     def _added(self) -> list[tuple[int, tokenizers.AddedToken]]:
@@ -74,7 +77,7 @@ class MarkedTextEncoder:
         if form != part and written:
             written &= self._written(part)
         if not written:
-            return self.encode_part(part, opening)
+            return self._without_names(self._plain, part, opening)
         return names.encode(
             form,
             lambda inner, first: self._without_names(
@@ -83,17 +86,17 @@ class MarkedTextEncoder:
             written.__contains__,
         )
 
+    @cached_property
+    def _written_names(self) -> tokenizers.Regex:
+        return tokenizers.Regex(any_of(self._normalized_splitter.names, _by_numbers))
+
     def _written(self, part: str) -> set[int]:
         """Return where names stand in the normalized text that stand in the text itself, too."""
         text = tokenizers.NormalizedString(part)
         self._normalizer.normalize(text)
-        pattern = "|".join(
-            "".join(f"\\x{{{ord(letter):X}}}" for letter in form)
-            for form in sorted(self._normalized_splitter.names, key=len, reverse=True)
-        )
         places = set[int]()
         start = 0
-        for piece in text.split(tokenizers.Regex(pattern), "isolated"):
+        for piece in text.split(self._written_names, "isolated"):
             name = self._names_of_forms.get(piece.normalized)
             if name is not None and name.lower() in piece.original.lower():
                 places.add(start)
@@ -101,15 +104,26 @@ class MarkedTextEncoder:
         return places
 
     def _without_names(self, plain: tokenizers.Tokenizer, part: str, opening: bool) -> list[int]:
-        text = part.replace(MARK, "")
-        if not text:
-            return []
-        if opening:
-            ids = plain.encode(text, add_special_tokens=False).ids
-        else:
-            ids = plain.encode(MARK + text, add_special_tokens=False).ids[1:]
-        self._check_text(ids)
+        """Encode text between names, which the vocabulary must not spell by their tokens.
+
+        Where it would, the text is cut at the marks.
+        """
+        ids = _plain_ids(plain, part.replace(MARK, ""), opening)
+        if self._guarded.keys().isdisjoint(ids):
+            return ids
+        first, *others = part.split(MARK)
+        ids = _plain_ids(plain, first, opening)
+        for other in others:
+            ids += _plain_ids(plain, other, False)
+        require_text(ids, self._guarded)
         return ids
+
+    @cached_property
+    def _guarded(self) -> dict[int, str]:
+        """Names of tokens that are found in text, but for those of words and white space."""
+        text = [(id, token.content) for id, token in self._added if not token.special]
+        marks = {id: name for id, name in text if NO_WORD.search(name)}
+        return {**marks, **self._special}
 
     @cached_property
     def _plain(self) -> tokenizers.Tokenizer:
@@ -119,6 +133,11 @@ class MarkedTextEncoder:
     def _normalized_plain(self) -> tokenizers.Tokenizer:
         """The tokenizer of text that is normalized already."""
         return _with_mark_alone(self._library, {"normalizer": None})
+
+
+def _by_numbers(text: str) -> str:
+    """Return a pattern of Oniguruma, the library's, that finds a text whatever its letters mean."""
+    return "".join(f"\\x{{{ord(letter):X}}}" for letter in text)
 
 
 def _named(name: str, id: int, token: tokenizers.AddedToken) -> NamedToken:
@@ -134,3 +153,11 @@ def _with_mark_alone(library: tokenizers.Tokenizer, changed: dict) -> tokenizers
     copy = tokenizers.Tokenizer.from_str(json.dumps(fields))
     copy.add_tokens([tokenizers.AddedToken(MARK, normalized=False)])
     return copy
+
+
+def _plain_ids(plain: tokenizers.Tokenizer, text: str, opening: bool) -> list[int]:
+    if not text:
+        return []
+    if opening:
+        return plain.encode(text, add_special_tokens=False).ids
+    return plain.encode(MARK + text, add_special_tokens=False).ids[1:]

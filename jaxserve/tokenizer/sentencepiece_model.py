@@ -1,5 +1,6 @@
 """Reads tokenizer.model: a SentencePiece model (Kudo and Richardson 2018)."""
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache, cached_property
 from pathlib import Path
@@ -10,7 +11,7 @@ from jaxserve.tokenizer.beside_model import MODEL_FILE, piece_id, tokens_beside
 from jaxserve.tokenizer.protocol import MARK, TokenizerError
 from jaxserve.tokenizer.sentencepiece_proto import rules_of, user_defined_ids, with_dummy_prefix
 from jaxserve.tokenizer.settings import SETTINGS_FILE, TokenizerSettings, affix
-from jaxserve.tokenizer.special import NamedToken, NameSplitter
+from jaxserve.tokenizer.special import NamedToken, NameSplitter, require_text
 from jaxserve.tokenizer.utf8 import readable, require_unicode, text_of
 
 SPACE = "\u2581"  # SentencePiece's visible space
@@ -54,11 +55,9 @@ class SentencePieceTokenizer:
 
     def encode(self, text: str) -> list[int]:
         require_unicode(text)
-        return [
-            *self._prefix,
-            *self._plain_splitter.encode(text, self._encode_plain),
-            *self._suffix,
-        ]
+        ids = self._plain_splitter.encode(text, self._encode_plain)
+        require_text(ids, self._control)
+        return [*self._prefix, *ids, *self._suffix]
 
     @property
     def added_tokens(self) -> dict[str, int]:
@@ -103,22 +102,51 @@ class SentencePieceTokenizer:
 
     def encode_inner(self, text: str) -> list[int]:
         require_unicode(text)
-        return self._inner_processor.encode(text)
+        ids = self._inner_processor.encode(text)
+        require_text(ids, self._control)
+        return ids
 
     def _encode_plain(self, part: str, opening: bool) -> list[int]:
         processor = self._processor if opening or self._legacy else self._inner_processor
         return processor.encode(part)
 
     def _encode_part(self, part: str, opening: bool) -> list[int]:
-        text = part.replace(MARK, "")
-        if not any(name in text for name in self.symbols):
-            return self._encode_plain(text, opening)
-        # The library always takes a symbol's name for the symbol: names with a mark are cut there.
+        """Encode text between names, in which only symbols of the model that it has are tokens.
+
+        The model takes the name of a symbol for the symbol, also with a MARK inside or with letters
+        that its rules make equal. Then the text is cut at the marks.
+        """
+        ids = self._encode_plain(part.replace(MARK, ""), opening)
+        written = [self.symbols[found[0]] for found in self._symbol_splitter.found(part)]
+        if self._named_in(ids) == written:
+            return ids
         first, *others = part.split(MARK)
         ids = self._encode_plain(first, opening)
         for other in others:
             ids += self._inner_processor.encode(other)
+        unwritten = Counter(self._named_in(ids)) - Counter(written)
+        require_text(unwritten, self._guarded)
         return ids
+
+    def _named_in(self, ids: Sequence[int]) -> list[int]:
+        return [token_id for token_id in ids if token_id in self._guarded]
+
+    @cached_property
+    def _symbol_splitter(self) -> NameSplitter:
+        return NameSplitter(NamedToken(name, token_id) for name, token_id in self.symbols.items())
+
+    @cached_property
+    def _guarded(self) -> dict[int, str]:
+        """Names of tokens that text becomes only where it has the name."""
+        named = {name: token_id for name, token_id in self.added_tokens.items() if len(name) > 1}
+        unknown = self._processor.unk_id()
+        ids = named | self.special_tokens
+        return {token_id: name for name, token_id in ids.items() if token_id != unknown}
+
+    @cached_property
+    def _control(self) -> dict[int, str]:
+        unknown = self._processor.unk_id()
+        return {id: name for id, name in self._special.items() if id != unknown}
 
     def _named_id(self, name: str | None, default: int) -> int | None:
         """Return the id of the token that the settings name, or the default; -1 is none."""

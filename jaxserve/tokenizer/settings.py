@@ -42,11 +42,11 @@ class TokenizerSettings:
 
     names: fields such as eos_token, with the names of their tokens, which are special. declared:
     tokens with ids, in the order of the ids. listed: tokens that a file names without an id, those
-    of `names` first. overrides: declared tokens count before those that tokenizer.json has at the
-    same ids. unused: tokens of added_tokens.json that do not count. add_prefix_space: text gets a
-    space before it. legacy: in a SentencePiece model, text after a special token gets a dummy space
-    too. chat_template: as the file has it. control_tokens: names of tokens that are the chat
-    template's own.
+    of fields such as eos_token first. overrides: declared tokens count before those that
+    tokenizer.json has at the same ids. unused: tokens of added_tokens.json that do not count.
+    add_prefix_space: text gets a space before it. legacy: in a SentencePiece model, text after a
+    special token gets a dummy space too. chat_template: as the file has it. control_tokens: names
+    of tokens that are the chat template's own.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -108,6 +108,8 @@ def _by_decoder(
 ) -> TokenizerSettings:
     """Return the tokens of a tokenizer_config.json that declares them all."""
     path = folder / SETTINGS_FILE
+    declared = tokens_with_ids(path, "added_tokens_decoder", config["added_tokens_decoder"])
+    known = {token.name for token in declared}
     named = _named(path, config)
     names = _names(named)
     old_end = _named(folder / MAP_FILE, old_map).get("eos_token")
@@ -115,17 +117,20 @@ def _by_decoder(
         names.setdefault("eos_token", old_end.name)
     return TokenizerSettings(
         names=names,
-        declared=tokens_with_ids(path, "added_tokens_decoder", config["added_tokens_decoder"]),
+        declared=declared,
         listed=_without_ids(named, _listed(path, config)),
         overrides=True,
-        unused=tokens_by_name(folder / ADDED_FILE, added),
+        unused=tuple(t for t in tokens_by_name(folder / ADDED_FILE, added) if t.name not in known),
     )
 
 
 def _by_older_files(
     folder: Path, config: Mapping[str, Any], old_map: Mapping[str, Any], added: Mapping[str, Any]
 ) -> TokenizerSettings:
-    """Return the tokens of special_tokens_map.json and added_tokens.json, and the names of both."""
+    """Return the tokens of special_tokens_map.json and added_tokens.json, and the names of both.
+
+    A field of special_tokens_map.json that is null takes that of tokenizer_config.json away.
+    """
     path = folder / SETTINGS_FILE
     map_path = folder / MAP_FILE
     kept = {name: t for name, t in _named(path, config).items() if name not in old_map}
@@ -237,7 +242,9 @@ def _kept_as_written(config: Mapping[str, Any], old_map: Mapping[str, Any]) -> f
     and in which form, when it reads added_tokens.json.
     """
     plain = [config.get(name) for name in NAMES]
-    plain += [entry for name in LISTS[:2] for entry in config.get(name) or []]
+    for name in ("additional_special_tokens", "extra_special_tokens"):
+        value = config.get(name)
+        plain += value if isinstance(value, list) else []
     mapped = [old_map.get(name) for name in NAMES]
     extra = old_map.get("extra_special_tokens")
     mapped += extra if isinstance(extra, list) else []

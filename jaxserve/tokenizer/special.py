@@ -2,15 +2,18 @@
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
+
+from jaxserve.tokenizer.protocol import TokenizerError
 
 # Unicode's White_Space, which the tokenizers library strips. str.strip takes four more characters.
 WHITE_SPACE: Final = (
     "\t\n\x0b\x0c\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009"
     "\u200a\u2028\u2029\u202f\u205f\u3000"
 )
+NO_WORD: Final = re.compile(r"[^\w\s]")  # in names of marks, and not in words or white space
 JOINERS: Final = "\u200c\u200d"
 NEVER: Final = "(?!)"
 MAX_NESTING: Final = 40  # of groups in a pattern
@@ -84,32 +87,43 @@ class NameSplitter:
         return ids
 
 
-def any_of(names: Iterable[str]) -> str:
+def require_text(ids: Iterable[int], named: Mapping[int, str]) -> None:
+    """Raise TokenizerError for a text that the vocabulary spells by a token of its name."""
+    for token_id in ids:
+        if token_id in named:
+            raise TokenizerError(
+                f"text: holds {named[token_id]!r}, which this tokenizer cannot spell as plain "
+                f"text; remove it"
+            )
+
+
+def any_of(names: Iterable[str], escape: Callable[[str], str] = re.escape) -> str:
     """Return a pattern that finds the longest of the names at a place.
 
     Names with a common beginning share it, so that thousands of them are tried as quickly as one.
+    escape: makes a pattern of a text that stands for itself.
     """
     ordered = sorted(set(names))
-    return _branches(ordered, 0, 0) if ordered else NEVER
+    return _branches(ordered, 0, 0, escape) if ordered else NEVER
 
 
-def _branches(names: list[str], depth: int, nesting: int) -> str:
+def _branches(names: list[str], depth: int, nesting: int, escape: Callable[[str], str]) -> str:
     """Return a pattern for what follows the first `depth` letters, which sorted names share.
 
     nesting: groups around the pattern.
     """
     if nesting > MAX_NESTING:
         longest_first = sorted((name[depth:] for name in names), key=len, reverse=True)
-        return "|".join(map(re.escape, longest_first))
+        return "|".join(map(escape, longest_first))
     common = _common(names[0], names[-1], depth)
-    head = re.escape(names[0][depth:common])
+    head = escape(names[0][depth:common])
     rest = names[1:] if len(names[0]) == common else names
     if not rest:
         return head
     groups = dict[str, list[str]]()
     for name in rest:
         groups.setdefault(name[common], []).append(name)
-    branches = "|".join(_branches(group, common, nesting + 1) for group in groups.values())
+    branches = "|".join(_branches(group, common, nesting + 1, escape) for group in groups.values())
     return f"{head}(?:{branches}){'?' if len(rest) < len(names) else ''}"
 
 

@@ -13,6 +13,7 @@ from jaxserve.tokenizer.beside_json import JSON_FILE, apply_settings
 from jaxserve.tokenizer.marked_text import MarkedTextEncoder
 from jaxserve.tokenizer.protocol import TokenizerError
 from jaxserve.tokenizer.settings import SETTINGS_FILE, TokenizerSettings, affix
+from jaxserve.tokenizer.special import require_text
 from jaxserve.tokenizer.utf8 import readable, require_unicode, text_of
 
 # Byte tokens that are no character by themselves.
@@ -48,7 +49,8 @@ class JsonTokenizer:
             for token_id, token in added.items()
             if token.special or token.content in special
         }
-        self._control = set(self._special) - {_unknown_id(library, fields["model"])}
+        unknown = _unknown_id(library, fields["model"])
+        self._control = {id: name for id, name in self._special.items() if id != unknown}
         self.special_tokens = {name: token_id for token_id, name in self._special.items()}
         self.added_tokens = {
             token.content: token_id
@@ -69,7 +71,7 @@ class JsonTokenizer:
     def encode(self, text: str) -> list[int]:
         require_unicode(text)
         ids = self._library.encode(text, add_special_tokens=False).ids
-        self._require_text(ids)
+        require_text(ids, self._control)
         return [*self._prefix, *ids, *self._suffix]
 
     def encode_special(self, text: str) -> list[int]:
@@ -82,15 +84,7 @@ class JsonTokenizer:
 
     @cached_property
     def _marked(self) -> MarkedTextEncoder:
-        return MarkedTextEncoder(self._library, self._require_text)
-
-    def _require_text(self, ids: Sequence[int]) -> None:
-        # A Unigram model may take the name of a control token for the token.
-        if not self._control.isdisjoint(ids):
-            name = next(self._special[token_id] for token_id in ids if token_id in self._control)
-            raise TokenizerError(
-                f"text: holds {name!r}, which this tokenizer cannot spell as plain text; remove it"
-            )
+        return MarkedTextEncoder(self._library, self._control)
 
     def decode(self, ids: Sequence[int]) -> str:
         return text_of(self, ids)

@@ -172,6 +172,7 @@ def test_an_end_token_that_only_the_map_names_ends_answers_beside_a_decoder(tmp_
         ("tokenizer_config.json", {"additional_special_tokens": [7]}, "is 7; expected a string"),
         ("tokenizer_config.json", {"chat_control_tokens": "x"}, "expected names"),
         ("tokenizer_config.json", {"tokenizer_class": []}, "tokenizer_class is .*expected a str"),
+        ("tokenizer_config.json", {"image_token": 7}, "image_token is 7; expected a string"),
         ("tokenizer_config.json", {"pad_token": "\ud800"}, "is not valid Unicode"),
         ("added_tokens.json", {"\ud800": 5}, "is not valid Unicode"),
         (
@@ -214,7 +215,12 @@ def test_add_prefix_space_beside_a_tokenizer_json(tmp_path: Path) -> None:
 def test_fields_without_effect(tmp_path: Path) -> None:
     write_small("json-byte-level", tmp_path)
     expected = load_tokenizer(tmp_path).encode("the fox")
-    fields = {"torch_dtype": "bfloat16", "use_auth_token": False, "image_token_id": 5, "x_token": 7}
+    fields = {
+        "torch_dtype": "bfloat16",
+        "use_auth_token": False,
+        "image_token_id": 5,
+        "hf_token": "x",
+    }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(fields))
     assert load_tokenizer(tmp_path).encode("the fox") == expected
 

@@ -340,8 +340,7 @@ def test_unigram_vocabulary_refuses_names_of_control_tokens(tmp_path: Path) -> N
     with pytest.raises(TokenizerError, match="holds '</s>', which this tokenizer cannot spell"):
         tokenizer.encode("a </s>")
     assert tokenizer.encode_special("a</s>") == [2, 1]
-    with pytest.raises(TokenizerError, match="holds '</s>', which this tokenizer cannot spell"):
-        tokenizer.encode_special(f"a <{MARK}/s>")
+    assert tokenizer.encode_special(f"a <{MARK}/s>") == [2, 3, 0, 3, 0], "cut there, it is no name"
 
 
 @pytest.mark.parametrize(

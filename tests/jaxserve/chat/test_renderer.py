@@ -184,9 +184,8 @@ def test_strings_of_a_template(renderer: TemplateRenderer) -> None:
         "'<|user|>' }}{% endif %}"
         "{{ m('arg') | replace('a', 'b') }}literal"
     )
+    assert look.attributes == {"role", "split"}
     assert look.words == {
-        "role",
-        "split",
         "user",
         "x",
         "</think>",
