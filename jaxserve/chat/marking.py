@@ -64,7 +64,9 @@ class Marker:
         inner = self._closed(_break(core) if self._is_piece(core) else core, core)
         whole = text[:begin] + inner + text[begin + len(core) :]
         whole = self._closed(_break(whole) if self._is_piece(text) else whole, text)
-        return self._broken(_expanding().sub(lambda found: found[0] + MARK, whole))
+        if not text.isascii():
+            whole = _expanding().sub(lambda found: found[0] + MARK, whole)
+        return self._broken(whole)
 
     def _closed(self, text: str, plain: str | None = None) -> str:
         """Return a text with marks at the ends where it needs them; plain: without marks inside."""

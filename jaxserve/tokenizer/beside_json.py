@@ -52,7 +52,8 @@ def _add_listed(library: tokenizers.Tokenizer, settings: TokenizerSettings) -> f
     new = [token for token in listed if token.name not in added]
     _add(library, new)
     named = [added[name] for name in settings.names.values() if name in added and len(name) > 1]
-    library.add_tokens([_made_special(token) for token in named if not token.special])
+    if changed := [_made_special(token) for token in named if not token.special]:
+        library.add_tokens(changed)
     special = {token.name for token in new if token.special}
     return frozenset(special.union(token.content for token in named))
 
@@ -73,6 +74,8 @@ def _counts(
 
 def _add(library: tokenizers.Tokenizer, tokens: Iterable[DeclaredToken]) -> None:
     tokens = list(tokens)
+    if not tokens:
+        return  # the library would build its search anew
     new = [token.name for token in tokens if library.token_to_id(token.name) is None]
     taken = set(library.get_vocab().values()) if new else set[int]()
     library.add_tokens([_added_token(token) for token in tokens])
