@@ -56,7 +56,10 @@ class Marker:
         return value
 
     def _text(self, text: str, words: Collection[str]) -> str:
-        """Return a string with marks inside and at both ends, as far as they are needed."""
+        """Return a string with marks inside and at both ends, as far as they are needed.
+
+        Strings that the template itself has must stay what they are, but for names in them.
+        """
         if text in words:
             return self._broken(text if text.isalnum() else self._closed(text))
         core = text.strip()

@@ -133,7 +133,8 @@ class SentencePieceTokenizer:
 
     @cached_property
     def _symbol_splitter(self) -> NameSplitter:
-        return NameSplitter(NamedToken(name, token_id) for name, token_id in self.symbols.items())
+        named = [(name, id) for name, id in self.symbols.items() if id in self._guarded]
+        return NameSplitter(NamedToken(name, id) for name, id in named)
 
     @cached_property
     def _guarded(self) -> dict[int, str]:
