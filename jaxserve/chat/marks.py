@@ -4,14 +4,13 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from jaxserve.tokenizer import Tokenizer
+from jaxserve.tokenizer import Tokenizer, TokenizerError
+from jaxserve.tokenizer.special import NO_WORD
 
 # Text that looks like a mark: <|user|>, <｜User｜>, <<SYS>>, [INST], <start_of_turn>.
 MARK_LIKE: Final = re.compile(
     r"<\|[^<>|\s'\"~+{}]+\|>|<｜[^<>｜\s'\"~+{}]+｜>|<</?\w+>>|\[/?[A-Z][A-Z_]+\]|<(?:start|end)_of_\w+>"
 )
-
-
 ROLE: Final = re.compile(r"(?<!\w)(?:system|developer|user|assistant|tool)(?!\w)", re.IGNORECASE)
 
 
@@ -19,7 +18,7 @@ def is_mark_like(name: str) -> bool:
     """Return whether a token looks like a mark of a template: <|user|>, [INST], <role:user>."""
     if MARK_LIKE.fullmatch(name):
         return True
-    return bool(ROLE.search(name) and re.search(r"[^\w\s]", name))
+    return bool(ROLE.search(name) and NO_WORD.search(name))
 
 
 def notes_on_marks(
@@ -31,7 +30,7 @@ def notes_on_marks(
     is text: what a client writes is then not told from what the template writes.
     """
     known = {**ignored, **tokenizer.special_tokens, **tokenizer.added_tokens}
-    marks = {name for name in known if name in source and re.search(r"[^\w\s]", name)}
+    marks = {name for name in known if name in source and NO_WORD.search(name)}
     marks |= set(MARK_LIKE.findall(source))
     ids = {mark: tokenizer.token_id(mark) for mark in marks}
     for mark in marks & ignored.keys():
@@ -57,4 +56,7 @@ def notes_on_marks(
 
 def _is_read(tokenizer: Tokenizer, mark: str, id: int) -> bool:
     """Return whether a mark is read as the token, on a line of its own in a conversation."""
-    return id in tokenizer.encode_special(f"a\n{mark}\na")
+    try:
+        return id in tokenizer.encode_special(f"a\n{mark}\na")
+    except TokenizerError:  # the vocabulary itself spells another token's name
+        return False
