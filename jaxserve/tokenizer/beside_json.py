@@ -52,7 +52,7 @@ def _add_listed(library: tokenizers.Tokenizer, settings: TokenizerSettings) -> f
     new = [token for token in listed if token.name not in added]
     _add(library, new)
     named = [added[name] for name in settings.names.values() if name in added and len(name) > 1]
-    if changed := [_made_special(token) for token in named if not token.special]:
+    if changed := [_added_token(t, t.content, special=True) for t in named if not t.special]:
         library.add_tokens(changed)
     special = {token.name for token in new if token.special}
     return frozenset(special.union(token.content for token in named))
@@ -78,7 +78,7 @@ def _add(library: tokenizers.Tokenizer, tokens: Iterable[DeclaredToken]) -> None
         return  # the library would build its search anew
     new = [token.name for token in tokens if library.token_to_id(token.name) is None]
     taken = set(library.get_vocab().values()) if new else set[int]()
-    library.add_tokens([_added_token(token) for token in tokens])
+    library.add_tokens([_added_token(token, token.name, token.special) for token in tokens])
     for name in new:  # the library counts tokens, also where ids are left out
         if library.token_to_id(name) in taken:
             raise TokenizerError(
@@ -87,25 +87,17 @@ def _add(library: tokenizers.Tokenizer, tokens: Iterable[DeclaredToken]) -> None
             )
 
 
-def _added_token(token: DeclaredToken) -> tokenizers.AddedToken:
+def _added_token(
+    token: DeclaredToken | tokenizers.AddedToken, name: str, special: bool
+) -> tokenizers.AddedToken:
+    """Return a token for the library, with the flags of another."""
     return tokenizers.AddedToken(
-        token.name,
+        name,
         single_word=token.single_word,
         lstrip=token.lstrip,
         rstrip=token.rstrip,
         normalized=token.normalized,
-        special=token.special,
-    )
-
-
-def _made_special(token: tokenizers.AddedToken) -> tokenizers.AddedToken:
-    return tokenizers.AddedToken(
-        token.content,
-        single_word=token.single_word,
-        lstrip=token.lstrip,
-        rstrip=token.rstrip,
-        normalized=token.normalized,
-        special=True,
+        special=special,
     )
 
 

@@ -1,60 +1,39 @@
 """Tokens that files beside a SentencePiece model declare."""
 
-from dataclasses import dataclass
 from typing import Final
 
 from sentencepiece import SentencePieceProcessor
 
 from jaxserve.tokenizer.declared import DeclaredToken
 from jaxserve.tokenizer.settings import TokenizerSettings
-from jaxserve.tokenizer.special import NamedToken
 
 MODEL_FILE: Final = "tokenizer.model"
 
 
-@dataclass(frozen=True)
-class AddedToken:
-    """A declared token with the id that it has."""
-
-    declared: DeclaredToken
-    id: int
-
-    @property
-    def name(self) -> str:
-        return self.declared.name
-
-    @property
-    def special(self) -> bool:
-        return self.declared.special
-
-    @property
-    def named(self) -> NamedToken:
-        token = self.declared
-        return NamedToken(token.name, self.id, token.lstrip, token.rstrip, token.single_word)
-
-
 def tokens_beside(
     processor: SentencePieceProcessor, settings: TokenizerSettings
-) -> tuple[AddedToken, ...]:
-    """Return the declared tokens, as transformers 5 adds them.
+) -> dict[int, DeclaredToken]:
+    """Return the declared tokens by the ids that transformers 5 gives them.
 
     A token that the model has keeps its id. A new one gets the id after the last.
 
     Raises:
         TokenizerError: A token would get another id than declared.
     """
-    added = dict[str, AddedToken]()
+    added = dict[int, DeclaredToken]()
+    names = set[str]()
     last = processor.vocab_size() - 1
     for token in (*settings.declared, *settings.listed):
-        if token.name in added or not _counts(token, processor, settings):
+        if token.name in names or not _counts(token, processor, settings):
             continue
         id = piece_id(processor, token.name)
         if id is None:
             last += 1
             id = last
         token.require_id(id, MODEL_FILE)
-        added[token.name] = AddedToken(token, id)
-    return tuple(added.values())
+        added[id] = token
+        names.add(token.name)
+    return added
 
 
 def piece_id(processor: SentencePieceProcessor, name: str) -> int | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxserve.tokenizer.protocol import TokenizerError
+from jaxserve.tokenizer.special import NamedToken
 
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 ID = re.compile("[0-9]{1,10}")
@@ -35,6 +36,10 @@ class DeclaredToken:
 
     def as_special(self) -> "DeclaredToken":
         return replace(self, special=True)
+
+    def with_id(self, id: int) -> NamedToken:
+        """Return what is looked for in a text."""
+        return NamedToken(self.name, id, self.lstrip, self.rstrip, self.single_word)
 
     def require_id(self, actual: int | None, tokenizer_file: str) -> None:
         """Raise TokenizerError unless `actual`, the token's id in the tokenizer, is as declared.

@@ -49,12 +49,11 @@ def _added_tokens(ours: SentencePieceTokenizer) -> list[AddedToken]:
     """Return the tokens that are found by their names, new ones in the order of their ids."""
     special = ours.special_tokens
     flags: dict[str, dict[str, bool]] = {name: {} for name in (*special, *ours.added_tokens)}
-    for token in ours.declared:
-        how = token.declared
+    for token in ours.declared.values():
         flags[token.name] = {
-            "lstrip": how.lstrip,
-            "rstrip": how.rstrip,
-            "single_word": how.single_word,
+            "lstrip": token.lstrip,
+            "rstrip": token.rstrip,
+            "single_word": token.single_word,
         }
     ids = special | ours.added_tokens
     return [

@@ -30,9 +30,9 @@ class SentencePieceTokenizer:
         self._pieces = processor.vocab_size()
         self._legacy = bool(settings.legacy)
         self.declared = tokens_beside(processor, settings)
-        new = [token for token in self.declared if token.id >= self._pieces]
-        self._new = {token.id: token.name for token in new}
-        self.vocab_size: int = self._pieces + len(new)
+        self._declared_ids = {token.name: id for id, token in self.declared.items()}
+        self._new = {id: t.name for id, t in self.declared.items() if id >= self._pieces}
+        self.vocab_size: int = self._pieces + len(self._new)
         self.bos_id = self._named_id(settings.bos_token, processor.bos_id())
         eos_id = self._named_id(settings.eos_token, processor.eos_id())
         self.eos_ids: tuple[int, ...] = () if eos_id is None else (eos_id,)
@@ -41,17 +41,15 @@ class SentencePieceTokenizer:
         self._suffix = affix(settings.add_eos_token, eos_id, (), "add_eos_token")
         control = filter(processor.is_control, range(self._pieces))
         self.special_tokens = {processor.id_to_piece(token_id): token_id for token_id in control}
-        self.special_tokens |= {token.name: token.id for token in self.declared if token.special}
+        self.special_tokens |= {t.name: id for id, t in self.declared.items() if t.special}
         self._special = {token_id: name for name, token_id in self.special_tokens.items()}
         self._unknown = processor.decode([processor.unk_id()]).encode("utf-8")
         self._rules = rules_of(self.model)
         self._spelled = cache(self._spell)  # called for every token of every stream
 
     def token_id(self, name: str) -> int | None:
-        for token in self.declared:
-            if token.name == name:
-                return token.id
-        return piece_id(self._processor, name)
+        declared = self._declared_ids.get(name)
+        return piece_id(self._processor, name) if declared is None else declared
 
     def encode(self, text: str) -> list[int]:
         require_unicode(text)
@@ -66,7 +64,7 @@ class SentencePieceTokenizer:
 
     @cached_property
     def _added(self) -> dict[str, int]:
-        added = self.symbols | {token.name: token.id for token in self.declared}
+        added = self.symbols | self._declared_ids
         return {name: token_id for name, token_id in added.items() if token_id not in self._special}
 
     @property
@@ -82,14 +80,15 @@ class SentencePieceTokenizer:
     @cached_property
     def _splitter(self) -> NameSplitter:
         named = {name: NamedToken(name, token_id) for name, token_id in self.special_tokens.items()}
-        named |= {token.name: token.named for token in self.declared}
+        named |= {token.name: token.with_id(id) for id, token in self.declared.items()}
         # A name of one letter has no inside for a MARK, and so is always text.
         return NameSplitter(token for token in named.values() if len(token.name) > 1)
 
     @cached_property
     def _plain_splitter(self) -> NameSplitter:
         """Splitter at the declared tokens that are found in any text."""
-        return NameSplitter(token.named for token in self.declared if not token.special)
+        plain = [(id, token) for id, token in self.declared.items() if not token.special]
+        return NameSplitter(token.with_id(id) for id, token in plain)
 
     @cached_property
     def _inner_processor(self) -> SentencePieceProcessor:
