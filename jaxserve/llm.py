@@ -405,6 +405,11 @@ class LLM:
         return self._chat.template.source
 
     @property
+    def token_notes(self) -> tuple[str, ...]:
+        """Lines on tokens that the checkpoint's files name but the model does not have."""
+        return self.model.tokens.notes
+
+    @property
     def chat_notes(self) -> tuple[str, ...]:
         """Lines on marks that the chat template writes but that are not read as tokens.
 

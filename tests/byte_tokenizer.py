@@ -15,6 +15,7 @@ class ByteTokenizer:
     eos_ids = (257,)
     special_tokens = MappingProxyType({"<bos>": 256, "<eos>": 257})
     added_tokens: Mapping[str, int] = MappingProxyType({})
+    missing_tokens: Mapping[str, int] = MappingProxyType({})
 
     def token_id(self, name: str) -> int | None:
         return self.special_tokens.get(name)

@@ -123,11 +123,16 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.loading.digests",
         "jaxserve.loading.parameters",
         "jaxserve.loading.spec",
+        "jaxserve.loading.token_ids",
         "jaxserve.models",
+        "jaxserve.tokenizer",
+        "sharding",
+    ),
+    "jaxserve.loading.token_ids": (
+        "jaxserve.loading.spec",
         "jaxserve.tokenizer",
         "jaxserve.errors",
         "jaxserve.request",
-        "sharding",
     ),
     "jaxserve.loading.export": (
         "checkpoints",
@@ -157,6 +162,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.config",
         "jaxserve.errors",
         "jaxserve.loading.folder",
+        "jaxserve.loading.spec",
         "jaxserve.tokenizer",
     ),
     "jaxserve.chat": (

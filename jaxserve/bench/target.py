@@ -168,7 +168,9 @@ async def _ask_admin(args: argparse.Namespace, where: str, credentials: Credenti
 def _with_tokenizer(seen: Target, folder: Path) -> Target:
     tokenizer = load_tokenizer(folder)
     special = {*tokenizer.special_tokens.values(), *tokenizer.eos_ids}
-    return replace(seen, vocab_size=tokenizer.vocab_size, not_drawn=tuple(sorted(special)))
+    added = set(tokenizer.added_tokens.values())  # perhaps beyond the ids of the server's model
+    not_drawn = tuple(sorted(special | added))
+    return replace(seen, vocab_size=tokenizer.vocab_size, not_drawn=not_drawn)
 
 
 def _client(where: str, credentials: Credentials) -> AsyncClient:

@@ -99,16 +99,26 @@ class Chat:
         marks = {name for name in added if is_mark_like(name)}  # joined of pieces, perhaps
         return frozenset(written | marks | (self.template.control_tokens & added))
 
+    @property
+    def _reserved(self) -> frozenset[str]:
+        """Names that are text wherever a client writes them.
+
+        A template that writes a token which the model does not have is refused, and no client may
+        seem to be one.
+        """
+        missing = {name for name in self._tokenizer.missing_tokens if NO_WORD.search(name)}
+        return frozenset(self._tokenizer.special_tokens.keys() | missing)
+
     @cached_property
     def _marker(self) -> Marker:
-        names = self._names | self._tokenizer.special_tokens.keys()
+        names = self._names | self._reserved
         return Marker(names, self._look.words | ROLES, self._look.attributes)
 
     @cached_property
     def _answer_marker(self) -> Marker:
         """Marker of the assistant's messages, in which a template finds where thoughts end."""
         look = self._look
-        names = (self._names - look.sought) | self._tokenizer.special_tokens.keys()
+        names = (self._names - look.sought) | self._reserved
         return Marker(names, look.words | ROLES, look.attributes)
 
     def _marked(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

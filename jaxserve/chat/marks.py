@@ -29,21 +29,22 @@ def notes_on_marks(
     `ignored` has tokens that a file declares but that do not count. A mark that is no token at all
     is text: what a client writes is then not told from what the template writes.
     """
+    missing = {name: i for name, i in tokenizer.missing_tokens.items() if NO_WORD.search(name)}
     known = {**ignored, **tokenizer.special_tokens, **tokenizer.added_tokens}
     marks = {name for name in known if name in source and NO_WORD.search(name)}
     marks |= set(MARK_LIKE.findall(source))
-    ids = {mark: tokenizer.token_id(mark) for mark in marks}
-    for mark in marks & ignored.keys():
-        ids[mark] = ignored[mark]
+    marks -= missing.keys()
+    ids = {mark: ignored.get(mark, tokenizer.token_id(mark)) for mark in marks}
     tokens = {mark: id for mark, id in ids.items() if id is not None}
-    spelled = [mark for mark, id in tokens.items() if not _is_read(tokenizer, mark, id)]
+    spelled = {mark: id for mark, id in tokens.items() if not _is_read(tokenizer, mark, id)}
     text = [mark for mark, id in ids.items() if id is None]
+    refused = {name: id for name, id in missing.items() if name in source}
     notes = list[str]()
     if spelled:
-        names = ", ".join(f"{mark!r} ({tokens[mark]})" for mark in sorted(spelled))
         notes.append(
-            f"the template writes {names}, which the files of the tokenizer declare as tokens, but "
-            f"inside a conversation they are read as text, which a client can imitate"
+            f"the template writes {_with_ids(spelled)}, which the files of the tokenizer declare "
+            f"as tokens, but inside a conversation they are read as text, which a client can "
+            f"imitate"
         )
     if text:
         names = ", ".join(map(repr, sorted(text)))
@@ -51,7 +52,16 @@ def notes_on_marks(
             f"the template writes {names}, which are no tokens of this tokenizer but text, which a "
             f"client can imitate"
         )
+    if refused:
+        notes.append(
+            f"the template has {_with_ids(refused)}, which the model does not have: conversations "
+            f"in which it writes them are refused"
+        )
     return tuple(notes)
+
+
+def _with_ids(tokens: Mapping[str, int]) -> str:
+    return ", ".join(f"{name!r} ({tokens[name]})" for name in sorted(tokens))
 
 
 def _is_read(tokenizer: Tokenizer, mark: str, id: int) -> bool:

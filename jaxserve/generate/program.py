@@ -90,7 +90,10 @@ def open_llm(args: argparse.Namespace, console: Console, pod: Pod) -> LLM:
 
 
 def introduce(llm: LLM, args: argparse.Namespace, console: Console) -> None:
-    """Print what runs and where; with --verbose, what its memory holds."""
+    """Print what runs and where, and tokens that the model does not have.
+
+    With --verbose, also what its memory holds.
+    """
     model = llm.model
     precision = model.weights
     if precision == AS_STORED:
@@ -109,7 +112,7 @@ def introduce(llm: LLM, args: argparse.Namespace, console: Console) -> None:
         lines.append("weights " + describe_weights(weight_sizes(model.params)))
     if args.verbose and llm.draft:
         lines.append("draft model " + describe_weights(weight_sizes(llm.draft.params)))
-    for line in lines:
+    for line in (*lines, *llm.token_notes):
         console.print(line, style="dim", soft_wrap=True, markup=False)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from jaxserve.errors import ConfigError, flag_text
 from jaxserve.loading.folder import Model, load
+from jaxserve.loading.spec import open_checkpoint, read_architecture
 from jaxserve.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -14,7 +15,8 @@ def load_draft(folder: Path, model: Model, progress: Callable[[int, int, str], N
     Weights that are stored quantized stay quantized. ConfigError when the draft model's tokens
     differ from the model's or it embeds instead of generating; otherwise the errors of `load`.
     """
-    check_tokens(folder, load_tokenizer(folder), model.tokenizer)
+    _, spec = read_architecture(open_checkpoint(folder))
+    check_tokens(folder, load_tokenizer(folder, spec.vocab_size), model.tokenizer)
     draft = load(folder, model.mesh, model.dtype, progress)
     if draft.spec.embeds:
         raise ConfigError(
@@ -26,12 +28,12 @@ def load_draft(folder: Path, model: Model, progress: Callable[[int, int, str], N
 def check_tokens(folder: Path, draft: Tokenizer, model: Tokenizer) -> None:
     """Raise ConfigError naming the first token id that the two tokenizers decode differently.
 
-    Only ids that both have are compared; either tokenizer may have more.
+    Only ids that both have are compared; either tokenizer may have more, and gaps.
     """
     for token in range(min(draft.vocab_size, model.vocab_size)):
         in_draft = _describe(draft, token)
         in_model = _describe(model, token)
-        if in_draft != in_model:
+        if in_draft and in_model and in_draft != in_model:
             raise ConfigError(
                 flag_text(
                     "--draft-model",
@@ -42,8 +44,13 @@ def check_tokens(folder: Path, draft: Tokenizer, model: Tokenizer) -> None:
             )
 
 
-def _describe(tokenizer: Tokenizer, token: int) -> str:
-    """Return a token's text for comparison and errors; special tokens are marked as such."""
+def _describe(tokenizer: Tokenizer, token: int) -> str | None:
+    """Return a token's text for comparison and errors, or None where the tokenizer has a gap.
+
+    Special tokens are marked as such.
+    """
     text = tokenizer.token_text(token)
     has_bytes, _ = tokenizer.token_bytes(token)
+    if not has_bytes and text == f"<id {token}>":
+        return None
     return f"{text!r}" if has_bytes else f"the special {text!r}"

@@ -10,17 +10,16 @@ import jax
 from jax.sharding import Mesh
 
 from jaxserve.checkpoints.orbax_store import AS_STORED
-from jaxserve.errors import ModelError
 from jaxserve.loading.digests import WeightDigests
 from jaxserve.loading.parameters import Progress, load_params
-from jaxserve.loading.spec import Checkpoint, open_checkpoint, read_architecture
+from jaxserve.loading.spec import open_checkpoint, read_architecture
+from jaxserve.loading.token_ids import TokenIds, read_token_ids
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.families.weight_table import Stored
 from jaxserve.models.quant import scheme_in
 from jaxserve.models.spec import ModelSpec
-from jaxserve.request import MAX_EOS_IDS
 from jaxserve.sharding.params import is_param_spec
-from jaxserve.tokenizer import Tokenizer, load_tokenizer
+from jaxserve.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -36,11 +35,20 @@ class Model:
     spec: ModelSpec
     params: dict
     mesh: Mesh
-    tokenizer: Tokenizer
-    eos_ids: tuple[int, ...]
+    tokens: TokenIds
     fingerprint: str
     parameters: int
     weights: str
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer, which has ids of the model alone."""
+        return self.tokens.tokenizer
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Tokens that end an answer."""
+        return self.tokens.eos_ids
 
     @property
     def dtype(self) -> str:
@@ -73,48 +81,15 @@ def load(
     Raises:
         ModelError: The architecture is not supported or the tensors do not fit it (one line).
         CheckpointError: A file is missing or damaged (one line).
+        TokenizerError: The tokenizer's files cannot be read, or are those of another model.
     """
     checkpoint = open_checkpoint(folder, tensors)
-    tokenizer = load_tokenizer(folder)
     _, spec = read_architecture(checkpoint)
-    _check_vocabulary(folder, tokenizer, spec)
-    eos_ids = _eos_ids(checkpoint, tokenizer, spec)
+    tokens = read_token_ids(folder, checkpoint, spec.vocab_size)
     params = load_params(checkpoint, mesh, dtype, progress, weights, digests=digests)
     held = spec.on(mesh.shape["tensor"])
     kept = str(scheme_in(params) or AS_STORED)
     fingerprint = sha256(repr((held, dtype, kept, str(folder.resolve()))).encode()).hexdigest()
     leaves = jax.tree.leaves(param_specs(spec, params["embed"].dtype), is_leaf=is_param_spec)
     parameters = sum(math.prod(leaf.shape) for leaf in leaves)
-    return Model(held, params, mesh, tokenizer, eos_ids, fingerprint, parameters, kept)
-
-
-def _check_vocabulary(folder: Path, tokenizer: Tokenizer, spec: ModelSpec) -> None:
-    """Raise ModelError when the tokenizer has ordinary tokens beyond the model's vocabulary.
-
-    Special and added tokens may lie beyond it: some publishers list tokens that the model never
-    had, and a prompt that contains one is refused when it comes.
-    """
-    added = {*tokenizer.special_tokens.values(), *tokenizer.added_tokens.values()}
-    if any(token not in added for token in range(spec.vocab_size, tokenizer.vocab_size)):
-        raise ModelError(
-            f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, the model's vocabulary "
-            f"{spec.vocab_size} "
-            "(the files are not of one checkpoint)"
-        )
-
-
-def _eos_ids(checkpoint: Checkpoint, tokenizer: Tokenizer, spec: ModelSpec) -> tuple[int, ...]:
-    """Return the end tokens of generation_config.json, else config.json, else the tokenizer."""
-    for source in (checkpoint.generation_config, checkpoint.config):
-        ids = source.get("eos_token_id")
-        if ids is None:
-            continue
-        ids = tuple(ids) if isinstance(ids, list) else (ids,)
-        in_vocabulary = all(type(i) is int and 0 <= i < spec.vocab_size for i in ids)
-        if not in_vocabulary or len(ids) > MAX_EOS_IDS:
-            raise ModelError(
-                f"eos_token_id {ids!r}: at most {MAX_EOS_IDS} ids of the vocabulary (0 to "
-                f"{spec.vocab_size - 1})"
-            )
-        return ids
-    return tokenizer.eos_ids
+    return Model(held, params, mesh, tokens, fingerprint, parameters, kept)

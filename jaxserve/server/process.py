@@ -210,6 +210,8 @@ class ServerProcess:
     def _introduce(self, loader: ModelLoader, llm: LLM, lines: list[str]) -> None:
         for line in lines:
             loader.say(line)
+        for note in llm.token_notes:
+            loader.say(f"tokens   {note}")
         for note in llm.chat_notes:
             loader.say(f"chat     {note}")
         if self.role.introduction:

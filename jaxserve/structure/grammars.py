@@ -61,8 +61,8 @@ class Grammars:
     A separate process compiles a grammar first, under bounds of time, memory and stack. A grammar
     that passes is compiled again here for every request, without the interpreter's lock. Requests
     do not share a compiled grammar, because its matchers share a lexer that grows with what each of
-    them reads, and the bound on that lexer. `vocab_size` is the model's, which may be more than the
-    tokenizer's.
+    them reads, and the bound on that lexer. `vocab_size` is the model's, which has all ids of the
+    tokenizer and may have more.
     """
 
     def __init__(
@@ -183,8 +183,9 @@ class _Vocabulary:
     def __init__(self, tokenizer: Tokenizer, eos_ids: Sequence[int], size: int) -> None:
         self._tokenizer = tokenizer
         self.tokens = [tokenizer.token_bytes(token)[0] for token in range(size)]
-        # A tokenizer may have tokens beyond the model's vocabulary, which are never generated.
-        special = {id: name for name, id in tokenizer.special_tokens.items() if id < size}
+        special = {id: name for name, id in tokenizer.special_tokens.items()}
+        # An end token ends the answer wherever it comes, also one that spells text.
+        special |= {id: tokenizer.token_text(id) for id in eos_ids}
         for token, name in special.items():
             self.tokens[token] = name.encode()
         self.special_token_ids = sorted(special)

@@ -1,11 +1,15 @@
-"""Tokens that files beside a SentencePiece model declare."""
+"""Tokens of a SentencePiece model and of the files beside it."""
 
+from collections.abc import Mapping
 from typing import Final
 
 from sentencepiece import SentencePieceProcessor
 
 from jaxserve.tokenizer.declared import DeclaredToken
-from jaxserve.tokenizer.settings import TokenizerSettings
+from jaxserve.tokenizer.model_ids import MissingTokens, split_at
+from jaxserve.tokenizer.protocol import TokenizerError
+from jaxserve.tokenizer.sentencepiece_proto import user_defined_ids
+from jaxserve.tokenizer.settings import SETTINGS_FILE, TokenizerSettings
 
 MODEL_FILE: Final = "tokenizer.model"
 
@@ -41,6 +45,52 @@ def piece_id(processor: SentencePieceProcessor, name: str) -> int | None:
     token_id = processor.piece_to_id(name)
     is_other = processor.is_unknown(token_id) and name != processor.id_to_piece(token_id)
     return None if is_other else token_id
+
+
+def named_id(
+    processor: SentencePieceProcessor,
+    declared: Mapping[int, DeclaredToken],
+    name: str | None,
+    default: int,
+) -> int | None:
+    """Return the id of the token that the settings name, or the default; -1 is none.
+
+    Raises:
+        TokenizerError: Neither the model nor a file beside it has the token.
+    """
+    if name is None:
+        return default if default >= 0 else None
+    ids = {token.name: token_id for token_id, token in declared.items()}
+    token_id = ids.get(name, piece_id(processor, name))
+    if token_id is None:
+        raise TokenizerError(
+            f"{SETTINGS_FILE}: {name!r} is not in {MODEL_FILE}; correct it or add a tokenizer.json"
+        )
+    return token_id
+
+
+def missing_tokens(
+    processor: SentencePieceProcessor,
+    declared: Mapping[int, DeclaredToken],
+    model_ids: int | None,
+) -> MissingTokens:
+    """Return the tokens that a model with so many ids does not have; unused pieces are none.
+
+    Raises:
+        TokenizerError: One of them is a piece of text.
+    """
+    if model_ids is None:
+        return MissingTokens()
+    ids = {token.name: token_id for token_id, token in declared.items()}
+    found_by_name = set(ids)
+    pieces = range(model_ids, processor.vocab_size())
+    if pieces:
+        symbols = set(user_defined_ids(processor.serialized_model_proto()))
+        used = [i for i in pieces if not processor.is_unused(i)]
+        ids |= {processor.id_to_piece(i): i for i in used}
+        named = [i for i in used if processor.is_control(i) or i in symbols]
+        found_by_name.update(map(processor.id_to_piece, named))
+    return split_at(model_ids, ids, found_by_name, MODEL_FILE)
 
 
 def _counts(

@@ -52,6 +52,14 @@ class Tokenizer(Protocol):
         """
         ...
 
+    @property
+    def missing_tokens(self) -> Mapping[str, int]:
+        """Tokens by name whose ids the model does not have; see load_tokenizer.
+
+        Their names are text.
+        """
+        ...
+
     def token_id(self, name: str) -> int | None:
         """Return the id of the token of this name in the vocabulary, of any kind; None without."""
         ...
@@ -76,7 +84,8 @@ class Tokenizer(Protocol):
         rendered template.
 
         Raises:
-            TokenizerError: As encode().
+            TokenizerError: As encode(), or the text holds the name of a missing token that is more
+                than words or white space.
         """
         ...
 

@@ -17,19 +17,19 @@ from jaxserve.tokenizer.sentencepiece_proto import Rules, rules_of
 from jaxserve.tokenizer.settings import read_settings
 
 
-def tokenizer_json(folder: Path) -> str:
+def tokenizer_json(folder: Path, model_ids: int | None = None) -> str:
     """Return the tokenizer.model of a checkpoint folder as tokenizer.json.
 
     The result encodes as Tokenizer.encode() does, with one exception: where only the opening of a
     text gets a dummy space (`legacy` is false), the tokenizers library gives none to a text that
-    begins with a space.
+    begins with a space. model_ids: see load_tokenizer.
 
     Raises:
         TokenizerError: The model is missing or not BPE, or processes text in a way that the library
             does not support.
     """
     settings = read_settings(folder)
-    ours = load_sentencepiece(folder / MODEL_FILE, settings)
+    ours = load_sentencepiece(folder / MODEL_FILE, settings, model_ids)
     rules = rules_of(ours.model)
     problem = _problem(rules, bool(ours.symbols))
     if problem:

@@ -1,16 +1,26 @@
 """Reads tokenizer.model: a SentencePiece model (Kudo and Richardson 2018)."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 
 from sentencepiece import SentencePieceProcessor
 
-from jaxserve.tokenizer.beside_model import MODEL_FILE, piece_id, tokens_beside
+from jaxserve.tokenizer.beside_model import (
+    missing_tokens,
+    named_id,
+    piece_id,
+    tokens_beside,
+)
 from jaxserve.tokenizer.protocol import MARK, TokenizerError
-from jaxserve.tokenizer.sentencepiece_proto import rules_of, user_defined_ids, with_dummy_prefix
-from jaxserve.tokenizer.settings import SETTINGS_FILE, TokenizerSettings, affix
+from jaxserve.tokenizer.sentencepiece_proto import (
+    first_pieces,
+    rules_of,
+    user_defined_ids,
+    with_dummy_prefix,
+)
+from jaxserve.tokenizer.settings import TokenizerSettings, affix
 from jaxserve.tokenizer.special import NamedToken, NameSplitter, require_text
 from jaxserve.tokenizer.utf8 import readable, require_unicode, text_of
 
@@ -24,21 +34,39 @@ class SentencePieceTokenizer:
     decoded text) is not applied.
     """
 
-    def __init__(self, processor: SentencePieceProcessor, settings: TokenizerSettings) -> None:
-        """Create a tokenizer; TokenizerError if the settings name tokens that the model lacks."""
+    def __init__(
+        self,
+        processor: SentencePieceProcessor,
+        settings: TokenizerSettings,
+        model_ids: int | None = None,
+    ) -> None:
+        """Create a tokenizer; model_ids: see load_tokenizer.
+
+        Raises:
+            TokenizerError: The settings name tokens that the model lacks, or text cannot be spelled
+                with the ids.
+        """
+        declared = tokens_beside(processor, settings)
+        bos_id = named_id(processor, declared, settings.bos_token, processor.bos_id())
+        eos_id = named_id(processor, declared, settings.eos_token, processor.eos_id())
+        default_prefix = () if bos_id is None else (bos_id,)
+        self._prefix = affix(settings.add_bos_token, bos_id, default_prefix, "add_bos_token")
+        self._suffix = affix(settings.add_eos_token, eos_id, (), "add_eos_token")
+        missing = missing_tokens(processor, declared, model_ids)
+        missing.require_absent(self._prefix, "add_bos_token")
+        missing.require_absent(self._suffix, "add_eos_token")
+        self._missing = missing
+        self.bos_id = missing.of_model(bos_id)
+        eos_id = missing.of_model(eos_id)
+        self.eos_ids: tuple[int, ...] = () if eos_id is None else (eos_id,)
+        processor = _within(processor, model_ids)
         self._processor = processor
         self._pieces = processor.vocab_size()
         self._legacy = bool(settings.legacy)
-        self.declared = tokens_beside(processor, settings)
+        self.declared = {id: t for id, t in declared.items() if t.name not in missing.ids}
         self._declared_ids = {token.name: id for id, token in self.declared.items()}
         self._new = {id: t.name for id, t in self.declared.items() if id >= self._pieces}
         self.vocab_size: int = self._pieces + len(self._new)
-        self.bos_id = self._named_id(settings.bos_token, processor.bos_id())
-        eos_id = self._named_id(settings.eos_token, processor.eos_id())
-        self.eos_ids: tuple[int, ...] = () if eos_id is None else (eos_id,)
-        default_prefix = () if self.bos_id is None else (self.bos_id,)
-        self._prefix = affix(settings.add_bos_token, self.bos_id, default_prefix, "add_bos_token")
-        self._suffix = affix(settings.add_eos_token, eos_id, (), "add_eos_token")
         control = filter(processor.is_control, range(self._pieces))
         self.special_tokens = {processor.id_to_piece(token_id): token_id for token_id in control}
         self.special_tokens |= {t.name: id for id, t in self.declared.items() if t.special}
@@ -46,6 +74,10 @@ class SentencePieceTokenizer:
         self._unknown = processor.decode([processor.unk_id()]).encode("utf-8")
         self._rules = rules_of(self.model)
         self._spelled = cache(self._spell)  # called for every token of every stream
+
+    @property
+    def missing_tokens(self) -> Mapping[str, int]:
+        return self._missing.ids
 
     def token_id(self, name: str) -> int | None:
         declared = self._declared_ids.get(name)
@@ -97,6 +129,7 @@ class SentencePieceTokenizer:
 
     def encode_special(self, text: str) -> list[int]:
         require_unicode(text)
+        self._missing.require_unwritten(text)
         return self._splitter.encode(text, self._encode_part)
 
     def encode_inner(self, text: str) -> list[int]:
@@ -148,18 +181,6 @@ class SentencePieceTokenizer:
         unknown = self._processor.unk_id()
         return {id: name for id, name in self._special.items() if id != unknown}
 
-    def _named_id(self, name: str | None, default: int) -> int | None:
-        """Return the id of the token that the settings name, or the default; -1 is none."""
-        if name is None:
-            return default if default >= 0 else None
-        token_id = self.token_id(name)
-        if token_id is None:
-            raise TokenizerError(
-                f"{SETTINGS_FILE}: {name!r} is not in {MODEL_FILE}; correct it or add a "
-                f"tokenizer.json"
-            )
-        return token_id
-
     def decode(self, ids: Sequence[int]) -> str:
         return text_of(self, ids)
 
@@ -194,11 +215,13 @@ class SentencePieceTokenizer:
         return piece.replace(SPACE, " ").encode("utf-8"), still_opening
 
 
-def load_sentencepiece(path: Path, settings: TokenizerSettings) -> SentencePieceTokenizer:
-    """Load a tokenizer.model.
+def load_sentencepiece(
+    path: Path, settings: TokenizerSettings, model_ids: int | None = None
+) -> SentencePieceTokenizer:
+    """Load a tokenizer.model; model_ids: see load_tokenizer.
 
     Raises:
-        TokenizerError: The file is no SentencePiece model, or lacks tokens that the settings name.
+        TokenizerError: The file is no SentencePiece model, or SentencePieceTokenizer refuses it.
     """
     try:
         model = path.read_bytes()
@@ -208,12 +231,20 @@ def load_sentencepiece(path: Path, settings: TokenizerSettings) -> SentencePiece
             model = with_dummy_prefix(model, settings.add_prefix_space)
         processor = SentencePieceProcessor(model_proto=model)
         _require_utf8(processor)
-        return SentencePieceTokenizer(processor, settings)
+        return SentencePieceTokenizer(processor, settings, model_ids)
     except (OSError, RuntimeError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
         raise TokenizerError(
             f"{path}: not a SentencePiece model ({reason}); copy the file again"
         ) from None
+
+
+def _within(processor: SentencePieceProcessor, model_ids: int | None) -> SentencePieceProcessor:
+    """Return a processor that has only pieces of the model's ids."""
+    if model_ids is None or processor.vocab_size() <= model_ids:
+        return processor
+    model = first_pieces(processor.serialized_model_proto(), model_ids)
+    return SentencePieceProcessor(model_proto=model)
 
 
 def _require_utf8(processor: SentencePieceProcessor) -> None:

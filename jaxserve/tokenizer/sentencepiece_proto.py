@@ -56,6 +56,13 @@ def with_dummy_prefix(model: bytes, added: bool) -> bytes:
     return parsed.SerializeToString()
 
 
+def first_pieces(model: bytes, number: int) -> bytes:
+    """Return the model with the pieces of the first ids only."""
+    parsed = _messages().ModelProto.FromString(model)
+    del parsed.pieces[number:]
+    return parsed.SerializeToString()
+
+
 def _messages() -> Any:
     """Import the generated module, late: without a server nothing else needs protobuf."""
     from sentencepiece import sentencepiece_model_pb2

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import cache, cached_property
 from itertools import takewhile
 from pathlib import Path
@@ -11,6 +11,7 @@ import tokenizers
 
 from jaxserve.tokenizer.beside_json import JSON_FILE, apply_settings
 from jaxserve.tokenizer.marked_text import MarkedTextEncoder
+from jaxserve.tokenizer.model_ids import split_at, without
 from jaxserve.tokenizer.protocol import TokenizerError
 from jaxserve.tokenizer.settings import SETTINGS_FILE, TokenizerSettings, affix
 from jaxserve.tokenizer.special import require_text
@@ -27,29 +28,43 @@ class JsonTokenizer:
     """
 
     def __init__(
-        self, library: tokenizers.Tokenizer, fields: dict, settings: TokenizerSettings
+        self,
+        library: tokenizers.Tokenizer,
+        fields: dict,
+        settings: TokenizerSettings,
+        model_ids: int | None,
     ) -> None:
-        """Create a tokenizer; fields: the parsed file.
+        """Create a tokenizer; fields: the parsed file, model_ids: see load_tokenizer.
 
         Raises:
-            TokenizerError: The settings name tokens that the file lacks, or its decoder is not
-                supported.
+            TokenizerError: The settings name tokens that the file lacks, its decoder is not
+                supported, or text cannot be spelled with the model's ids.
         """
-        self._library = library
         special = apply_settings(library, fields, settings)
-        library.encode_special_tokens = True  # names of special tokens in a text are text
         library.no_truncation()  # some files would shorten prompts silently
         library.no_padding()
+        ids = library.get_vocab()
+        affixes = _post_processor_affixes(library)
+        self._missing = split_at(model_ids, ids, _added_names(library), JSON_FILE)
+        library = without(library, self._missing)
+        library.encode_special_tokens = True  # names of special tokens in a text are text
+        self._library = library
         self._byte_level = _is_byte_level(fields.get("decoder"))
         self._bytes_of_letter = _bytes_of_letter()
         self.vocab_size: int = max(library.get_vocab().values(), default=-1) + 1
-        added = library.get_added_tokens_decoder()
+        self._read_added_tokens(special, fields["model"])
+        self._read_affixes(ids, settings, *affixes)
+        self._spelled = cache(self._spell)  # called for every token of every stream
+
+    def _read_added_tokens(self, special: Set[str], model: dict) -> None:
+        """Tell special tokens from ordinary added ones; special: names of further special ones."""
+        added = self._library.get_added_tokens_decoder()
         self._special = {
             token_id: token.content
             for token_id, token in added.items()
             if token.special or token.content in special
         }
-        unknown = _unknown_id(library, fields["model"])
+        unknown = _unknown_id(self._library, model)
         self._control = {id: name for id, name in self._special.items() if id != unknown}
         self.special_tokens = {name: token_id for token_id, name in self._special.items()}
         self.added_tokens = {
@@ -57,13 +72,28 @@ class JsonTokenizer:
             for token_id, token in added.items()
             if token_id not in self._special
         }
-        prefix, suffix = _post_processor_affixes(library)
-        self.bos_id = _special_id(library, settings.bos_token, prefix[0] if prefix else None)
-        eos_id = _special_id(library, settings.eos_token, None)
-        self.eos_ids: tuple[int, ...] = () if eos_id is None else (eos_id,)
-        self._prefix = affix(settings.add_bos_token, self.bos_id, prefix, "add_bos_token")
+
+    def _read_affixes(
+        self,
+        ids: Mapping[str, int],
+        settings: TokenizerSettings,
+        prefix: tuple[int, ...],
+        suffix: tuple[int, ...],
+    ) -> None:
+        """Read the tokens that begin and end a text; ids: of all tokens, missing ones too."""
+        bos_id = _special_id(ids, settings.bos_token, prefix[0] if prefix else None)
+        eos_id = _special_id(ids, settings.eos_token, None)
+        self._prefix = affix(settings.add_bos_token, bos_id, prefix, "add_bos_token")
         self._suffix = affix(settings.add_eos_token, eos_id, suffix, "add_eos_token")
-        self._spelled = cache(self._spell)  # called for every token of every stream
+        self._missing.require_absent(self._prefix, "add_bos_token")
+        self._missing.require_absent(self._suffix, "add_eos_token")
+        self.bos_id = self._missing.of_model(bos_id)
+        eos_id = self._missing.of_model(eos_id)
+        self.eos_ids: tuple[int, ...] = () if eos_id is None else (eos_id,)
+
+    @property
+    def missing_tokens(self) -> Mapping[str, int]:
+        return self._missing.ids
 
     def token_id(self, name: str) -> int | None:
         return self._library.token_to_id(name)
@@ -76,6 +106,7 @@ class JsonTokenizer:
 
     def encode_special(self, text: str) -> list[int]:
         require_unicode(text)
+        self._missing.require_unwritten(text)
         return self._marked.encode(text)
 
     def encode_inner(self, text: str) -> list[int]:
@@ -126,20 +157,22 @@ class JsonTokenizer:
         return token.encode("utf-8")
 
 
-def load_tokenizer_json(path: Path, settings: TokenizerSettings) -> JsonTokenizer:
-    """Load a tokenizer.json.
+def load_tokenizer_json(
+    path: Path, settings: TokenizerSettings, model_ids: int | None = None
+) -> JsonTokenizer:
+    """Load a tokenizer.json; model_ids: see load_tokenizer.
 
     Raises:
         TokenizerError: The file is no tokenizer.json, or JsonTokenizer refuses it.
     """
     library, text = _read_library(path)
-    return JsonTokenizer(library, json.loads(text), settings)
+    return JsonTokenizer(library, json.loads(text), settings, model_ids)
 
 
-def complete_json(path: Path, settings: TokenizerSettings) -> str:
-    """Return a tokenizer.json that has every token of the files beside it.
+def complete_json(path: Path, settings: TokenizerSettings, model_ids: int | None = None) -> str:
+    """Return a tokenizer.json that has every token of the files beside it that the model has.
 
-    It is the file as it is where they declare nothing more.
+    It is the file as it is where they declare nothing more. model_ids: see load_tokenizer.
 
     Raises:
         TokenizerError: As load_tokenizer_json.
@@ -147,7 +180,13 @@ def complete_json(path: Path, settings: TokenizerSettings) -> str:
     library, text = _read_library(path)
     before = _added_tokens(library)
     apply_settings(library, json.loads(text), settings)
+    missing = split_at(model_ids, library.get_vocab(), _added_names(library), JSON_FILE)
+    library = without(library, missing)
     return text if _added_tokens(library) == before else library.to_str()
+
+
+def _added_names(library: tokenizers.Tokenizer) -> Iterable[str]:
+    return (token.content for token in library.get_added_tokens_decoder().values())
 
 
 def _added_tokens(library: tokenizers.Tokenizer) -> dict[int, str]:
@@ -167,10 +206,10 @@ def _read_library(path: Path) -> tuple[tokenizers.Tokenizer, str]:
         ) from None
 
 
-def _special_id(library: tokenizers.Tokenizer, name: str | None, default: int | None) -> int | None:
+def _special_id(ids: Mapping[str, int], name: str | None, default: int | None) -> int | None:
     if name is None:
         return default
-    token_id = library.token_to_id(name)
+    token_id = ids.get(name)
     if token_id is None:
         raise TokenizerError(
             f"{SETTINGS_FILE}: {name!r} is not in {JSON_FILE}; correct it or copy both files again"

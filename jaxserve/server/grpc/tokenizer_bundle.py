@@ -22,13 +22,17 @@ SETTINGS = (
 )
 
 
-def tokenizer_bundle(chat: Chat) -> bytes:
+def tokenizer_bundle(chat: Chat, model_ids: int | None = None) -> bytes:
     """Return a ZIP archive with tokenizer.json, settings, and the chat template in use.
 
-    The same files give the same bytes. Raises NotBuiltInError when the checkpoint has no
-    tokenizer.json and none can be made from its tokenizer.
+    tokenizer.json has ids of the model alone; model_ids: see load_tokenizer. The same files give
+    the same bytes.
+
+    Raises:
+        NotBuiltInError: The checkpoint has no tokenizer.json, and none can be made from its
+            tokenizer.
     """
-    files = {JSON_FILE: _tokenizer(chat.folder)}
+    files = {JSON_FILE: _tokenizer(chat.folder, model_ids)}
     for name in SETTINGS:
         path = chat.folder / name
         if path.exists():
@@ -42,11 +46,11 @@ def tokenizer_bundle(chat: Chat) -> bytes:
     return archive.getvalue()
 
 
-def _tokenizer(folder: Path) -> bytes:
+def _tokenizer(folder: Path, model_ids: int | None) -> bytes:
     try:
         if (folder / JSON_FILE).exists():
-            return complete_json(folder / JSON_FILE, read_settings(folder)).encode()
-        return tokenizer_json(folder).encode()
+            return complete_json(folder / JSON_FILE, read_settings(folder), model_ids).encode()
+        return tokenizer_json(folder, model_ids).encode()
     except TokenizerError as error:
         problem = str(error).replace(f"{folder}/", "")  # clients must not see the server's paths
         raise NotBuiltInError(f"this model has no {JSON_FILE} to hand out: {problem}") from None

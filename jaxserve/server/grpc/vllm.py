@@ -192,8 +192,9 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     def _bundle(self) -> "asyncio.Future[bytes]":
         """The archive of tokenizer files, made once and beside the event loop."""
         service = self._readiness.require_loaded().service
+        prompts = service.prompts
         return asyncio.ensure_future(
-            service.run_in_background(partial(tokenizer_bundle, service.prompts.chat))
+            service.run_in_background(partial(tokenizer_bundle, prompts.chat, prompts.vocab_size))
         )
 
 

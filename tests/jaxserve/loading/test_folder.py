@@ -28,6 +28,7 @@ from jaxserve.models.spec import ModelSpec
 from jaxserve.sharding.errors import ShardingError
 from jaxserve.sharding.mesh import MeshSpec
 from jaxserve.sharding.params import is_param_spec, map_specs
+from jaxserve.tokenizer import TokenizerError
 from tests.jaxserve.models.decoder_harness import one_device_mesh
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "gemma3_two_ropes"  # 96 rows of embedding
@@ -49,7 +50,8 @@ def folder_with(folder: Path, tokens: int, special: tuple[str, ...] = ()) -> Pat
 
 
 def test_a_tokenizer_of_another_checkpoint_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="the tokenizer has 97 tokens, the model's vocabulary 96"):
+    refused = "its token 'w96' has the id 96, the model's vocabulary the ids 0 to 95"
+    with pytest.raises(TokenizerError, match=refused):
         load(folder_with(tmp_path, 97), one_device_mesh())
 
 
@@ -59,7 +61,8 @@ def test_special_tokens_beyond_the_embedding_are_harmless(tmp_path: Path) -> Non
     Its token for an image has no row in the embedding.
     """
     model = load(folder_with(tmp_path, 96, ("<image>",)), one_device_mesh())
-    assert model.tokenizer.vocab_size == 97 and model.spec.vocab_size == 96
+    assert model.tokenizer.vocab_size == model.spec.vocab_size == 96
+    assert model.tokenizer.missing_tokens == {"<image>": 96}
     assert max(model.tokenizer.encode("w95 <image>")) < 96, "its name in a text is text"
 
 

@@ -159,13 +159,6 @@ def test_a_model_without_an_end_token_ends_where_nothing_can_follow() -> None:
     compiler.close()
 
 
-def test_special_tokens_beyond_the_models_vocabulary() -> None:
-    compiler = Grammars(ByteTokenizer(), (), END)  # the last token that the model has is END - 1
-    matcher = matcher_of(compiler, "regex", "ab?c")
-    assert accepts_all(matcher, b"abc") and matcher.ended
-    compiler.close()
-
-
 def accepts_all(matcher: Matcher, text: bytes) -> bool:
     return all(map(matcher.accept, text))
 
