@@ -10,6 +10,7 @@ from tokenizers import models, pre_tokenizers, processors
 FOLDER = Path(__file__).parent / "golden" / "qwen3_embedding"
 BOUND = 1e-5
 WORDS, END = 94, 94  # "w0" to "w93", and the token that ends a text
+IDS = 96  # of the model
 
 
 def golden() -> tuple[list[list[int]], np.ndarray]:
@@ -25,14 +26,17 @@ def golden() -> tuple[list[list[int]], np.ndarray]:
 def with_tokenizer(folder: Path) -> Path:
     """The checkpoint in `folder`, beside a tokenizer of words whose post-processor puts END behind
     a text.
+
+    The model's last id has no token, and the tokenizer has one behind it.
     """
     shutil.copytree(FOLDER, folder, dirs_exist_ok=True)
-    tokenizer = tokenizers.Tokenizer(
-        models.WordLevel({f"w{i}": i for i in range(WORDS)}, unk_token="w0")
-    )
+    vocabulary = {f"w{i}": i for i in range(WORDS)} | {"<end>": END, "<image>": IDS}
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.decoder = tokenizers.decoders.Metaspace()
-    tokenizer.add_special_tokens([tokenizers.AddedToken("<end>", special=True)])
+    tokenizer.add_special_tokens(
+        [tokenizers.AddedToken(name, special=True) for name in ("<end>", "<image>")]
+    )
     template = processors.TemplateProcessing(single="$A <end>", special_tokens=[("<end>", END)])
     tokenizer.post_processor = processors.Sequence(
         [processors.ByteLevel(trim_offsets=False), template]

@@ -21,7 +21,7 @@ from jaxserve.loading.digests import WeightDigests
 from jaxserve.request import MAX_LOGPROBS, Request, SamplingParams
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.structure import Structure
-from tests.jaxserve.server.disaggregation.letters import END, LETTERS, with_letters
+from tests.jaxserve.letters import END, LETTERS, with_letters
 from tests.jaxserve.server.disaggregation.pair import (
     MeshFrom,
     Server,

@@ -7,7 +7,7 @@ from jaxserve.engine.events import Logprob
 from jaxserve.request import Request
 from tests.jaxserve.engine import naive
 from tests.jaxserve.engine.tiny import distribution
-from tests.jaxserve.server.disaggregation.letters import VOCAB
+from tests.jaxserve.letters import VOCAB
 
 
 def check(found: Completion, expected: Completion, request: Request, bound: float) -> int:
