@@ -1,0 +1,80 @@
+"""End tokens of three files, some of which the model does not have."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from tokenizers import AddedToken, decoders, models
+
+from jaxserve.errors import ModelError
+from jaxserve.loading.spec import open_checkpoint
+from jaxserve.loading.token_ids import TokenIds, read_token_ids
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "llama_gqa"
+V = 10
+BEYOND = {"<|eot|>": V, "<|eom|>": V + 5}
+
+
+def read(
+    folder: Path, generation: object = None, config: object = None, tokenizer: str | None = None
+) -> TokenIds:
+    """Read the tokens of a folder whose files name these end tokens; None: the file names none."""
+    shutil.copy(GOLDEN / "model.safetensors", folder)
+    _write(folder / "config.json", eos_token_id=config)
+    _write(folder / "generation_config.json", eos_token_id=generation)
+    _write(folder / "tokenizer_config.json", eos_token=tokenizer)
+    vocabulary = {f"w{i}": i for i in range(V - 1)} | {"<|end|>": V - 1} | BEYOND
+    library = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
+    library.decoder = decoders.Fuse()
+    library.add_special_tokens([AddedToken(n, special=True) for n in ("<|end|>", *BEYOND)])
+    library.save(str(folder / "tokenizer.json"))
+    return read_token_ids(folder, open_checkpoint(folder), V)
+
+
+def _write(file: Path, **fields: object) -> None:
+    file.write_text(
+        json.dumps({name: value for name, value in fields.items() if value is not None})
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "ends", "absent"),
+    [
+        ({}, (), []),
+        ({"generation": 3}, (3,), []),
+        ({"generation": [3, V - 1]}, (3, V - 1), []),
+        ({"generation": 0, "config": 1, "tokenizer": "w2"}, (0,), []),
+        ({"config": [1], "tokenizer": "w2"}, (1,), []),
+        ({"tokenizer": "<|end|>"}, (V - 1,), []),
+        ({"generation": [V, 3, V + 5]}, (3,), [V, V + 5]),
+        ({"generation": V, "config": 1}, (1,), [V]),
+        ({"generation": [], "config": 1}, (1,), []),
+        ({"generation": V, "config": [V + 5], "tokenizer": "w2"}, (2,), [V, V + 5]),
+        ({"generation": 1, "config": V}, (1,), [V]),
+        ({"generation": V, "tokenizer": "<|eom|>"}, (), [V]),
+    ],
+)
+def test_the_first_file_that_names_one_which_the_model_has(
+    given: dict[str, Any], ends: tuple[int, ...], absent: list[int], tmp_path: Path
+) -> None:
+    tokens = read(tmp_path, **given)
+    assert tokens.eos_ids == ends
+    missing, *others = tokens.notes
+    assert missing == (
+        "the tokenizer's files have '<|eot|>' (10), '<|eom|>' (15), but the model's ids are 0 to "
+        "9: such names are text"
+    )
+    kept = f"answers end with {list(ends)}" if ends else "no token ends an answer"
+    assert others == ([f"the model does not have the end tokens {absent}: {kept}"] * bool(absent))
+
+
+@pytest.mark.parametrize("ids", [[1, V + 1], V + 6, -1, True, "2", 1.0, [[1]], list(range(17)), {}])
+@pytest.mark.parametrize("source", ["generation", "config"])
+def test_what_is_no_token_of_any_file(source: str, ids: object, tmp_path: Path) -> None:
+    with pytest.raises(
+        ModelError, match=r"eos_token_id .*at most 16 ids of the vocabulary \(0 to 9"
+    ):
+        read(tmp_path, **{source: ids})
