@@ -52,7 +52,7 @@ def _add_listed(library: tokenizers.Tokenizer, settings: TokenizerSettings) -> f
     new = [token for token in listed if token.name not in added]
     _add(library, new)
     named = [added[name] for name in settings.names.values() if name in added and len(name) > 1]
-    if changed := [_added_token(t, t.content, special=True) for t in named if not t.special]:
+    if changed := [as_special(token) for token in named if not token.special]:
         library.add_tokens(changed)
     special = {token.name for token in new if token.special}
     return frozenset(special.union(token.content for token in named))
@@ -85,6 +85,11 @@ def _add(library: tokenizers.Tokenizer, tokens: Iterable[DeclaredToken]) -> None
                 f"{JSON_FILE}: its ids have gaps, so that there is none for {name!r}, which a "
                 f"file beside it declares; add the token to {JSON_FILE}"
             )
+
+
+def as_special(token: tokenizers.AddedToken) -> tokenizers.AddedToken:
+    """Return a token with the same flags that is special."""
+    return _added_token(token, token.content, special=True)
 
 
 def _added_token(

@@ -20,9 +20,19 @@ class MarkedTextEncoder:
     inside that would make them so.
     """
 
-    def __init__(self, library: tokenizers.Tokenizer, special: Mapping[int, str]) -> None:
-        """Create an encoder; special: names of tokens that no text may become."""
+    def __init__(
+        self,
+        library: tokenizers.Tokenizer,
+        added: Mapping[int, tokenizers.AddedToken],
+        special: Mapping[int, str],
+    ) -> None:
+        """Create an encoder.
+
+        added: tokens that are found by their names. special: names of tokens that no text may
+        become.
+        """
         self._library = library
+        self._added = [(id, token) for id, token in added.items() if len(token.content) > 1]
         self._special = special
         self._normalizer = library.normalizer
 
@@ -40,11 +50,6 @@ class MarkedTextEncoder:
         ids = _plain_ids(self._plain, part.replace(MARK, ""), opening)
         require_text(ids, self._special)
         return ids
-
-    @cached_property
-    def _added(self) -> list[tuple[int, tokenizers.AddedToken]]:
-        tokens = self._library.get_added_tokens_decoder().items()
-        return [(id, token) for id, token in tokens if len(token.content) > 1]
 
     @cached_property
     def _splitter(self) -> NameSplitter:

@@ -2,17 +2,13 @@
 
 A model has the ids from 0 to the size of its vocabulary. Published tokenizers have more: those of
 Gemma 3's text models have a token for images, and derivatives of Llama 2 a [PAD] after the last id.
-Such tokens are left out of the tokenizer, so that nothing can ask for their ids.
+Such tokens are hidden by the tokenizer, so that nothing can ask for their ids.
 """
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
-
-import tokenizers
 
 from jaxserve.tokenizer.protocol import TokenizerError
 from jaxserve.tokenizer.special import NO_WORD, any_of
@@ -31,9 +27,14 @@ class MissingTokens:
         names = (name for name in self.ids if len(name) > 1 and NO_WORD.search(name))
         return re.compile(any_of(names))
 
+    @cached_property
+    def names(self) -> dict[int, str]:
+        """Names of the tokens by id."""
+        return {token_id: name for name, token_id in self.ids.items()}
+
     def of_model(self, token_id: int | None) -> int | None:
         """Return an id, or None for one that the model does not have."""
-        return None if token_id in self.ids.values() else token_id
+        return None if token_id in self.names else token_id
 
     def require_unwritten(self, text: str) -> None:
         """Raise TokenizerError for a conversation whose chat template wrote one of the names."""
@@ -47,13 +48,21 @@ class MissingTokens:
 
     def require_absent(self, ids: Iterable[int], setting: str) -> None:
         """Raise TokenizerError if one of the tokens is added to every text, as `setting` says."""
-        for name, token_id in self.ids.items():
-            if token_id in ids:
+        for token_id in ids:
+            if token_id in self.names:
                 raise TokenizerError(
-                    f"{name!r} (token {token_id}) would be added to every text, but the model's "
-                    f"ids are 0 to {self.model_ids - 1}; set {setting} to false in "
+                    f"{self.names[token_id]!r} (token {token_id}) would be added to every text, "
+                    f"but the model's ids are 0 to {self.model_ids - 1}; correct {setting} in "
                     f"tokenizer_config.json, or copy the files again from one checkpoint"
                 )
+
+    def needed(self, name: str, source: object) -> TokenizerError:
+        """Return the error for a token without which some texts cannot be spelled."""
+        return TokenizerError(
+            f"{source}: its token {name!r} has the id {self.ids[name]}, the model's vocabulary the "
+            f"ids 0 to {self.model_ids - 1}, and not every text can be spelled without it (the "
+            f"files are not of one checkpoint)"
+        )
 
 
 def split_at(
@@ -68,43 +77,9 @@ def split_at(
     """
     if model_ids is None:
         return MissingTokens()
-    missing = {name: token_id for name, token_id in ids.items() if token_id >= model_ids}
-    for name in missing.keys() - set(added):
-        raise TokenizerError(
-            f"{source}: its token {name!r} has the id {missing[name]}, the model's vocabulary the "
-            f"ids 0 to {model_ids - 1} (the files are not of one checkpoint)"
-        )
-    return MissingTokens(missing, model_ids)
-
-
-def without(library: tokenizers.Tokenizer, missing: MissingTokens) -> tokenizers.Tokenizer:
-    """Return a tokenizer that does not have the missing tokens.
-
-    Raises:
-        TokenizerError: Other tokens are made of them, or one of them stands for unknown text.
-    """
-    if not missing.ids:
-        return library
-    fields = json.loads(library.to_str())
-    fields["added_tokens"] = [t for t in fields["added_tokens"] if t["content"] not in missing.ids]
-    model = fields["model"]
-    try:
-        if model.get("unk_token") in missing.ids:
-            raise ValueError(f"{model['unk_token']!r} stands for unknown text")
-        _shorten(model, missing)
-        return tokenizers.Tokenizer.from_str(json.dumps(fields))
-    except Exception as error:  # the library raises plain Exception for everything
-        names = ", ".join(map(repr, missing.ids))
-        raise TokenizerError(
-            f"the model's ids are 0 to {missing.model_ids - 1}, but the tokenizer cannot do "
-            f"without {names} beyond them: {error} (the files are not of one checkpoint)"
-        ) from None
-
-
-def _shorten(model: dict[str, Any], missing: MissingTokens) -> None:
-    """Remove the missing tokens from the vocabulary of a model of the tokenizers library."""
-    vocabulary = model["vocab"]
-    if isinstance(vocabulary, list):  # Unigram: a token's id is its place
-        model["vocab"] = vocabulary[: missing.model_ids]
-    else:
-        model["vocab"] = {name: i for name, i in vocabulary.items() if name not in missing.ids}
+    beyond = {name: token_id for name, token_id in ids.items() if token_id >= model_ids}
+    missing = MissingTokens(beyond, model_ids)
+    spelling = beyond.keys() - set(added)
+    if spelling:
+        raise missing.needed(min(spelling, key=lambda name: beyond[name]), source)
+    return missing

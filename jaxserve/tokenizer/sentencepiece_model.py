@@ -13,11 +13,12 @@ from jaxserve.tokenizer.beside_model import (
     piece_id,
     tokens_beside,
 )
+from jaxserve.tokenizer.model_ids import MissingTokens
 from jaxserve.tokenizer.protocol import MARK, TokenizerError
 from jaxserve.tokenizer.sentencepiece_proto import (
-    first_pieces,
     rules_of,
     user_defined_ids,
+    with_control,
     with_dummy_prefix,
 )
 from jaxserve.tokenizer.settings import TokenizerSettings, affix
@@ -59,9 +60,10 @@ class SentencePieceTokenizer:
         self.bos_id = missing.of_model(bos_id)
         eos_id = missing.of_model(eos_id)
         self.eos_ids: tuple[int, ...] = () if eos_id is None else (eos_id,)
-        processor = _within(processor, model_ids)
+        processor = _without_symbols(processor, missing)
         self._processor = processor
-        self._pieces = processor.vocab_size()
+        pieces = processor.vocab_size()
+        self._pieces = pieces if model_ids is None else min(pieces, model_ids)
         self._legacy = bool(settings.legacy)
         self.declared = {id: t for id, t in declared.items() if t.name not in missing.ids}
         self._declared_ids = {token.name: id for id, token in self.declared.items()}
@@ -80,8 +82,8 @@ class SentencePieceTokenizer:
         return self._missing.ids
 
     def token_id(self, name: str) -> int | None:
-        declared = self._declared_ids.get(name)
-        return piece_id(self._processor, name) if declared is None else declared
+        token_id = self._declared_ids.get(name, piece_id(self._processor, name))
+        return token_id if token_id in range(self.vocab_size) else None
 
     def encode(self, text: str) -> list[int]:
         require_unicode(text)
@@ -239,12 +241,15 @@ def load_sentencepiece(
         ) from None
 
 
-def _within(processor: SentencePieceProcessor, model_ids: int | None) -> SentencePieceProcessor:
-    """Return a processor that has only pieces of the model's ids."""
-    if model_ids is None or processor.vocab_size() <= model_ids:
+def _without_symbols(
+    processor: SentencePieceProcessor, missing: MissingTokens
+) -> SentencePieceProcessor:
+    """Return a processor for which names of missing tokens are text."""
+    model = processor.serialized_model_proto()
+    symbols = missing.names.keys() & user_defined_ids(model)
+    if not symbols:
         return processor
-    model = first_pieces(processor.serialized_model_proto(), model_ids)
-    return SentencePieceProcessor(model_proto=model)
+    return SentencePieceProcessor(model_proto=with_control(model, symbols))
 
 
 def _require_utf8(processor: SentencePieceProcessor) -> None:

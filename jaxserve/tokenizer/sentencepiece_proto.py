@@ -4,6 +4,7 @@ They are read with the library's protobuf messages. Every `model` here has been 
 library before.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,10 +57,12 @@ def with_dummy_prefix(model: bytes, added: bool) -> bytes:
     return parsed.SerializeToString()
 
 
-def first_pieces(model: bytes, number: int) -> bytes:
-    """Return the model with the pieces of the first ids only."""
-    parsed = _messages().ModelProto.FromString(model)
-    del parsed.pieces[number:]
+def with_control(model: bytes, ids: Iterable[int]) -> bytes:
+    """Return the model with these pieces as control tokens, which no text becomes."""
+    proto = _messages().ModelProto
+    parsed = proto.FromString(model)
+    for id in ids:
+        parsed.pieces[id].type = proto.SentencePiece.CONTROL
     return parsed.SerializeToString()
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import tokenizers
 
-from jaxserve.tokenizer.beside_json import JSON_FILE, apply_settings
+from jaxserve.tokenizer.beside_json import JSON_FILE, apply_settings, as_special
 from jaxserve.tokenizer.marked_text import MarkedTextEncoder
-from jaxserve.tokenizer.model_ids import split_at, without
+from jaxserve.tokenizer.model_ids import split_at
 from jaxserve.tokenizer.protocol import TokenizerError
 from jaxserve.tokenizer.settings import SETTINGS_FILE, TokenizerSettings, affix
 from jaxserve.tokenizer.special import require_text
@@ -43,29 +43,60 @@ class JsonTokenizer:
         special = apply_settings(library, fields, settings)
         library.no_truncation()  # some files would shorten prompts silently
         library.no_padding()
-        ids = library.get_vocab()
-        affixes = _post_processor_affixes(library)
-        self._missing = split_at(model_ids, ids, _added_names(library), JSON_FILE)
-        library = without(library, self._missing)
         library.encode_special_tokens = True  # names of special tokens in a text are text
         self._library = library
         self._byte_level = _is_byte_level(fields.get("decoder"))
         self._bytes_of_letter = _bytes_of_letter()
-        self.vocab_size: int = max(library.get_vocab().values(), default=-1) + 1
-        self._read_added_tokens(special, fields["model"])
+        self._unknown = _unknown_id(library, fields["model"])
+        ids = library.get_vocab()
+        affixes = _post_processor_affixes(library)
+        self._missing = split_at(model_ids, ids, _added_names(library), JSON_FILE)
+        self._hide_missing(fields["model"])
+        self.vocab_size: int = max(ids.values() - self._missing.names.keys(), default=-1) + 1
+        self._read_added_tokens(special)
         self._read_affixes(ids, settings, *affixes)
         self._spelled = cache(self._spell)  # called for every token of every stream
 
-    def _read_added_tokens(self, special: Set[str], model: dict) -> None:
-        """Tell special tokens from ordinary added ones; special: names of further special ones."""
+    def _hide_missing(self, model: dict) -> None:
+        """Make names of missing tokens text; the library reads names of special tokens as text.
+
+        Raises:
+            TokenizerError: Text cannot be spelled without one of the tokens.
+        """
+        names = self._missing.names
+        spells_bytes = self._byte_level or model.get("byte_fallback")
+        if self._unknown in names and not spells_bytes:
+            raise self._missing.needed(names[self._unknown], JSON_FILE)
         added = self._library.get_added_tokens_decoder()
+        found = [token for id, token in added.items() if id in names and not token.special]
+        if found:
+            self._library.add_tokens([as_special(token) for token in found])
+        for token in found:
+            if not self._spells(token.content):
+                raise self._missing.needed(token.content, JSON_FILE)
+
+    def _spells(self, text: str) -> bool:
+        """Return whether a text becomes tokens that are known, all of it."""
+        spelled = self._library.encode(text, add_special_tokens=False)
+        covered = {place for start, end in spelled.offsets for place in range(start, end)}
+        others = self._missing.names.keys() | {self._unknown}
+        return covered == set(range(len(text))) and others.isdisjoint(spelled.ids)
+
+    def _read_added_tokens(self, special: Set[str]) -> None:
+        """Tell special tokens from ordinary added ones; special: names of further special ones."""
+        added = {
+            token_id: token
+            for token_id, token in self._library.get_added_tokens_decoder().items()
+            if token_id not in self._missing.names
+        }
+        self._added = added
         self._special = {
             token_id: token.content
             for token_id, token in added.items()
             if token.special or token.content in special
         }
-        unknown = _unknown_id(self._library, model)
-        self._control = {id: name for id, name in self._special.items() if id != unknown}
+        self._control = {id: name for id, name in self._special.items() if id != self._unknown}
+        self._control |= self._missing.names
         self.special_tokens = {name: token_id for token_id, name in self._special.items()}
         self.added_tokens = {
             token.content: token_id
@@ -96,7 +127,7 @@ class JsonTokenizer:
         return self._missing.ids
 
     def token_id(self, name: str) -> int | None:
-        return self._library.token_to_id(name)
+        return self._missing.of_model(self._library.token_to_id(name))
 
     def encode(self, text: str) -> list[int]:
         require_unicode(text)
@@ -115,7 +146,7 @@ class JsonTokenizer:
 
     @cached_property
     def _marked(self) -> MarkedTextEncoder:
-        return MarkedTextEncoder(self._library, self._control)
+        return MarkedTextEncoder(self._library, self._added, self._control)
 
     def decode(self, ids: Sequence[int]) -> str:
         return text_of(self, ids)
@@ -181,7 +212,11 @@ def complete_json(path: Path, settings: TokenizerSettings, model_ids: int | None
     before = _added_tokens(library)
     apply_settings(library, json.loads(text), settings)
     missing = split_at(model_ids, library.get_vocab(), _added_names(library), JSON_FILE)
-    library = without(library, missing)
+    if missing.ids:
+        fields = json.loads(library.to_str())
+        added = fields["added_tokens"]
+        fields["added_tokens"] = [token for token in added if token["content"] not in missing.ids]
+        return json.dumps(fields, ensure_ascii=False)
     return text if _added_tokens(library) == before else library.to_str()
 
 
@@ -227,7 +262,10 @@ def _post_processor_affixes(
     library: tokenizers.Tokenizer,
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the special tokens that the post-processor adds before and after a text."""
-    encoding = library.encode("a", add_special_tokens=True)
+    try:
+        encoding = library.encode("a", add_special_tokens=True)
+    except Exception as error:  # the library raises plain Exception for everything
+        raise TokenizerError(f"{JSON_FILE}: cannot encode text ({error}); copy it again") from None
     marks = list(zip(encoding.ids, encoding.special_tokens_mask, strict=True))
     prefix = [token_id for token_id, _ in takewhile(lambda mark: mark[1], marks)]
     suffix = [

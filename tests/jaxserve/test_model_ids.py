@@ -29,7 +29,7 @@ PLAIN = AddedToken("<extra>", special=False)
 
 def word_level() -> tokenizers.Tokenizer:
     vocabulary = {letter: i for i, letter in enumerate(LETTERS)}
-    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="a"))
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="^"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.Fuse()
     return tokenizer
@@ -131,7 +131,7 @@ def test_text_that_the_model_cannot_read_is_refused(kind: str, tmp_path: Path) -
     refused = (
         f"its token '.*' has the id {size - 1}, the model's vocabulary the ids 0 to {size - 2}"
     )
-    with pytest.raises(TokenizerError, match=f"{refused} .*not of one checkpoint"):
+    with pytest.raises(TokenizerError, match=f"{refused}, .*not of one checkpoint"):
         load_tokenizer(tmp_path / "all", size - 1)
 
 
@@ -140,7 +140,7 @@ def with_holes(folder: Path) -> int:
     size = len(LETTERS)
     vocabulary = {letter: i for i, letter in enumerate(LETTERS)}
     vocabulary |= {"<|a|>": size, "<b>": size + 2, "<|c|>": size + 6}
-    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="a"))
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="^"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens([AddedToken(n, special=True) for n in ("<|a|>", "<|c|>")])
@@ -217,7 +217,9 @@ def test_begin_and_end_tokens_that_are_missing(
     size = write("word level", tmp_path / "all", (SPECIAL,))
     (tmp_path / "all" / "tokenizer_config.json").write_text(json.dumps(settings))
     if refused:
-        with pytest.raises(TokenizerError, match=f"would be added to every text.* set {refused}"):
+        with pytest.raises(
+            TokenizerError, match=f"would be added to every text.* correct {refused}"
+        ):
             load_tokenizer(tmp_path / "all", size)
         return
     found = load_tokenizer(tmp_path / "all", size)
@@ -239,15 +241,67 @@ def test_a_post_processor_that_adds_a_missing_token(tmp_path: Path) -> None:
     assert load_tokenizer(tmp_path, size).encode("a") == [0]
 
 
+NEEDED = "has the id 1, the model's vocabulary the ids 0 to 0, and not every text can be spelled"
+
+
 def test_unknown_text_that_is_a_missing_token(tmp_path: Path) -> None:
     vocabulary = {"a": 0, "<unk>": 1}
     tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens(["<unk>"])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    refused = "ids are 0 to 0, but the tokenizer cannot do without '<unk>' beyond them"
-    with pytest.raises(TokenizerError, match=refused):
+    with pytest.raises(TokenizerError, match=f"'<unk>' {NEEDED}"):
         load_tokenizer(tmp_path, 1)
+
+
+def test_bytes_need_no_token_for_unknown_text(tmp_path: Path) -> None:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: i for i, letter in enumerate([*letters, "<unk>"])}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<unk>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    found = load_tokenizer(tmp_path, 256)
+    assert found.decode(found.encode("héllo <unk>")) == "héllo <unk>"
+
+
+@pytest.mark.parametrize("unknown", [None, "a"])
+def test_a_letter_that_only_a_missing_token_spells(unknown: str | None, tmp_path: Path) -> None:
+    tokenizer = tokenizers.Tokenizer(models.BPE({"a": 0}, [], unk_token=unknown))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_tokens([AddedToken("\n")])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(TokenizerError, match=NEEDED):
+        load_tokenizer(tmp_path, 1)
+    assert load_tokenizer(tmp_path, 2).encode("a\na") == [0, 1, 0]
+
+
+def test_kept_tokens_keep_their_ids(tmp_path: Path) -> None:
+    """The library gives a new token the number of those before it."""
+    vocabulary = {letter: i for i, letter in enumerate(LETTERS)} | {"<image>": 90}
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="^"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(["<|end|>", "<image>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    end = len(LETTERS) + 1
+    found = load_tokenizer(tmp_path, end + 1)
+    assert (found.special_tokens, found.missing_tokens) == ({"<|end|>": end}, {"<image>": 90})
+    assert found.encode_special("a<|end|>") == [0, end]
+    given = complete_json(tmp_path / "tokenizer.json", read_settings(tmp_path), end + 1)
+    assert tokenizers.Tokenizer.from_str(given).encode("<|end|>").ids == [end]
+
+
+def test_a_missing_piece_keeps_its_part_in_how_text_is_split(tmp_path: Path) -> None:
+    """Unigram scores unknown text by the worst piece of all."""
+    pieces = [("<unk>", 0.0), *((letter, -30.0) for letter in "abc"), ("<image>", -100.0)]
+    tokenizer = tokenizers.Tokenizer(models.Unigram(pieces, 0, False))
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens(["<image>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    text = "éabc"
+    assert load_tokenizer(tmp_path, 4).encode(text) == tokenizer.encode(text).ids == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("kind", JSON)
