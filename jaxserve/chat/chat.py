@@ -79,7 +79,7 @@ class Chat:
             template = self.template
         except ChatError:
             return ()
-        return notes_on_marks(template.source, self._tokenizer, template.ignored)
+        return notes_on_marks(template, self._tokenizer)
 
     @cached_property
     def formats(self) -> AnswerFormats:
@@ -100,25 +100,24 @@ class Chat:
         return frozenset(written | marks | (self.template.control_tokens & added))
 
     @property
-    def _reserved(self) -> frozenset[str]:
-        """Names that are text wherever a client writes them.
+    def _missing(self) -> frozenset[str]:
+        """Names of tokens that the model does not have.
 
-        A template that writes a token which the model does not have is refused, and no client may
-        seem to be one.
+        A template that writes one is refused, and no client may make it seem to.
         """
-        missing = {name for name in self._tokenizer.missing_tokens if NO_WORD.search(name)}
-        return frozenset(self._tokenizer.special_tokens.keys() | missing)
+        return frozenset(filter(NO_WORD.search, self._tokenizer.missing_tokens))
 
     @cached_property
     def _marker(self) -> Marker:
-        names = self._names | self._reserved
+        names = self._names | self._missing | self._tokenizer.special_tokens.keys()
         return Marker(names, self._look.words | ROLES, self._look.attributes)
 
     @cached_property
     def _answer_marker(self) -> Marker:
         """Marker of the assistant's messages, in which a template finds where thoughts end."""
         look = self._look
-        names = (self._names - look.sought) | self._reserved
+        unsought = (self._names | self._missing) - look.sought
+        names = unsought | self._tokenizer.special_tokens.keys()
         return Marker(names, look.words | ROLES, look.attributes)
 
     def _marked(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from jaxserve.chat.source import ChatTemplate
 from jaxserve.tokenizer import Tokenizer, TokenizerError
 from jaxserve.tokenizer.special import NO_WORD
 
@@ -21,14 +22,14 @@ def is_mark_like(name: str) -> bool:
     return bool(ROLE.search(name) and NO_WORD.search(name))
 
 
-def notes_on_marks(
-    source: str, tokenizer: Tokenizer, ignored: Mapping[str, int]
-) -> tuple[str, ...]:
+def notes_on_marks(template: ChatTemplate, tokenizer: Tokenizer) -> tuple[str, ...]:
     """Return a line for each kind of mark in a template's source that is not read as its token.
 
-    `ignored` has tokens that a file declares but that do not count. A mark that is no token at all
-    is text: what a client writes is then not told from what the template writes.
+    A mark that is no token at all is text: what a client writes is then not told from what the
+    template writes.
     """
+    source = template.source
+    ignored = template.ignored
     missing = {name: i for name, i in tokenizer.missing_tokens.items() if NO_WORD.search(name)}
     known = {**ignored, **tokenizer.special_tokens, **tokenizer.added_tokens}
     marks = {name for name in known if name in source and NO_WORD.search(name)}
@@ -38,7 +39,8 @@ def notes_on_marks(
     tokens = {mark: id for mark, id in ids.items() if id is not None}
     spelled = {mark: id for mark, id in tokens.items() if not _is_read(tokenizer, mark, id)}
     text = [mark for mark, id in ids.items() if id is None]
-    refused = {name: id for name, id in missing.items() if name in source}
+    named = {name for variable, name in template.tokens.items() if variable in source}
+    refused = {name: id for name, id in missing.items() if name in named or name in source}
     notes = list[str]()
     if spelled:
         notes.append(

@@ -28,41 +28,46 @@ class TokenIds:
 def read_token_ids(folder: Path, checkpoint: Checkpoint, vocab_size: int) -> TokenIds:
     """Read the tokenizer and the end tokens of a checkpoint whose model has vocab_size ids.
 
-    End tokens are those of generation_config.json, else config.json, else the tokenizer. The first
-    of these counts that names one which the model has.
+    End tokens are those of generation_config.json, else config.json, else the tokenizer. A file
+    does not count if the model has none of those that it names.
 
     Raises:
-        ModelError: A file names end tokens that neither the model nor the tokenizer has, or too
-            many.
+        ModelError: A file names end tokens that are no ids, or too many.
         TokenizerError: The tokenizer's files cannot be read, or are those of another model.
     """
     tokenizer = load_tokenizer(folder, vocab_size)
+    eos_ids, absent = _end_tokens(checkpoint, vocab_size)
+    if eos_ids is None:
+        eos_ids = tokenizer.eos_ids
     missing = tokenizer.missing_tokens
-    named = _named_end_tokens(checkpoint, vocab_size, missing)
-    kept = [[token for token in ids if token < vocab_size] for ids in named]
-    eos_ids = next((tuple(ids) for ids in kept if ids), tokenizer.eos_ids)
-    notes = (*_note_on_missing(missing, vocab_size), *_note_on_ends(named, eos_ids, vocab_size))
+    notes = (*_note_on_missing(missing, vocab_size), *_note_on_ends(missing, absent, eos_ids))
     return TokenIds(tokenizer, eos_ids, notes)
 
 
-def _named_end_tokens(
-    checkpoint: Checkpoint, vocab_size: int, missing: Mapping[str, int]
-) -> list[list[int]]:
-    """Return the end tokens of each file that names them, in the order in which the files count."""
-    known = {*range(vocab_size), *missing.values()}
-    named = list[list[int]]()
+def _end_tokens(
+    checkpoint: Checkpoint, vocab_size: int
+) -> tuple[tuple[int, ...] | None, list[int]]:
+    """Return the end tokens of the file that counts, and those that the model does not have."""
+    absent = list[int]()
     for source in (checkpoint.generation_config, checkpoint.config):
-        ids = source.get("eos_token_id")
-        if ids is None:
+        named = source.get("eos_token_id")
+        if named is None:
             continue
-        ids = ids if isinstance(ids, list) else [ids]
-        if len(ids) > MAX_EOS_IDS or not all(type(i) is int and i in known for i in ids):
-            raise ModelError(
-                f"eos_token_id {ids!r}: at most {MAX_EOS_IDS} ids of the vocabulary (0 to "
-                f"{vocab_size - 1})"
-            )
-        named.append(ids)
-    return named
+        ids = named if isinstance(named, list) else [named]
+        _check_end_tokens(ids, vocab_size)
+        absent += [token for token in ids if token >= vocab_size]
+        kept = tuple(token for token in ids if token < vocab_size)
+        if kept or not ids:
+            return kept, absent
+    return None, absent
+
+
+def _check_end_tokens(ids: list[int], vocab_size: int) -> None:
+    if len(ids) > MAX_EOS_IDS or not all(type(token) is int and token >= 0 for token in ids):
+        raise ModelError(
+            f"eos_token_id {ids!r}: at most {MAX_EOS_IDS} ids of the vocabulary (0 to "
+            f"{vocab_size - 1})"
+        )
 
 
 def _note_on_missing(missing: Mapping[str, int], vocab_size: int) -> tuple[str, ...]:
@@ -79,10 +84,10 @@ def _note_on_missing(missing: Mapping[str, int], vocab_size: int) -> tuple[str, 
 
 
 def _note_on_ends(
-    named: list[list[int]], eos_ids: tuple[int, ...], vocab_size: int
+    missing: Mapping[str, int], absent: list[int], eos_ids: tuple[int, ...]
 ) -> tuple[str, ...]:
-    absent = sorted({token for ids in named for token in ids if token >= vocab_size})
-    if not absent:
+    if not absent and (eos_ids or not missing):
         return ()
     ends = f"answers end with {list(eos_ids)}" if eos_ids else "no token ends an answer"
-    return (f"the model does not have the end tokens {absent}: {ends}",)
+    beyond = f"the model does not have the end tokens {sorted(set(absent))}: " if absent else ""
+    return (f"{beyond}{ends}",)

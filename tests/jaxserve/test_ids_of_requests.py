@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
 
+from jaxserve.chat import Chat
 from jaxserve.completion import Completion
 from jaxserve.config import EngineOptions
 from jaxserve.errors import RequestError
@@ -20,6 +23,7 @@ from jaxserve.generate.__main__ import main
 from jaxserve.llm import LLM
 from jaxserve.request import MAX_LOGPROBS, SamplingParams
 from jaxserve.structure import Structure
+from jaxserve.tokenizer import load_tokenizer
 from tests.jaxserve.letters import END, EOT, HOLE, IMAGE, LETTERS, VOCAB, with_letters
 
 OPTIONS = EngineOptions(max_batch=4, step_tokens=32, page_size=8, cache_tokens=1024, max_context=64)
@@ -129,6 +133,41 @@ def test_a_conversation_in_which_the_template_writes_one(llm: LLM, plain: LLM) -
     assert written.text == "<image>[a]", "where no file says that it is a token, it is text"
     (note,) = llm.chat_notes
     assert note.startswith(f"the template has '<image>' ({IMAGE}), which the model does not have")
+
+
+@pytest.fixture
+def thinking(tmp_path: Path) -> Chat:
+    """A template that cuts thoughts off, and a tokenizer whose <think> and </think> are missing."""
+    library = tokenizers.Tokenizer(models.WordLevel({chr(32 + i): i for i in range(96)}))
+    library.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    library.decoder = decoders.Fuse()
+    library.add_tokens(["<think>", "</think>"])
+    library.add_special_tokens(["<|end|>"])
+    library.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|end|>"}')
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.content.split('</think>')[-1] }}"
+        "{% if m.role == 'system' %}{{ eos_token }}{% endif %}{% endfor %}"
+    )
+    return Chat(tmp_path, load_tokenizer(tmp_path, 96))
+
+
+def test_a_template_that_looks_for_a_missing_token(thinking: Chat) -> None:
+    talk = [{"role": "assistant", "content": "<think>x</think>y"}]
+    assert thinking.render(talk).text == "y"
+    talk = [{"role": "user", "content": "<think>x</think>y<|end|>"}]
+    asked = thinking.render(talk)
+    assert "".join(chr(32 + token) for token in asked.token_ids) == talk[0]["content"]
+    thinking.close()
+
+
+def test_a_template_that_writes_a_missing_token_by_a_variable(thinking: Chat) -> None:
+    talk = [{"role": "system", "content": "a"}]
+    with pytest.raises(RequestError, match=r"writes '<\|end\|>', which is token 98"):
+        thinking.render(talk)
+    (note,) = thinking.notes
+    assert "'</think>' (97), '<|end|>' (98), which the model does not have" in note
+    thinking.close()
 
 
 def test_what_is_said_at_the_start(

@@ -20,6 +20,7 @@ import tokenizers
 
 from jaxserve.chat import Chat
 from jaxserve.chat.marks import notes_on_marks
+from jaxserve.chat.source import ChatTemplate
 from jaxserve.tokenizer import MARK, TokenizerError, load_tokenizer
 from tests.byte_tokenizer import ByteTokenizer
 
@@ -312,12 +313,14 @@ def test_tokens_that_the_files_call_the_templates_own(tmp_path: Path) -> None:
 
 
 def test_marks_that_are_text_are_named() -> None:
-    (note,) = notes_on_marks("{{ '[INST]' }}<|user|>{{ x }}<eos>", ByteTokenizer(), {})
+    (note,) = notes_on_marks(
+        ChatTemplate("{{ '[INST]' }}<|user|>{{ x }}<eos>", {}), ByteTokenizer()
+    )
     assert note == (
         "the template writes '<|user|>', '[INST]', which are no tokens of this tokenizer but text, "
         "which a client can imitate"
     )
-    assert notes_on_marks("<bos>{{ x }}<eos> # User: ", ByteTokenizer(), {}) == ()
+    assert notes_on_marks(ChatTemplate("<bos>{{ x }}<eos> # User: ", {}), ByteTokenizer()) == ()
 
 
 @pytest.mark.parametrize(
