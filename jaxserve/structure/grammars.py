@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from jaxserve.errors import GrammarError, NotBuiltInError, RequestError
 from jaxserve.sandbox_process import LineProcess
 from jaxserve.structure.spec import Structure
+from jaxserve.structure.spelling import Speller
 from jaxserve.tokenizer import Tokenizer, TokenizerError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ WORKER: Final = Path(__file__).with_name("worker.py")
 PACKAGE: Final = "llguidance"
 MAX_MEMORY: Final = 1024 * 2**20  # bytes of the worker's address space
 MAX_ANSWER_BYTES: Final = 16 * 2**20
+EMPTY_MASK: Final = "NoExtensionBias"  # the library's name of an empty mask inside of a text
 # Bounds on the work for one grammar and for the mask of one token. The library's own defaults are
 # generous for a server, where other requests wait for the same step.
 PARSER_LIMITS: Final = {
@@ -182,11 +184,13 @@ class _Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer, eos_ids: Sequence[int], size: int) -> None:
         self._tokenizer = tokenizer
-        self.tokens = [tokenizer.token_bytes(token)[0] for token in range(size)]
+        self._texts = [tokenizer.token_bytes(token)[0] for token in range(size)]
         special = {id: name for name, id in tokenizer.special_tokens.items()}
         # An end token ends the answer wherever it comes, also one that spells text.
         special |= {id: tokenizer.token_text(id) for id in eos_ids}
+        self.tokens = list(self._texts)
         for token, name in special.items():
+            self._texts[token] = b""
             self.tokens[token] = name.encode()
         self.special_token_ids = sorted(special)
         self.eos_token_id = eos_ids[0] if eos_ids else 0
@@ -199,11 +203,22 @@ class _Vocabulary:
             self.tokens.append(b"<end>")
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Return the ids of a text inside of an output; none where it cannot be spelled."""
+        """Return the ids of a text inside of an output; none where no tokens spell it.
+
+        The tokenizer's own ids may spell another text, for it may normalize, or lack a letter, or
+        have an end token for a word. Then tokens are chosen by their bytes.
+        """
+        asked = text.encode() if isinstance(text, str) else text
         try:
-            return self._tokenizer.encode_inner(text if isinstance(text, str) else text.decode())
+            ids = self._tokenizer.encode_inner(asked.decode())
         except (TokenizerError, UnicodeDecodeError):
-            return []
+            ids = []
+        spelled = b"".join(self._texts[token] for token in ids)
+        return ids if spelled == asked else self._speller.spell(asked)
+
+    @cached_property
+    def _speller(self) -> Speller:
+        return Speller(self._texts)
 
 
 class LLGrammar:
@@ -219,7 +234,7 @@ class LLGrammar:
             # a bound that it exceeds fails the request, and the work is not done in a step.
             self._first.compute_bitmask()
         if self._first.is_error():
-            raise ValueError(_first_line(self._first.get_error()))
+            raise ValueError(_in_words(self._first.get_error()))
         self._eos_ids = frozenset(library.eos_tokens)
         self._mask_bytes = -(-vocab_size // 32) * 4  # whole words of 32 bits
 
@@ -279,9 +294,10 @@ class LLFollower:
 
     @property
     def failure(self) -> str:
-        return _first_line(self._matcher.get_error()) if self._matcher.is_error() else ""
+        return _in_words(self._matcher.get_error()) if self._matcher.is_error() else ""
 
 
-def _first_line(text: str) -> str:
+def _in_words(text: str) -> str:
     """Return the first line of the library's message, at most 300 characters of it."""
-    return text.strip().partition("\n")[0][:300]
+    line = text.strip().partition("\n")[0][:300]
+    return "no tokens of the model spell the text that must follow" if line == EMPTY_MASK else line

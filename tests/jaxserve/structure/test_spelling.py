@@ -1,0 +1,172 @@
+"""Text that a grammar forces comes out byte for byte, whatever the tokenizer makes of it.
+
+Right is the grammar's own text. Origin of the kind: a schema with a name in decomposed letters, as
+macOS writes file names, beside a tokenizer with NFC.
+"""
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+from jaxserve.errors import GrammarError
+from jaxserve.structure import Grammar, Structure
+from jaxserve.structure.grammars import Grammars
+from jaxserve.structure.spelling import Speller
+from jaxserve.tokenizer import Tokenizer, load_tokenizer
+from tests.tokenizer_cases import train_sentencepiece
+
+pytestmark = pytest.mark.system
+TEXTS = (
+    "cafe\u0301.txt",
+    "caf\u00e9.txt",
+    "  Two  spaces ",
+    "\ufb01x \u212b\uff21 \u2460",  # a ligature, signs and wide letters that NFKC rewrites
+    "\uac00 \u1112\u1161\u11ab",  # Hangul, composed and as single letters
+    "a\u0315\u0300\u0344",  # marks out of order
+    "Stra\u00dfe \u0130\u0131 \u03a3\u03c2",  # letters whose lower case differs
+    "\u200bzero\u00adwidth\u2003\t\n",
+    "\u2047 <unk> x",  # what SentencePiece decodes unknown pieces to
+)
+NORMALIZERS: dict[str, Callable[[], Any]] = {
+    "none": lambda: None,
+    "NFC": normalizers.NFC,
+    "NFD": normalizers.NFD,
+    "NFKC": normalizers.NFKC,
+    "NFKD": normalizers.NFKD,
+    "Nmt": normalizers.Nmt,
+    "Lowercase": normalizers.Lowercase,
+    "StripAccents": normalizers.StripAccents,
+    "Strip": normalizers.Strip,
+    "Prepend": lambda: normalizers.Prepend("_"),
+    "Replace": lambda: normalizers.Replace("f", "g"),
+    "Bert": normalizers.BertNormalizer,
+    "Sequence": lambda: normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()]),
+}
+RULES = ("identity", "nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf")
+CASES = (*NORMALIZERS, *RULES)
+
+
+def tokenizer_of(name: str, folder: Path) -> Tokenizer:
+    """Return a tokenizer that spells any bytes and normalizes in one of the libraries' ways."""
+    if name in RULES:
+        train_sentencepiece(folder, normalization_rule_name=name)
+        return load_tokenizer(folder)
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merged = ["ca", "fe", "cafe", ".t", ".tx"]
+    merges = [("c", "a"), ("f", "e"), ("ca", "fe"), (".", "t"), (".t", "x")]
+    vocabulary = {token: i for i, token in enumerate([*letters, *merged])}
+    library = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
+    library.normalizer = NORMALIZERS[name]()
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    library.add_special_tokens(["<|end|>"])
+    library.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "<|end|>"}')
+    return load_tokenizer(folder)
+
+
+@contextmanager
+def grammars_of(tokenizer: Tokenizer) -> Iterator[Grammars]:
+    compiler = Grammars(tokenizer, tokenizer.eos_ids, tokenizer.vocab_size)
+    try:
+        yield compiler
+    finally:
+        compiler.close()
+
+
+def walk(grammar: Grammar, tokenizer: Tokenizer, forced: bool, rng: random.Random) -> str:
+    """Return a text that follows the grammar; free tokens are drawn, others forced if so asked."""
+    matcher = grammar.matcher()
+    ids = list[int]()
+    while not matcher.ended:
+        tokens = matcher.forced() if forced else []
+        if not tokens:
+            mask = np.frombuffer(matcher.masks()[0], np.uint8)
+            allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist()
+            assert allowed, matcher.failure
+            tokens = [rng.choice(allowed)]
+        if tokens[0] in tokenizer.eos_ids:
+            break
+        for token in tokens:
+            assert matcher.accept(token), matcher.failure
+        ids += tokens
+    return b"".join(tokenizer.token_bytes(token)[0] for token in ids).decode()
+
+
+@pytest.mark.parametrize("forced", [True, False], ids=["forced", "drawn"])
+@pytest.mark.parametrize("name", CASES)
+def test_every_text_with_every_normalizer(name: str, forced: bool, tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(name, tmp_path)
+    rng = random.Random(0)
+    with grammars_of(tokenizer) as compiler:
+        for text in TEXTS:
+            for kind, value, expected in structures(text):
+                grammar = compiler.compile(Structure.of(kind, value))
+                found = walk(grammar, tokenizer, forced, rng)
+                assert expected(found), (kind, text, found)
+        several = compiler.compile(Structure.of("choice", list(TEXTS)))
+        assert {walk(several, tokenizer, forced, rng) for _ in range(40)} <= set(TEXTS)
+
+
+def structures(text: str) -> Iterator[tuple[str, Any, Callable[[str], bool]]]:
+    """Yield structures that allow this text alone, and what is true of an answer."""
+    yield "choice", [text], lambda found: found == text
+    yield "json_schema", {"const": text}, lambda found: json.loads(found) == text
+    yield "json_schema", {"enum": [text]}, lambda found: json.loads(found) == text
+    named = {
+        "type": "object",
+        "properties": {text: {"const": 1}},
+        "required": [text],
+        "additionalProperties": False,
+    }
+    yield "json_schema", named, lambda found: json.loads(found) == {text: 1}
+    literal = text.replace(".", "[.]")
+    yield "regex", literal, lambda found: found == text
+    yield "lark", f"start: {json.dumps(text, ensure_ascii=False)}", lambda found: found == text
+
+
+def test_a_text_without_tokens_is_refused_in_words(tmp_path: Path) -> None:
+    library = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1}, []))
+    library.decoder = decoders.Fuse()
+    library.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path)
+    with grammars_of(tokenizer) as compiler:
+        refused = "^regex cannot be used: no tokens of the model spell the text that must follow$"
+        with pytest.raises(GrammarError, match=refused):
+            compiler.compile(Structure.of("regex", "abz"))
+        matcher = compiler.compile(Structure.of("regex", "(a|b)z")).matcher()
+        assert matcher.accept(0) and not any(matcher.masks()[0])
+        assert matcher.failure == "no tokens of the model spell the text that must follow"
+
+
+@pytest.mark.parametrize("regex", ["cabd", "c(ab|ba)d", "[cd]abd"])
+def test_an_end_token_with_a_text_ends_no_unfinished_text(regex: str, tmp_path: Path) -> None:
+    """The tokenizer spells "ab" by the end token; the letters spell it, too."""
+    vocabulary = {"a": 0, "b": 1, "c": 2, "d": 3, "ab": 4, "<|end|>": 5}
+    library = tokenizers.Tokenizer(models.BPE(vocabulary, [("a", "b")]))
+    library.decoder = decoders.Fuse()
+    library.add_special_tokens(["<|end|>"])
+    library.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.encode("cabd") == [2, 4, 3]
+    compiler = Grammars(tokenizer, (5, 4), 6)
+    grammar = compiler.compile(Structure.of("regex", regex))
+    rng = random.Random(0)
+    for forced in (True, False):
+        assert walk(grammar, tokenizer, forced, rng) in ("cabd", "dabd", "cbad")
+    compiler.close()
+
+
+def test_the_longest_tokens_of_a_text() -> None:
+    speller = Speller([b"", b"a", b"ab", b"abc", b"c", b"ab"])
+    assert speller.spell(b"abcabac") == [3, 2, 1, 4]
+    assert speller.spell(b"") == []
+    assert speller.spell(b"abx") == [], "no token for x"
