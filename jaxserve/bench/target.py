@@ -167,10 +167,11 @@ async def _ask_admin(args: argparse.Namespace, where: str, credentials: Credenti
 
 def _with_tokenizer(seen: Target, folder: Path) -> Target:
     tokenizer = load_tokenizer(folder)
-    special = {*tokenizer.special_tokens.values(), *tokenizer.eos_ids}
-    added = set(tokenizer.added_tokens.values())  # perhaps beyond the ids of the server's model
-    not_drawn = tuple(sorted(special | added))
-    return replace(seen, vocab_size=tokenizer.vocab_size, not_drawn=not_drawn)
+    ids = range(tokenizer.vocab_size)
+    silent = (token for token in ids if not tokenizer.token_bytes(token)[0])  # special, and gaps
+    added = tokenizer.added_tokens.values()  # perhaps beyond the ids of the server's model
+    not_drawn = {*seen.not_drawn, *tokenizer.eos_ids, *silent, *added}
+    return replace(seen, vocab_size=tokenizer.vocab_size, not_drawn=tuple(sorted(not_drawn)))
 
 
 def _client(where: str, credentials: Credentials) -> AsyncClient:

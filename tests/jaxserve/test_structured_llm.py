@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 
 import jsonschema
 import pytest
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from jaxserve.completion import Completion
 from jaxserve.config import EngineOptions
@@ -97,6 +100,28 @@ def test_a_schema_is_followed_whatever_else_is_asked(llm: LLM) -> None:
 def test_other_kinds(llm: LLM, kind: str, value: Any, pattern: str) -> None:
     for completion in llm.generate([PROMPT], params(structure=Structure.of(kind, value), n=3)):
         assert re.fullmatch(pattern, completion.text), completion.text
+
+
+def test_decomposed_letters_beside_a_tokenizer_that_composes_them(tmp_path: Path) -> None:
+    """A file name as macOS writes it, whole and streamed, forced and not."""
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(SMALL / name, tmp_path)
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    library = tokenizers.Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    library.normalizer = normalizers.NFC()
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    library.save(str(tmp_path / "tokenizer.json"))
+    text = "cafe\u0301.txt"
+    structure = Structure.of("json_schema", {"enum": [text]})
+    with LLM(tmp_path, options=OPTIONS) as llm:
+        for logprobs in (None, 0):  # tokens are forced where nobody asks for log-probabilities
+            asked = SamplingParams(structure=structure, max_tokens=40, logprobs=logprobs)
+            (whole,) = llm.generate([PROMPT], asked)
+            assert json.loads(whole.text) == text
+            assert json.loads("".join(piece.text for piece in llm.stream(PROMPT, asked))) == text
+        (stopped,) = llm.generate([PROMPT], replace(asked, stop=["\u00e9", "\u0301"]))
+        assert (stopped.text, stopped.stopped_by) == ('"cafe', "\u0301")
 
 
 def test_no_step_is_compiled_for_grammars_after_all_are_ready(llm: LLM) -> None:

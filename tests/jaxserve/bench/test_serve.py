@@ -23,6 +23,7 @@ from jaxserve.bench.load import check
 from jaxserve.bench.own_server import free_ports
 from jaxserve.bench.report import Report
 from jaxserve.bench.serve import measure
+from jaxserve.bench.target import Target, target
 from jaxserve.client import CallError
 from jaxserve.errors import ConfigError
 from jaxserve.server.core.answer import Answer
@@ -30,6 +31,7 @@ from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.security.auth import BearerTokens
 from tests.jaxserve.client.test_connection import signed
+from tests.jaxserve.letters import HOLE, LETTERS, with_letters
 from tests.jaxserve.server import harness
 from tests.jaxserve.server.http import harness as http_harness
 from tests.jaxserve.server.security.test_tls import listening
@@ -466,6 +468,22 @@ def test_a_server_that_does_not_tell_its_vocabulary(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="give --tokenizer, --vocab-size or --prompts-file"):
         asyncio.run(run())
+
+
+def test_prompts_have_tokens_of_the_tokenizer_alone(tmp_path: Path) -> None:
+    """Ids without a token, special tokens and those beyond the model's ids are not drawn."""
+    folder = with_letters("llama_gqa", tmp_path / "model")
+
+    async def run() -> Target:
+        async with http_harness.serving(tmp_path) as http:
+            flags = ["--target", f"{http.base}/v1", "--tokenizer", str(folder)]
+            args = parser().parse_args(["serve", "--rate", "1", *flags])
+            async with target(args, Console(file=io.StringIO())) as seen:
+                return seen
+
+    seen = asyncio.run(run())
+    drawn = set(range(seen.vocab_size or 0)) - set(seen.not_drawn)
+    assert drawn == set(range(len(LETTERS))) - {HOLE}
 
 
 def test_requests_that_do_not_fit(tmp_path: Path) -> None:

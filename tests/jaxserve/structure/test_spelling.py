@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
+from sentencepiece import sentencepiece_model_pb2
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from jaxserve.errors import GrammarError
 from jaxserve.structure import Grammar, Structure
 from jaxserve.structure.grammars import Grammars
 from jaxserve.structure.spelling import Speller
-from jaxserve.tokenizer import Tokenizer, load_tokenizer
+from jaxserve.tokenizer import StreamDecoder, Tokenizer, load_tokenizer
 from tests.tokenizer_cases import train_sentencepiece
 
 pytestmark = pytest.mark.system
@@ -51,7 +52,7 @@ NORMALIZERS: dict[str, Callable[[], Any]] = {
     "Sequence": lambda: normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()]),
 }
 RULES = ("identity", "nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf")
-CASES = (*NORMALIZERS, *RULES)
+CASES = (*NORMALIZERS, "Precompiled", "ByteLevel", *RULES)
 
 
 def tokenizer_of(name: str, folder: Path) -> Tokenizer:
@@ -64,13 +65,24 @@ def tokenizer_of(name: str, folder: Path) -> Tokenizer:
     merges = [("c", "a"), ("f", "e"), ("ca", "fe"), (".", "t"), (".t", "x")]
     vocabulary = {token: i for i, token in enumerate([*letters, *merged])}
     library = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
-    library.normalizer = NORMALIZERS[name]()
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if name == "ByteLevel":
+        library.normalizer = normalizers.ByteLevel()
+    else:
+        library.normalizer = _precompiled(folder) if name == "Precompiled" else NORMALIZERS[name]()
+        library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
     library.add_special_tokens(["<|end|>"])
     library.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text('{"eos_token": "<|end|>"}')
     return load_tokenizer(folder)
+
+
+def _precompiled(folder: Path) -> normalizers.Precompiled:
+    """Return the rules of a SentencePiece model as the tokenizers library takes them over."""
+    train_sentencepiece(folder, normalization_rule_name="nmt_nfkc")
+    model = (folder / "tokenizer.model").read_bytes()
+    rules = sentencepiece_model_pb2.ModelProto.FromString(model).normalizer_spec
+    return normalizers.Precompiled(rules.precompiled_charsmap)
 
 
 @contextmanager
@@ -84,6 +96,11 @@ def grammars_of(tokenizer: Tokenizer) -> Iterator[Grammars]:
 
 def walk(grammar: Grammar, tokenizer: Tokenizer, forced: bool, rng: random.Random) -> str:
     """Return a text that follows the grammar; free tokens are drawn, others forced if so asked."""
+    ids = walked(grammar, tokenizer, forced, rng)
+    return b"".join(tokenizer.token_bytes(token)[0] for token in ids).decode()
+
+
+def walked(grammar: Grammar, tokenizer: Tokenizer, forced: bool, rng: random.Random) -> list[int]:
     matcher = grammar.matcher()
     ids = list[int]()
     while not matcher.ended:
@@ -98,7 +115,7 @@ def walk(grammar: Grammar, tokenizer: Tokenizer, forced: bool, rng: random.Rando
         for token in tokens:
             assert matcher.accept(token), matcher.failure
         ids += tokens
-    return b"".join(tokenizer.token_bytes(token)[0] for token in ids).decode()
+    return ids
 
 
 @pytest.mark.parametrize("forced", [True, False], ids=["forced", "drawn"])
@@ -131,6 +148,25 @@ def structures(text: str) -> Iterator[tuple[str, Any, Callable[[str], bool]]]:
     literal = text.replace(".", "[.]")
     yield "regex", literal, lambda found: found == text
     yield "lark", f"start: {json.dumps(text, ensure_ascii=False)}", lambda found: found == text
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_stop_strings_are_those_of_the_text_itself(name: str, tmp_path: Path) -> None:
+    """Not those that a normalizer would make equal to it; the text comes in pieces."""
+    tokenizer = tokenizer_of(name, tmp_path)
+    rng = random.Random(0)
+    composed, decomposed = "\u00e9.", "e\u0301."
+    with grammars_of(tokenizer) as compiler:
+        for text in (f"caf{composed}txt", f"caf{decomposed}txt"):
+            grammar = compiler.compile(Structure.of("choice", [text]))
+            ids = walked(grammar, tokenizer, True, rng)
+            for stop in (composed, decomposed):
+                stream = StreamDecoder(tokenizer, (), [stop])
+                found = "".join(stream.push([token]) for token in ids)
+                if stop not in text:
+                    assert found + stream.finish() == text
+                    continue
+                assert (found, stream.stopped) == ("caf", stop)
 
 
 def test_a_text_without_tokens_is_refused_in_words(tmp_path: Path) -> None:
