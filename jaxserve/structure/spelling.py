@@ -1,5 +1,6 @@
 """Spells bytes with the tokens of a vocabulary."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 
@@ -13,7 +14,11 @@ class Speller:
     def __init__(self, texts: Sequence[bytes]) -> None:
         """Create a speller; texts: bytes of each token by its id, b"" for one that spells none."""
         self._ids = {text: token for token, text in reversed(list(enumerate(texts))) if text}
-        self._lengths = sorted(set(map(len, self._ids)), reverse=True)
+        lengths = defaultdict[int, set[int]](set)
+        for token in self._ids:
+            lengths[token[0]].add(len(token))
+        # Lengths of the tokens that begin with a byte, the longest first.
+        self._lengths = {first: sorted(found, reverse=True) for first, found in lengths.items()}
 
     def spell(self, text: bytes) -> list[int]:
         """Return the ids of the longest tokens, from the first on; none if there is no such token.
@@ -31,5 +36,6 @@ class Speller:
         return ids
 
     def _longest(self, text: bytes, start: int) -> bytes:
-        pieces = (text[start : start + length] for length in self._lengths)
+        lengths = self._lengths.get(text[start], ())
+        pieces = (text[start : start + length] for length in lengths)
         return next((piece for piece in pieces if piece in self._ids), b"")

@@ -64,13 +64,14 @@ class JsonTokenizer:
             TokenizerError: Text cannot be spelled without one of the tokens.
         """
         names = self._missing.names
-        spells_bytes = self._byte_level or model.get("byte_fallback")
-        if self._unknown in names and not spells_bytes:
-            raise self._missing.needed(names[self._unknown], JSON_FILE)
         added = self._library.get_added_tokens_decoder()
         found = [token for id, token in added.items() if id in names and not token.special]
         if found:
             self._library.add_tokens([as_special(token) for token in found])
+        if self._byte_level or model.get("byte_fallback"):
+            return  # any text can be spelled
+        if self._unknown in names:
+            raise self._missing.needed(names[self._unknown], JSON_FILE)
         for token in found:
             if not self._spells(token.content):
                 raise self._missing.needed(token.content, JSON_FILE)

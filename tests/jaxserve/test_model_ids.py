@@ -261,9 +261,12 @@ def test_bytes_need_no_token_for_unknown_text(tmp_path: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<unk>"])
+    tokenizer.add_tokens([AddedToken("    ")])  # as GPT-NeoX has them
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     found = load_tokenizer(tmp_path, 256)
-    assert found.decode(found.encode("héllo <unk>")) == "héllo <unk>"
+    text = "héllo <unk>     x"
+    assert found.decode(found.encode(text)) == text
+    assert found.decode(found.encode_special("héllo     x")) == "héllo     x"
 
 
 @pytest.mark.parametrize("unknown", [None, "a"])
