@@ -51,6 +51,6 @@ def _describe(tokenizer: Tokenizer, token: int) -> str | None:
     """
     text = tokenizer.token_text(token)
     has_bytes, _ = tokenizer.token_bytes(token)
-    if not has_bytes and text == f"<id {token}>":
-        return None
-    return f"{text!r}" if has_bytes else f"the special {text!r}"
+    if has_bytes:
+        return f"{text!r}"
+    return f"the special {text!r}" if tokenizer.token_id(text) == token else None

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jaxserve.errors import ModelError
 from jaxserve.loading.spec import Checkpoint
@@ -29,7 +30,7 @@ def read_token_ids(folder: Path, checkpoint: Checkpoint, vocab_size: int) -> Tok
     """Read the tokenizer and the end tokens of a checkpoint whose model has vocab_size ids.
 
     End tokens are those of generation_config.json, else config.json, else the tokenizer. A file
-    does not count if the model has none of those that it names.
+    does not count if it names some of which the model has none.
 
     Raises:
         ModelError: A file names end tokens that are no ids, or too many.
@@ -62,7 +63,7 @@ def _end_tokens(
     return None, absent
 
 
-def _check_end_tokens(ids: list[int], vocab_size: int) -> None:
+def _check_end_tokens(ids: list[Any], vocab_size: int) -> None:
     if len(ids) > MAX_EOS_IDS or not all(type(token) is int and token >= 0 for token in ids):
         raise ModelError(
             f"eos_token_id {ids!r}: at most {MAX_EOS_IDS} ids of the vocabulary (0 to "

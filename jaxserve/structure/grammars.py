@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from jaxserve.errors import GrammarError, NotBuiltInError, RequestError
 from jaxserve.sandbox_process import LineProcess
 from jaxserve.structure.spec import Structure
-from jaxserve.structure.spelling import Speller
+from jaxserve.structure.spelling import RecentSpellings, Speller
 from jaxserve.tokenizer import Tokenizer, TokenizerError
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ PACKAGE: Final = "llguidance"
 MAX_MEMORY: Final = 1024 * 2**20  # bytes of the worker's address space
 MAX_ANSWER_BYTES: Final = 16 * 2**20
 EMPTY_MASK: Final = "NoExtensionBias"  # the library's name of an empty mask inside of a text
+EMPTY: Final = "no text can follow, or no tokens of the model spell it"
 # Bounds on the work for one grammar and for the mask of one token. The library's own defaults are
 # generous for a server, where other requests wait for the same step.
 PARSER_LIMITS: Final = {
@@ -184,14 +185,15 @@ class _Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer, eos_ids: Sequence[int], size: int) -> None:
         self._tokenizer = tokenizer
-        self._texts = [tokenizer.token_bytes(token)[0] for token in range(size)]
+        texts = [tokenizer.token_bytes(token)[0] for token in range(size)]
         special = {id: name for name, id in tokenizer.special_tokens.items()}
         # An end token ends the answer wherever it comes, also one that spells text.
         special |= {id: tokenizer.token_text(id) for id in eos_ids}
-        self.tokens = list(self._texts)
-        for token, name in special.items():
-            self._texts[token] = b""
-            self.tokens[token] = name.encode()
+        self._texts = [b"" if token in special else text for token, text in enumerate(texts)]
+        self._recent = RecentSpellings(self._texts)
+        self.tokens = [
+            special[id].encode() if id in special else text for id, text in enumerate(texts)
+        ]
         self.special_token_ids = sorted(special)
         self.eos_token_id = eos_ids[0] if eos_ids else 0
         if not eos_ids:
@@ -202,23 +204,30 @@ class _Vocabulary:
             self.special_token_ids.append(self.eos_token_id)
             self.tokens.append(b"<end>")
 
-    def __call__(self, text: str | bytes) -> list[int]:
-        """Return the ids of a text inside of an output; none where no tokens spell it.
+    def __call__(self, text: str) -> list[int]:
+        """Return the ids of a text inside of an output; none if no tokens spell it.
 
         The tokenizer's own ids may spell another text, for it may normalize, or lack a letter, or
-        have an end token for a word. Then tokens are chosen by their bytes.
+        have an end token for a word. Then some of them give way to others.
         """
-        asked = text.encode() if isinstance(text, str) else text
+        asked = text.encode()
+        ids = self._recent.find(asked)
+        if ids is None:
+            ids = self._spell(text, asked)
+            self._recent.add(asked, ids)
+        return ids
+
+    def _spell(self, text: str, asked: bytes) -> list[int]:
         try:
-            ids = self._tokenizer.encode_inner(asked.decode())
-        except (TokenizerError, UnicodeDecodeError):
+            ids = self._tokenizer.encode_inner(text)
+        except TokenizerError:
             ids = []
         spelled = b"".join(self._texts[token] for token in ids)
-        return ids if spelled == asked else self._speller.spell(asked)
+        return ids if spelled == asked else self._speller.mend(ids, asked)
 
     @cached_property
     def _speller(self) -> Speller:
-        return Speller(self._texts)
+        return Speller(self._texts, frozenset(self._tokenizer.added_tokens.values()))
 
 
 class LLGrammar:
@@ -300,4 +309,4 @@ class LLFollower:
 def _in_words(text: str) -> str:
     """Return the first line of the library's message, at most 300 characters of it."""
     line = text.strip().partition("\n")[0][:300]
-    return "no tokens of the model spell the text that must follow" if line == EMPTY_MASK else line
+    return EMPTY if line == EMPTY_MASK else line

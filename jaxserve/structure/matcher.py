@@ -36,7 +36,8 @@ class Matcher(Protocol):
     def forced(self) -> list[int]:
         """Return the tokens of the only text that the grammar allows next; often there are none.
 
-        The tokens are the tokenizer's own spelling of that text.
+        The tokens are the tokenizer's own spelling of that text, but for those that would spell
+        another text.
         """
         ...
 

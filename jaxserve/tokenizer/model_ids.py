@@ -37,13 +37,13 @@ class MissingTokens:
         return None if token_id in self.names else token_id
 
     def require_unwritten(self, text: str) -> None:
-        """Raise TokenizerError for a conversation whose chat template wrote one of the names."""
+        """Raise TokenizerError for a prompt in which a chat template wrote one of the names."""
         if found := self._marks.search(text):
             name = found[0]
             raise TokenizerError(
-                f"the chat template writes {name!r}, which is token {self.ids[name]}, but the "
-                f"model's ids are 0 to {self.model_ids - 1}; give another template with "
-                f"--chat-template"
+                f"the chat template's prompt has {name!r}, which is token {self.ids[name]}, but "
+                f"the model's ids are 0 to {self.model_ids - 1}; leave it out of the messages, or "
+                f"give another template with --chat-template"
             )
 
     def require_absent(self, ids: Iterable[int], setting: str) -> None:

@@ -76,12 +76,16 @@ class JsonTokenizer:
             if not self._spells(token.content):
                 raise self._missing.needed(token.content, JSON_FILE)
 
-    def _spells(self, text: str) -> bool:
-        """Return whether a text becomes tokens that are known, all of it."""
-        spelled = self._library.encode(text, add_special_tokens=False)
-        covered = {place for start, end in spelled.offsets for place in range(start, end)}
-        others = self._missing.names.keys() | {self._unknown}
-        return covered == set(range(len(text))) and others.isdisjoint(spelled.ids)
+    def _spells(self, name: str) -> bool:
+        """Return whether text keeps the name of a missing token, if it is a letter or white space.
+
+        Longer names are spelled by their letters, as any text.
+        """
+        if len(name) > 1 and not name.isspace():
+            return True
+        ids = self._library.encode(name, add_special_tokens=False).ids
+        lost = self._missing.names.keys() | {self._unknown}
+        return bool(ids) and lost.isdisjoint(ids)
 
     def _read_added_tokens(self, special: Set[str]) -> None:
         """Tell special tokens from ordinary added ones; special: names of further special ones."""
@@ -202,9 +206,10 @@ def load_tokenizer_json(
 
 
 def complete_json(path: Path, settings: TokenizerSettings, model_ids: int | None = None) -> str:
-    """Return a tokenizer.json that has every token of the files beside it that the model has.
+    """Return a tokenizer.json that has every token of the files beside it.
 
-    It is the file as it is where they declare nothing more. model_ids: see load_tokenizer.
+    It is the file as it is where they declare nothing more. Added tokens that the model does not
+    have are left out; model_ids: see load_tokenizer.
 
     Raises:
         TokenizerError: As load_tokenizer_json.

@@ -163,7 +163,7 @@ def test_a_template_that_looks_for_a_missing_token(thinking: Chat) -> None:
 
 def test_a_template_that_writes_a_missing_token_by_a_variable(thinking: Chat) -> None:
     talk = [{"role": "system", "content": "a"}]
-    with pytest.raises(RequestError, match=r"writes '<\|end\|>', which is token 98"):
+    with pytest.raises(RequestError, match=r"prompt has '<\|end\|>', which is token 98"):
         thinking.render(talk)
     (note,) = thinking.notes
     assert "'</think>' (97), '<|end|>' (98), which the model does not have" in note

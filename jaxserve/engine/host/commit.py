@@ -169,7 +169,8 @@ class Committer:
                 event.logprobs.append(logprobs[n])
             if token in request.end_ids and len(known) > first_end:
                 return Finish(FinishReason.STOP, stopped_by=token)
-            if seq.constraint and (finish := seq.constraint.take(token)):
+            last = n + 1 == len(tokens)
+            if seq.constraint and (finish := seq.constraint.take(token, last)):
                 return finish
             if len(known) >= seq.limit:
                 return Finish(FinishReason.LENGTH)

@@ -32,14 +32,19 @@ class Constraint:
         if error := self._dead_end():
             raise error
 
-    def take(self, token: int) -> Finish | None:
-        """Advance by a token that is not an end token; return how the choice ends, if it does."""
+    def take(self, token: int, last: bool = True) -> Finish | None:
+        """Advance by a token that is not an end token; return how the choice ends, if it does.
+
+        last: no token is known that follows, so that a mask is needed.
+        """
         self._count += 1
         if not self._matcher.accept(token):
             problem = self._matcher.failure or f"token {token} may not come here"
             return Finish(FinishReason.ERROR, error=self._error(problem))
         if self._matcher.ended:
             return Finish(FinishReason.STOP)
+        if not last:
+            return None
         self._mask = self._next_mask()
         error = self._dead_end()
         return Finish(FinishReason.ERROR, error=error) if error else None

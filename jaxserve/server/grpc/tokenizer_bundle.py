@@ -25,8 +25,8 @@ SETTINGS = (
 def tokenizer_bundle(chat: Chat, model_ids: int | None = None) -> bytes:
     """Return a ZIP archive with tokenizer.json, settings, and the chat template in use.
 
-    tokenizer.json has ids of the model alone; model_ids: see load_tokenizer. The same files give
-    the same bytes.
+    tokenizer.json has no added tokens that the model does not have, for which see load_tokenizer's
+    model_ids; the settings are the folder's own. The same files give the same bytes.
 
     Raises:
         NotBuiltInError: The checkpoint has no tokenizer.json, and none can be made from its
