@@ -1,7 +1,8 @@
 """Text that a grammar forces comes out byte for byte, whatever the tokenizer makes of it.
 
-Right is the grammar's own text. Origin of the kind: a schema with a name in decomposed letters, as
-macOS writes file names, beside a tokenizer with NFC.
+Right is the grammar's own text. Origins of the kind: forced text that a tokenizer normalizes
+(guidance-ai/llguidance#366), and two letters of which the second was never allowed
+(guidance-ai/llguidance#268).
 """
 
 import json
@@ -26,7 +27,8 @@ from tests.tokenizer_cases import train_sentencepiece
 
 pytestmark = pytest.mark.system
 TEXTS = (
-    "cafe\u0301.txt",
+    "a>",
+    "cafe\u0301.txt",  # a file name as macOS writes it
     "caf\u00e9.txt",
     "  Two  spaces ",
     "\ufb01x \u212b\uff21 \u2460",  # a ligature, signs and wide letters that NFKC rewrites
@@ -130,7 +132,7 @@ def test_every_text_with_every_normalizer(name: str, forced: bool, tmp_path: Pat
                 found = walk(grammar, tokenizer, forced, rng)
                 assert expected(found), (kind, text, found)
         several = compiler.compile(Structure.of("choice", list(TEXTS)))
-        assert {walk(several, tokenizer, forced, rng) for _ in range(200)} == set(TEXTS)
+        assert {walk(several, tokenizer, forced, rng) for _ in range(120)} == set(TEXTS)
 
 
 def structures(text: str) -> Iterator[tuple[str, Any, Callable[[str], bool]]]:
