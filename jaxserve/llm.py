@@ -110,7 +110,7 @@ class LLM:
     Raises:
         CheckpointError: The files of the checkpoint are damaged or incomplete, or the hub does not
             have the model.
-        TokenizerError: The tokenizer's files cannot be read.
+        TokenizerError: The tokenizer's files cannot be read, or are those of another model.
         ShardingError: The model cannot be spread over this mesh.
         ConfigError: An option is out of its bounds or given twice, the model does not fit the
             devices, or the folder of compilation_cache cannot be written.

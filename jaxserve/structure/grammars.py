@@ -307,6 +307,6 @@ class LLFollower:
 
 
 def _in_words(text: str) -> str:
-    """Return the first line of the library's message, at most 300 characters of it."""
+    """Return the first line of the library's message, at most 300 characters, or words for it."""
     line = text.strip().partition("\n")[0][:300]
     return EMPTY if line == EMPTY_MASK else line

@@ -245,10 +245,10 @@ def _without_symbols(
     processor: SentencePieceProcessor, missing: MissingTokens
 ) -> SentencePieceProcessor:
     """Return a processor for which names of missing tokens are text."""
+    if not missing.ids:
+        return processor
     model = processor.serialized_model_proto()
     symbols = missing.names.keys() & user_defined_ids(model)
-    if not symbols:
-        return processor
     return SentencePieceProcessor(model_proto=with_control(model, symbols))
 
 
