@@ -126,13 +126,14 @@ def status_map() -> Iterator[str]:
         "reason below), BadRequest"
     )
     yield (
-        "with the field's path where a field is wrong, RetryInfo and `grpc-retry-pushback-ms` "
-        "where a later try may"
+        "with the field's path where a field is wrong, RetryInfo where a later try may do, and "
+        "`grpc-retry-pushback-ms`,"
     )
     yield (
-        "do. Over HTTP it is OpenAI's error object with the reason in small letters, `param` "
-        "and `Retry-After`.\n"
+        "which is -1 where it may not. Over HTTP it is OpenAI's error object with the reason in "
+        "small letters, `param` and"
     )
+    yield "`Retry-After`.\n"
     yield "| gRPC | HTTP | reason | when |\n|---|---|---|---|"
     for kind in _walk(errors.JaxserveError):
         if kind not in (errors.ModelError, errors.MemoryLimitError):  # a start that fails

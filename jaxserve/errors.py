@@ -216,6 +216,7 @@ class DrainingError(UnavailableError):
     """The server is shutting down and takes no new requests."""
 
     reason = "DRAINING"
+    retry_after = 1.0  # behind a balancer another server answers
 
 
 class RestartingError(UnavailableError):

@@ -81,8 +81,9 @@ class Client(ClientBase[Stream]):
         tls: Certificates; None sends everything in plain text.
         timeout: Seconds that a call may take with all its retries, unless the call says otherwise.
             None is any time.
-        retries: How often a call is made again that ended before anything came of it, with
-            UNAVAILABLE, or with RESOURCE_EXHAUSTED and a time to come back.
+        retries: How often a call is made again that ended before anything came of it: with
+            UNAVAILABLE, with RESOURCE_EXHAUSTED and a time to come back, or because it reached
+            a server as that ended.
 
     Raises:
         ConfigError: The token, a file of tls or retries is wrong.

@@ -20,9 +20,9 @@ LAST_BACKOFF = 5.0
 class Attempts:
     """Attempts at one call: how many are left, and how much time for all of them.
 
-    A call is made again that ended with UNAVAILABLE, or with RESOURCE_EXHAUSTED if the server says
-    when to come back; a call that has brought a message is not. A wait that goes beyond the
-    deadline is not begun: the caller gets the error at once.
+    A call is made again that ended with UNAVAILABLE, with RESOURCE_EXHAUSTED if the server says
+    when to come back, or unseen by a server that ends; a call that has brought a message is not. A
+    wait that goes beyond the deadline is not begun: the caller gets the error at once.
 
     gRPC's own retry policy was tried, and does something else: it retries RESOURCE_EXHAUSTED where
     the server does not say when to come back (a request over its size limit is sent five times), it
@@ -55,6 +55,8 @@ class Attempts:
     def _delay(self, failure: Any) -> float | None:
         """Return the seconds to wait, or None for a failure that is final."""
         code = failure.code()
+        if is_unseen(failure):
+            return self._next_backoff()
         if code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED):
             return None
         pushback = trailers_of(failure).get(PUSHBACK)
@@ -67,6 +69,15 @@ class Attempts:
         self._backoff = min(2 * delay, LAST_BACKOFF)
         # Clients that failed together shall not come back together.
         return delay * random.uniform(0.8, 1.2)
+
+
+def is_unseen(failure: Any) -> bool:
+    """Return whether the call reached a server as it ended, and no service of it.
+
+    gRPC's library ends calls so that arrive after a server has begun to end and before their client
+    could read of it. An end by a service has details of its own, and one by the client as well.
+    """
+    return failure.code() is grpc.StatusCode.CANCELLED and failure.details() == "CANCELLED"
 
 
 def _seconds(pushback: str) -> float | None:

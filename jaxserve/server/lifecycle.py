@@ -2,6 +2,9 @@
 
     loading --(every step compiled)--> ready --(SIGTERM, SIGINT, Drain)--> draining --> exit 0
 
+While it drains, clients are sent to other servers, and whatever still comes is served: no client
+can know of a drain before it has heard of it.
+
 From any of these phases, a failed engine or listener, a step that hangs, or a lost host leads to
 exit 70, which tells a supervisor to start the server again.
 """
@@ -13,8 +16,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from jaxserve.errors import DrainingError, RestartingError
 from jaxserve.server.readiness import Phase, Readiness
@@ -29,26 +33,44 @@ class HungStepError(TimeoutError):
     """A step of the engine that takes longer than --step-timeout."""
 
 
+class Closable(Protocol):
+    """The listeners of a server, as far as its end needs them; see Listeners."""
+
+    @property
+    def in_use(self) -> bool:
+        """Return whether a client may be about to send a request."""
+        ...
+
+    async def drain(self) -> None:
+        """Refuse new connections, and send the clients of open ones elsewhere."""
+        ...
+
+    async def stop(self, grace: float) -> None:
+        """Close everything; open calls have `grace` seconds to be read to their end."""
+        ...
+
+
 @dataclass
 class Lifecycle:
     """Runs a server on the event loop that it is made on.
 
-    stop_listening: closes the listeners within the seconds that it is given. drain_timeout,
-    step_timeout: seconds. exit: ends the process at once. leaving: number of prompts whose pages
-    other servers have yet to fetch with new calls; see Role.
+    drain_timeout, step_timeout: seconds. exit: ends the process at once. leaving: number of prompts
+    whose pages other servers have yet to fetch with new calls, see Role; None where no such calls
+    come.
     """
 
     readiness: Readiness
-    stop_listening: Callable[[float], Awaitable[None]]
+    listeners: Closable
     drain_timeout: float = 30.0
     step_timeout: float = 60.0
     exit: Callable[[int], object] = os._exit
-    leaving: Callable[[], int] = lambda: 0
+    leaving: Callable[[], int] | None = None
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
+    _signalled: bool = False
     _failure: BaseException | None = None
 
     def drain(self) -> None:
-        """Begin to end: new requests are refused, running ones may finish."""
+        """Begin to end: clients are sent elsewhere, running requests may finish."""
         self.readiness.set_draining()
         self._stop.set()
 
@@ -70,15 +92,20 @@ class Lifecycle:
         self._stop.set()
 
     def watch_signals(self) -> None:
-        """Let the first SIGTERM or SIGINT drain, and the second end the process at once."""
+        """Let the first SIGTERM or SIGINT drain, and the second end the process at once.
+
+        A drain that AdminService began is not cut by the first: the health checks of a draining
+        server fail, whereupon a supervisor may send it.
+        """
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
 
     def _on_signal(self, number: signal.Signals) -> None:
         is_loading = self.readiness.phase is Phase.LOADING
-        if is_loading or self._stop.is_set():
+        if is_loading or self._signalled or self._failure is not None:
             log.warning("ended by %s", number.name)
             self.exit(0 if is_loading else 128 + number)
+        self._signalled = True
         log.info("draining after %s, for %g s at most", number.name, self.drain_timeout)
         self.drain()
 
@@ -95,12 +122,13 @@ class Lifecycle:
         await self._stop.wait()
         until = time.monotonic() + self.drain_timeout
         if self._failure is None:
-            await self._finish_requests(state, until)
+            await self._drain(state, until)
         watching.cancel()
         if self._failure is not None:  # before the drain, or during it
             return await self._die(state)
+        self.readiness.set_ended()
         # Requests have ended, but clients may still be reading long answers.
-        await self.stop_listening(max(GRACE, until - time.monotonic()))
+        await self.listeners.stop(max(GRACE, until - time.monotonic()))
         for service in state.services:
             service.close()
         if not all([thread.close() for thread in state.threads]):
@@ -119,22 +147,28 @@ class Lifecycle:
         stopping.cancel()
         if self._stop.is_set():
             log.warning("told to end while loading")
-            await self.stop_listening(GRACE)
+            await self.listeners.stop(GRACE)
             self.exit(0)
         return await loading
 
-    async def _finish_requests(self, state: ServingState, until: float) -> None:
-        """Wait until no request runs, the time is over, or the engine fails."""
-        while time.monotonic() < until and self._is_busy(state) and self._failure is None:
-            await asyncio.sleep(min(0.05, self.drain_timeout))
-        if state.service.in_flight and self._failure is None:
-            log.warning("%d requests did not finish in time", state.service.in_flight)
-            state.service.fail_all(
+    async def _drain(self, state: ServingState, until: float) -> None:
+        """Close the ports and wait for what runs, until the time is over or the engine fails."""
+        service = state.service
+        if leaving := self.leaving:
+            # The ports stay open: other servers fetch their pages with new calls.
+            await self._wait_while(lambda: service.in_flight or leaving(), until)
+        await self.listeners.drain()
+        await self._wait_while(lambda: service.in_flight or self.listeners.in_use, until)
+        if service.in_flight and self._failure is None:
+            log.warning("%d requests did not finish in time", service.in_flight)
+            self.readiness.set_ended()
+            service.fail_all(
                 DrainingError(f"the server ends; --drain-timeout {self.drain_timeout:g} has passed")
             )
 
-    def _is_busy(self, state: ServingState) -> bool:
-        return bool(state.service.in_flight or self.leaving())
+    async def _wait_while(self, goes_on: Callable[[], object], until: float) -> None:
+        while time.monotonic() < until and goes_on() and self._failure is None:
+            await asyncio.sleep(min(0.05, self.drain_timeout))
 
     async def _die(self, state: ServingState) -> int:
         if isinstance(self._failure, HungStepError):
@@ -143,7 +177,7 @@ class Lifecycle:
         state.service.fail_all(
             RestartingError("the engine has failed; the server restarts (try again soon)")
         )
-        await self.stop_listening(GRACE)
+        await self.listeners.stop(GRACE)
         return FAILED
 
     async def _watch_steps(self, state: ServingState) -> None:

@@ -20,6 +20,10 @@ from jaxserve.server.readiness import Phase, Readiness
 from jaxserve.server.security.auth import BearerTokens
 from jaxserve.server.security.tls import Tls
 
+ADMIN_PORT = "admin"
+NOTICE = 0.5  # seconds for watches of the health service to reach their clients
+ANY_TIME = 1e9  # seconds
+
 
 class Listeners:
     """The gRPC and HTTP servers of a process.
@@ -45,7 +49,8 @@ class Listeners:
         self._families = families
         self._endpoints = endpoints
         self._healths: list[Health] = []
-        self._grpc: list[aio.Server] = []
+        self._grpc: dict[str, aio.Server] = {}  # by the name of the port
+        self._closing: list[asyncio.Task[None]] = []
         self._http: HttpServer | None = None
         self._profiler: Profiler | None = None
         self._host = ""
@@ -78,7 +83,7 @@ class Listeners:
             )
             self._http = HttpServer(app, args.host, args.http_port, tls, self._limits)
             self.ports["HTTP"] = self._http.port
-        for server in self._grpc:
+        for server in self._grpc.values():
             await server.start()
         if self._http:
             self._http.start(failed)
@@ -96,19 +101,21 @@ class Listeners:
             vllm_endpoints.append(_vllm_endpoint(self._readiness))
 
         def bind_server(
+            name: str,
             flag: str,
             port: int,
             *endpoints: GrpcEndpoint,
             inference: InferenceServicer | None = None,
             admin: AdminServicer | None = None,
-        ) -> int:
+        ) -> None:
             health = Health(inference is not None, admin is not None, *endpoints)
             server = new_server(self._limits, self._tokens, health, inference, admin, *endpoints)
-            self._grpc.append(server)
+            self._grpc[name] = server
             self._healths.append(health)
-            return bind(server, args.host, port, credentials, flag)
+            self.ports[name] = bind(server, args.host, port, credentials, flag)
 
-        self.ports["gRPC"] = bind_server(
+        bind_server(
+            "gRPC",
             "--port",
             args.port,
             *self._endpoints,
@@ -116,14 +123,40 @@ class Listeners:
             admin=None if admin_has_port else admin,
         )
         if admin_has_port:
-            self.ports["admin"] = bind_server("--admin-port", args.admin_port, admin=admin)
+            bind_server(ADMIN_PORT, "--admin-port", args.admin_port, admin=admin)
         if args.vllm_port is not None:
-            self.ports["vLLM"] = bind_server("--vllm-port", args.vllm_port, *vllm_endpoints)
+            bind_server("vLLM", "--vllm-port", args.vllm_port, *vllm_endpoints)
 
     def tell(self, phase: Phase) -> None:
         """Report a new phase to health checks."""
         for health in self._healths:
             health.tell(phase)
+
+    @property
+    def in_use(self) -> bool:
+        """Return whether an HTTP client may be about to send a request.
+
+        gRPC's clients are not asked: once they have been told, they send nothing more.
+        """
+        return self._http is not None and self._http.in_use
+
+    async def drain(self) -> None:
+        """Close all ports but that of AdminService alone, and send clients elsewhere.
+
+        Running calls go on. gRPC's clients get GOAWAY; calls that they send before they read it
+        end with CANCELLED and nothing else, unseen by any service. A client that watches the health
+        service sends none: it is given time to hear of the drain. HTTP's clients are told with
+        their next response.
+        """
+        if self._http:
+            await self._http.close_port()
+        if any(health.is_watched for health in self._healths):
+            await asyncio.sleep(NOTICE)
+        self._closing = [
+            asyncio.create_task(server.stop(ANY_TIME))
+            for name, server in self._grpc.items()
+            if name != ADMIN_PORT
+        ]
 
     async def stop(self, grace: float) -> None:
         """Close all servers; open calls have `grace` seconds to be read to their end."""
@@ -131,10 +164,10 @@ class Listeners:
             await self._profiler.close()
         for health in self._healths:
             health.close()
-        stopping = [server.stop(grace) for server in self._grpc]
+        stopping = [server.stop(grace) for server in self._grpc.values()]
         if self._http:
             stopping.append(self._http.stop(grace))
-        await asyncio.gather(*stopping)
+        await asyncio.gather(*stopping, *self._closing)
 
 
 def _vllm_endpoint(readiness: Readiness) -> GrpcEndpoint:

@@ -96,10 +96,10 @@ class ServerProcess:
         )
         self.lifecycle = Lifecycle(
             self.readiness,
-            self.listeners.stop,
+            self.listeners,
             drain_timeout,
             step_timeout,
-            leaving=lambda: self.role.exports_in_flight,
+            leaving=(lambda: self.role.exports_in_flight) if self.role.for_servers else None,
         )
         self._on_ready = on_ready
         self._loop = asyncio.get_running_loop()

@@ -14,6 +14,7 @@ class Phase(StrEnum):
     LOADING = "loading"
     READY = "ready"
     DRAINING = "draining"
+    ENDED = "ended"
     FAILED = "failed"
 
 
@@ -21,24 +22,37 @@ class Phase(StrEnum):
 class Readiness:
     """Says whether new requests may come in, and holds what serves them.
 
-    Phases follow one another: loading, ready, draining; failed may follow any of them. on_phase:
-    called with each new phase.
+    Phases follow one another: loading, ready, draining, ended; failed may follow any of them.
+    on_phase: called with each new phase.
     """
 
     on_phase: Callable[[Phase], None] = lambda phase: None
     phase: Phase = Phase.LOADING
     state: ServingState | None = None
 
+    @property
+    def is_ending(self) -> bool:
+        """Return whether clients should take their next request to another server."""
+        return self.phase in (Phase.DRAINING, Phase.ENDED, Phase.FAILED)
+
     def require_ready(self) -> ServingState:
-        """Return what serves a new request; UnavailableError unless the server is ready."""
+        """Return what serves a request of another server; UnavailableError unless ready."""
         if self.phase is Phase.DRAINING:
-            raise DrainingError(
-                "the server is about to end and takes no new requests (try another one)"
-            )
+            raise _draining()
+        return self.require_serving()
+
+    def require_serving(self) -> ServingState:
+        """Return what serves a new request, also one that comes while the server drains.
+
+        Such a request was sent before its client could hear of the drain. Raises UnavailableError
+        while the model is loading, when the time of the drain is over, and after a failure.
+        """
+        if self.phase is Phase.ENDED:
+            raise _draining()
         return self.require_loaded()
 
     def require_loaded(self) -> ServingState:
-        """Return what answers questions about the server, which it still does while draining.
+        """Return what answers questions about the server, which it does until it is gone.
 
         Raises UnavailableError while the model is loading, and after a failure.
         """
@@ -54,9 +68,14 @@ class Readiness:
         self._set(Phase.READY)
 
     def set_draining(self) -> None:
-        """Refuse new requests from now on; without effect after a failure."""
+        """Send clients elsewhere from now on; without effect after a failure."""
         if self.phase in (Phase.LOADING, Phase.READY):
             self._set(Phase.DRAINING)
+
+    def set_ended(self) -> None:
+        """Refuse new requests from now on; without effect after a failure."""
+        if self.phase is Phase.DRAINING:
+            self._set(Phase.ENDED)
 
     def set_failed(self) -> None:
         """Refuse everything from now on."""
@@ -65,3 +84,7 @@ class Readiness:
     def _set(self, phase: Phase) -> None:
         self.phase = phase
         self.on_phase(phase)
+
+
+def _draining() -> DrainingError:
+    return DrainingError("the server is about to end and takes no new requests (try another one)")

@@ -55,6 +55,11 @@ class Limits:
     slow_client_seconds: float = _bound(
         30.0, "seconds for a client to read a message of a stream, or to send headers or a body"
     )
+    keep_alive_seconds: float = _bound(
+        75.0,
+        "seconds that an HTTP connection stays open between two requests; a proxy before the "
+        "server has to close it earlier",
+    )
     max_request_seconds: float = _bound(3600.0, "seconds from a request's arrival to its end")
     max_watchers: int = _bound(16, "readers of the live view at a time")
 

@@ -33,8 +33,9 @@ def trailers(error: JaxserveError) -> tuple[tuple[str, str | bytes], ...]:
     pairs: list[tuple[str, str | bytes]] = [
         ("grpc-status-details-bin", status_of(error).SerializeToString())
     ]
-    if error.retry_after is not None:
-        pairs.append(("grpc-retry-pushback-ms", str(pushback_ms(error.retry_after))))
+    # A negative number keeps retry policies of clients from sending the call again.
+    pushback = -1 if error.retry_after is None else pushback_ms(error.retry_after)
+    pairs.append(("grpc-retry-pushback-ms", str(pushback)))
     return tuple(pairs)
 
 

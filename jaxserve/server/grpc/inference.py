@@ -96,7 +96,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     @with_status
     async def Score(self, request: pb.ScoreRequest, context: ServicerContext) -> pb.ScoreResponse:
-        service = self._readiness.require_ready().service
+        service = self._readiness.require_serving().service
         with await service.answer(
             parse_score_request(request, **fields_of_call(context))
         ) as answer:
@@ -113,7 +113,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     @with_status
     async def Embed(self, request: pb.EmbedRequest, context: ServicerContext) -> pb.EmbedResponse:
-        service = self._readiness.require_ready().service
+        service = self._readiness.require_serving().service
         request_id = request.request_id or new_id()
         completions = await embed(
             service, parse_embed_request(request, request_id, **fields_of_call(context))
@@ -142,7 +142,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         return pb.DetokenizeResponse(text=await service.detokenize(ids, "token_ids"))
 
     async def _whole(self, request: Any, context: ServicerContext) -> dict[str, Any]:
-        service = self._readiness.require_ready().service
+        service = self._readiness.require_serving().service
         with await service.answer(
             parse_request(request, service.limits, **fields_of_call(context))
         ) as answer:
@@ -151,7 +151,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def _stream(
         self, request: Any, context: ServicerContext, message_class: StreamEvent
     ) -> None:
-        service = self._readiness.require_ready().service
+        service = self._readiness.require_serving().service
         with await service.answer(
             parse_request(request, service.limits, **fields_of_call(context))
         ) as answer:

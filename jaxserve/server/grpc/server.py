@@ -61,6 +61,7 @@ class _HealthServicer(health_pb2_grpc.HealthServicer):
         self._statuses: dict[str, int] = {}
         self._changed = asyncio.Event()
         self._ending = False
+        self.watches = 0
 
     def set(self, service: str, status: int) -> None:
         self._statuses[service] = status
@@ -90,10 +91,19 @@ class _HealthServicer(health_pb2_grpc.HealthServicer):
     async def Watch(
         self, request: health_pb2.HealthCheckRequest, context: aio.ServicerContext
     ) -> None:
+        self.watches += 1
+        try:
+            await self._tell(request.service, context)
+        finally:
+            self.watches -= 1
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "the server ends")
+
+    async def _tell(self, service: str, context: aio.ServicerContext) -> None:
+        """Write the status whenever it changes, until the watches end."""
         reported = None
         while True:
             changed = self._changed
-            status = self._statuses.get(request.service, Serving.SERVICE_UNKNOWN)
+            status = self._statuses.get(service, Serving.SERVICE_UNKNOWN)
             if status != reported:
                 await context.write(health_pb2.HealthCheckResponse(status=status))
                 reported = status
@@ -101,7 +111,6 @@ class _HealthServicer(health_pb2_grpc.HealthServicer):
                 break
             else:
                 await changed.wait()
-        await context.abort(grpc.StatusCode.UNAVAILABLE, "the server ends")
 
 
 @dataclass(frozen=True)
@@ -139,6 +148,11 @@ class Health:
         status = Serving.SERVING if phase is Phase.READY else Serving.NOT_SERVING
         for name in self._ready:
             self.servicer.set(name, status)
+
+    @property
+    def is_watched(self) -> bool:
+        """Return whether a client is told of every new status."""
+        return self.servicer.watches > 0
 
     def close(self) -> None:
         """End all watches."""

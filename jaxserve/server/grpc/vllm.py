@@ -53,7 +53,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
 
     @with_status
     async def Generate(self, request: pb.GenerateRequest, context: ServicerContext) -> None:
-        service = self._readiness.require_ready().service
+        service = self._readiness.require_serving().service
         incoming = parse_generate(request, **fields_of_call(context))
         with (
             self._abortable(request.request_id),
@@ -69,7 +69,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
 
     @with_status
     async def Embed(self, request: pb.EmbedRequest, context: ServicerContext) -> pb.EmbedResponse:
-        service = self._readiness.require_ready().service
+        service = self._readiness.require_serving().service
         request_id = request.request_id or new_id()
         requests = embedding_requests([parse_embed(request)], request_id, **fields_of_call(context))
         with self._abortable(request_id):

@@ -62,6 +62,7 @@ def new_app(
         # headers is checked before the token in them is read.
         middleware=[
             Middleware(EchoId),
+            Middleware(SendElsewhere, readiness),
             Middleware(HeaderLimit, limits),
             Middleware(TokenCheck, tokens),
         ],
@@ -87,6 +88,22 @@ class EchoId:
             await send(message)
 
         await self._app(scope, receive, echoing)
+
+
+class SendElsewhere:
+    """Lets the client of a server that ends open a new connection for its next request."""
+
+    def __init__(self, app: ASGIApp, readiness: Readiness):
+        self._app = app
+        self._readiness = readiness
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def closing(message: Message) -> None:
+            if message["type"] == "http.response.start" and self._readiness.is_ending:
+                MutableHeaders(scope=message)["connection"] = "close"
+            await send(message)
+
+        await self._app(scope, receive, closing)
 
 
 class HeaderLimit:

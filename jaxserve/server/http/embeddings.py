@@ -35,12 +35,11 @@ class Embeddings:
     @errors_to_responses
     async def embeddings(self, request: Request) -> Response:
         # A server that takes no requests refuses before it reads the body.
-        self._readiness.require_ready()
+        self._readiness.require_serving()
         body, timeout = await read_with_timeout(request, EmbeddingBody, self._limits)
         id = body.request_id or new_id()
-        served = (
-            self._readiness.require_ready()
-        )  # again: draining may have begun while the body was read
+        # Asked again, since the server may have ended while the body was read.
+        served = self._readiness.require_serving()
         check_model(body.model, served)
         calls = _calls(body, id, timeout=timeout, trace=trace_of(request.headers.items()))
         _check_dimensions(body, served)

@@ -54,15 +54,14 @@ class Generation:
 
     async def _body[T: Sampling](self, request: Request, kind: type[T]) -> tuple[T, float | None]:
         # A server that takes no requests refuses before it reads the body.
-        self._readiness.require_ready()
+        self._readiness.require_serving()
         return await read_with_timeout(request, kind, self._limits)
 
     async def _reply(
         self, request: Request, body: Sampling, id: str, calls: list[IncomingRequest]
     ) -> Response:
-        served = (
-            self._readiness.require_ready()
-        )  # again: draining may have begun while the body was read
+        # Asked again, since the server may have ended while the body was read.
+        served = self._readiness.require_serving()
         check_model(body.model, served)
         trace = trace_of(request.headers.items())
         calls = [replace(call, trace=trace) for call in calls]

@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-import socket
+import math
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -11,9 +12,23 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from jaxserve.errors import ConfigError, flag_text
 from jaxserve.server.core.limits import Limits
+from jaxserve.server.http.listening import begin_no_more, listen
 from jaxserve.server.security.tls import Tls
+
+HANDSHAKE = 0.1  # seconds in which a connection that has begun is there to be accepted
+LINGER = 1.0  # seconds without any request, after which a draining server expects no more
+
+
+class Traffic:
+    """Time at which anything last happened on one of a server's connections."""
+
+    def __init__(self) -> None:
+        self.last = -math.inf
+
+    def note(self) -> None:
+        """Note that something happens now."""
+        self.last = time.monotonic()
 
 
 class Connection(H11Protocol):
@@ -24,16 +39,28 @@ class Connection(H11Protocol):
     the time of a body.
     """
 
-    def __init__(self, *args: object, head_seconds: float, **options: object):
+    def __init__(self, *args: object, head_seconds: float, traffic: Traffic, **options: object):
         super().__init__(*args, **options)  # type: ignore[arg-type]
         self._head_seconds = head_seconds
+        self._traffic = traffic
         self._head_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_answering(self) -> bool:
+        """Return whether a request has begun whose response is not complete."""
+        return self.cycle is not None and not self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._traffic.note()
         self._start_timer()
 
+    def on_response_complete(self) -> None:
+        self._traffic.note()
+        super().on_response_complete()
+
     def data_received(self, data: bytes) -> None:
+        self._traffic.note()
         super().data_received(data)
         # h11 leaves IDLE once it has all headers of a request.
         if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
@@ -67,11 +94,14 @@ class HttpServer:
     """An HTTP server that holds its port from its creation on; ConfigError if the port is taken."""
 
     def __init__(self, app: Starlette, host: str, port: int, tls: Tls | None, limits: Limits):
-        self._socket = _listen(host, port)
+        self._socket = listen(host, port)
+        self._traffic = Traffic()
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             app,
-            http=partial(Connection, head_seconds=limits.slow_client_seconds),  # type: ignore[arg-type]
+            http=partial(  # type: ignore[arg-type]
+                Connection, head_seconds=limits.slow_client_seconds, traffic=self._traffic
+            ),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -79,7 +109,7 @@ class HttpServer:
             server_header=False,
             proxy_headers=False,
             h11_max_incomplete_event_size=limits.max_header_bytes,
-            timeout_keep_alive=30,
+            timeout_keep_alive=limits.keep_alive_seconds,  # type: ignore[arg-type]
             limit_concurrency=limits.max_http_connections,
         )
         config.load()
@@ -97,27 +127,33 @@ class HttpServer:
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
         self._task.add_done_callback(ended)
 
+    @property
+    def in_use(self) -> bool:
+        """Return whether a request runs, or may come over a connection that is open.
+
+        Proxies repeat no POST that meets a closed connection. So connections stay open until no
+        request has come for a while: of those that a proxy keeps, each is closed after its next
+        response.
+        """
+        connections = self._server.server_state.connections
+        if any(isinstance(each, Connection) and each.is_answering for each in connections):
+            return True
+        return time.monotonic() - self._traffic.last < LINGER
+
+    async def close_port(self) -> None:
+        """Refuse new connections, and accept those that have begun."""
+        if not self._server.started:
+            return  # uvicorn does not listen yet; `stop` closes the socket
+        begin_no_more(self._socket)
+        await asyncio.sleep(HANDSHAKE)
+        for server in self._server.servers:
+            server.close()
+
     async def stop(self, grace: float) -> None:
-        """Close the port; open responses have `grace` seconds to end."""
+        """Close the port and all connections; open responses have `grace` seconds to end."""
         # With 0, uvicorn would give up before it looks whether a response is still open.
         self._server.config.timeout_graceful_shutdown = max(grace, 0.01)  # type: ignore[assignment]
         self._server.should_exit = True
         if self._task:
             await asyncio.wait((self._task,))
         self._socket.close()
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio sets TCP_NODELAY only on sockets whose protocol is given as TCP.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            flag_text("--http-port", port, f"nothing can listen on {host}:{port}: {error.strerror}")
-        ) from None
-    listener.setblocking(False)
-    return listener

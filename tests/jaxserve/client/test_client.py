@@ -278,6 +278,7 @@ def test_for_operators(tmp_path: Path, kind: type) -> None:
             )
             assert await client.flush_cache() is None
             assert await client.drain() == 0 and server.readiness.phase is Phase.DRAINING
+            server.readiness.set_ended()
             with pytest.raises(DrainingError):
                 await client.generate(TEXT)
             await server.at_rest()

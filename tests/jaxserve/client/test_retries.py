@@ -17,6 +17,7 @@ from jaxserve.client import CallError, Client, PromptInfo, SamplingParams, retry
 from jaxserve.client.connection import Connection
 from jaxserve.client.retrying import Attempts
 from jaxserve.errors import (
+    AbortedError,
     ConfigError,
     DrainingError,
     JaxserveError,
@@ -41,13 +42,13 @@ def refuse(error: JaxserveError) -> Fails:
     return fail
 
 
-def bare(code: grpc.StatusCode, pushback: str | None = None) -> Fails:
+def bare(code: grpc.StatusCode, pushback: str | None = None, details: str = "no") -> Fails:
     """Return a failure as a proxy or the library raises it."""
 
     def fail(context: grpc.ServicerContext) -> None:
         if pushback is not None:
             context.set_trailing_metadata((("grpc-retry-pushback-ms", pushback),))
-        context.abort(code, "no")
+        context.abort(code, details)
 
     return fail
 
@@ -55,6 +56,7 @@ def bare(code: grpc.StatusCode, pushback: str | None = None) -> Fails:
 FULL = refuse(QueueFullError("9 requests wait already", 0.15))
 FULL_FOR_LONG = refuse(QueueFullError("9 requests wait already", retrying.LONGEST))
 AWAY = bare(grpc.StatusCode.UNAVAILABLE)
+UNSEEN = bare(grpc.StatusCode.CANCELLED, details="CANCELLED")  # as gRPC's own library ends it
 
 
 @dataclass
@@ -182,6 +184,19 @@ def test_without_a_time_to_come_back_only_the_unavailable_is_asked_again(
     asyncio.run(main())
 
 
+@every
+def test_a_call_that_reached_a_server_as_it_ended_is_made_again(kind: Any) -> None:
+    """No service saw it: gRPC's library ended it so (grpc/grpc#41785)."""
+
+    async def main() -> None:
+        with served(UNSEEN, UNSEEN) as server:
+            async with asking(kind, server) as ask:
+                assert await ask() == "done"
+            assert len(server.times) == 3
+
+    asyncio.run(main())
+
+
 NEVER = {
     "a wrong request": (refuse(RequestError("text", "is wrong")), RequestError),
     "a slow reader": (refuse(SlowConsumerError("is slow")), SlowConsumerError),
@@ -189,6 +204,7 @@ NEVER = {
     "told nonsense": (bare(grpc.StatusCode.UNAVAILABLE, "soon"), CallError),
     "too far away": (bare(grpc.StatusCode.UNAVAILABLE, "3600000"), CallError),
     "internal": (bare(grpc.StatusCode.INTERNAL), CallError),
+    "aborted": (refuse(AbortedError("was aborted")), AbortedError),
     "cancelled by the server": (bare(grpc.StatusCode.CANCELLED), CallError),
 }
 

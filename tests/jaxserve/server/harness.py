@@ -124,13 +124,16 @@ class Running:
         await self.process.listeners.stop(grace)
 
     @contextmanager
-    def holding(self, step: int = 1) -> Iterator[None]:
-        """Let the device wait before its `step`-th step from now on, until the block ends."""
+    def holding(self, step: int = 1) -> Iterator[Callable[[], None]]:
+        """Let the device wait before its `step`-th step from now on, until the block ends.
+
+        Yields a function that ends the wait earlier.
+        """
         go_on = threading.Event()
         first = self.runner.steps + step
         self.runner.hook = lambda number: number >= first and go_on.wait()
         try:
-            yield
+            yield go_on.set
         finally:
             go_on.set()
 
@@ -200,14 +203,16 @@ async def running(
     handshake: Handshake | None = None,
     proposer: Proposer | None = None,
     http: bool = False,
+    flags: tuple[str, ...] = (),
     new_metrics: NewMetrics = Metrics,
     **config: Any,
 ) -> AsyncIterator[Running]:
     """A server process over the fake device, listening for gRPC, and for HTTP if asked.
 
     folder: an empty one. seconds: duration of a step of the device. opened: ready from the start.
-    endpoints: on the port of gRPC. handshake: of an engine that exchanges pages. proposer: of
-    drafts. new_metrics: of the process. config: of the engine (see `config_of`).
+    endpoints: on the port of gRPC. flags: more of `serve`, for the listeners. handshake: of an
+    engine that exchanges pages. proposer: of drafts. new_metrics: of the process. config: of the
+    engine (see `config_of`).
     """
     limits = limits or Limits()
     configured = config_of(**SIZES | {"page_exchange": handshake is not None} | config)
@@ -222,8 +227,7 @@ async def running(
     service, thread = process.connect(engine, prompts, configured, observers, on_failure=failed)
     model = replace(MODEL, embedding_dimensions=2 if configured.embeds else 0)
     state = ServingState(service, thread, model, ENGINE, lambda: 0, handshake=handshake)
-    flags = flags_of(http)
-    await process.listeners.start(flags, lambda: server.drain(), failed)
+    await process.listeners.start(flags_of(http, *flags), lambda: server.drain(), failed)
     address = f"127.0.0.1:{process.listeners.ports['gRPC']}"
     try:
         async with aio.insecure_channel(address) as channel:
@@ -254,7 +258,7 @@ def role_with(
     return make
 
 
-def flags_of(http: bool) -> Namespace:
+def flags_of(http: bool, *more: str) -> Namespace:
     """Return the flags of a server that listens on free ports."""
     http_flags = ["--http-port", "0"] if http else ["--no-http"]
-    return parser().parse_args(["--model", "x", "--port", "0", *http_flags])
+    return parser().parse_args(["--model", "x", "--port", "0", *http_flags, *more])

@@ -23,6 +23,7 @@ from jaxserve.v1 import admin_pb2, inference_pb2
 from tests.jaxserve.server.harness import MODEL, Running, running, until
 from tests.jaxserve.server.test_endings import outcome, start
 
+Connectivity = grpc.ChannelConnectivity
 Status = health_pb2.HealthCheckResponse.ServingStatus
 STACKS = "Current thread"  # in a dump of the stacks of all threads
 
@@ -38,7 +39,8 @@ async def living(
 ) -> AsyncIterator[tuple[Lifecycle, "asyncio.Task[int]"]]:
     """Run the lifecycle of a loaded server; yield it and its task, which returns the exit code."""
 
-    lifecycle = Lifecycle(server.readiness, server.stop, **{"drain_timeout": 600.0} | times)
+    times = {"drain_timeout": 600.0} | times
+    lifecycle = Lifecycle(server.readiness, server.process.listeners, **times)
     server.failed = lifecycle.fail
     server.drain = lifecycle.drain
     task = asyncio.create_task(lifecycle.run(lambda: server.served))
@@ -65,9 +67,11 @@ def test_loading_is_unavailable(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("by", ["signal", "Drain"])
 @pytest.mark.parametrize("kind", ["unary", "stream", "n=4"])
-def test_draining_finishes_what_runs_and_refuses_the_rest(
+def test_draining_finishes_what_runs_and_sends_the_rest_elsewhere(
     tmp_path: Path, kind: str, by: str
 ) -> None:
+    """The client hears of it at once, while its call goes on."""
+
     async def main() -> None:
         async with (
             running(tmp_path, opened=False) as server,
@@ -80,11 +84,11 @@ def test_draining_finishes_what_runs_and_refuses_the_rest(
                     lifecycle.drain()
                 else:
                     assert (await server.admin.Drain(admin_pb2.DrainRequest())).requests == 1
-                while await health(server) != "NOT_SERVING":
-                    await asyncio.sleep(0.001)
-                assert await health(server, "") == "SERVING"
+                # GOAWAY; the channel looks for another server, and there is none.
+                await until(lambda: server.channel.get_state() is not Connectivity.READY)
                 late = start(server, "unary", request_id="late")
                 assert await outcome(late, "unary") == "UNAVAILABLE"
+                assert "late" not in server.runner.launches
             assert await outcome(call, kind) == "OK"
             assert await task == 0
 
@@ -167,12 +171,20 @@ def test_what_does_not_finish_in_time_is_told_so(tmp_path: Path, kind: str) -> N
             running(tmp_path, opened=False) as server,
             living(server, drain_timeout=0.1) as (lifecycle, task),
         ):
-            with server.holding(step=3):
+            with server.holding(step=3) as go_on:
+                tell = server.readiness.on_phase
+
+                def on_phase(phase: Phase) -> None:
+                    tell(phase)
+                    if phase is Phase.ENDED:
+                        go_on()  # the server waits for the step in flight
+
+                server.readiness.on_phase = on_phase
                 call = start(server, kind)
                 await until(lambda: server.runner.steps == 3)
                 lifecycle.drain()
                 assert await outcome(call, kind) == "UNAVAILABLE"
-            assert await task == 0
+                assert await task == 0
 
     asyncio.run(main())
 
@@ -279,7 +291,7 @@ def test_drain_while_loading_ends_at_once(tmp_path: Path) -> None:
                 codes.append(code)
                 release.set()  # a process would be gone
 
-            lifecycle = Lifecycle(server.readiness, server.stop, exit=leave)
+            lifecycle = Lifecycle(server.readiness, server.process.listeners, exit=leave)
             task = asyncio.create_task(lifecycle.run(load))
             await until(begun.is_set)
             lifecycle.drain()
@@ -296,7 +308,7 @@ def test_what_load_raises_passes_through(tmp_path: Path) -> None:
     async def main() -> None:
         async with running(tmp_path, opened=False) as server:
             with pytest.raises(ConfigError, match="--max-batch"):
-                await Lifecycle(server.readiness, server.stop).run(load)
+                await Lifecycle(server.readiness, server.process.listeners).run(load)
 
     asyncio.run(main())
 

@@ -407,7 +407,7 @@ def test_a_prefill_server_that_ends(tmp_path: Path) -> None:
             buffer = servers.role._budget
             lifecycle = Lifecycle(
                 prefill.readiness,
-                prefill.stop,
+                prefill.process.listeners,
                 drain_timeout=600,
                 leaving=lambda: role.exports_in_flight,
             )

@@ -246,6 +246,7 @@ def test_statuses(tmp_path: Path) -> None:
                 await until(lambda: server.service._admission)
                 await refused(engine.Generate(request(request_id="third")), "RESOURCE_EXHAUSTED")
             server.readiness.set_draining()
+            server.readiness.set_ended()
             await refused(engine.Generate(request()), "UNAVAILABLE")
             assert (
                 (await running_)[1][0].finish_reason
@@ -278,6 +279,8 @@ def test_health_in_every_phase(tmp_path: Path) -> None:
             assert await health("ready") == (True, True)
             server.readiness.set_draining()
             assert await health("draining") == (False, False)
+            server.readiness.set_ended()
+            assert await health("ended") == (False, False)
             server.readiness.set_failed()
             assert await health("failed") == (False, False)
 

@@ -100,7 +100,7 @@ async def serving(
     ) as server:
         if tops:
             add_alternatives(server)
-        uvicorn = _uvicorn_of(server)
+        uvicorn = uvicorn_of(server)
         while not uvicorn.started:
             await asyncio.sleep(0.001)
         base = f"http://127.0.0.1:{server.process.listeners.ports['HTTP']}"
@@ -119,7 +119,8 @@ async def serving(
             await server.stop(1)
 
 
-def _uvicorn_of(server: Running) -> Server:
+def uvicorn_of(server: Running) -> Server:
+    """Return the library's server of a process that serves HTTP."""
     http = server.process.listeners._http
     assert http
     return http._server

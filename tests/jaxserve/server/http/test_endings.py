@@ -342,8 +342,12 @@ def test_not_ready(tmp_path: Path) -> None:
                 )
             readiness.state = served
             readiness.set_draining()
-            response = await http.post(COMPLETIONS, LONG)
+            response = await http.post(COMPLETIONS, LONG | {"max_tokens": 2})
+            assert (response.status_code, response.headers["connection"]) == (200, "close")
+            readiness.set_ended()
+            response = await http.post(COMPLETIONS, LONG | {"max_tokens": 2})
             assert (response.status_code, response.json()["error"]["code"]) == (503, "draining")
+            assert response.headers["connection"] == "close"
             assert (await http.post("/tokenize", {"prompt": "x"})).status_code == 200
             assert (await http.raw.get("/health")).status_code == 503
             readiness.set_failed()
