@@ -28,6 +28,7 @@ from jaxserve.server.cards import (
 )
 from jaxserve.server.core.engine_thread import ComputeTotals, EngineThread
 from jaxserve.server.core.limits import Limits
+from jaxserve.server.core.place_forecast import PlaceForecast
 from jaxserve.server.core.request_observer import RequestObserver
 from jaxserve.server.core.service import Service
 from jaxserve.server.core.ttft_estimate import TTFTEstimate
@@ -274,8 +275,16 @@ class ServerProcess:
             totals,
         )
         estimate = TTFTEstimate(config.step_tokens * config.lanes)
+        places = PlaceForecast(config.max_batch * config.lanes, estimate)
         page_fetcher = role.remote_prefill(thread, config.page_size)
         service = Service(
-            prompts, thread, estimate, self.limits, observers, page_fetcher, role.for_servers
+            prompts,
+            thread,
+            estimate,
+            places,
+            self.limits,
+            observers,
+            page_fetcher,
+            role.for_servers,
         )
         return service, thread

@@ -1,11 +1,16 @@
 """Admission of requests: bounds on their fields, room among waiting requests, deadlines."""
 
+import math
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from statistics import fmean
 
 from jaxserve.errors import DeadlineError, QueueFullError, RequestError, RoleError
+from jaxserve.request import Request
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.limits import Limits
+from jaxserve.server.core.place_forecast import PlaceForecast, Work
 from jaxserve.server.core.prompt_encoder import utf8_size
 from jaxserve.server.core.remote_prefills import RemotePrefills
 from jaxserve.server.core.ttft_estimate import TTFTEstimate
@@ -13,14 +18,16 @@ from jaxserve.server.core.ttft_estimate import TTFTEstimate
 MAX_ID_BYTES = 128
 MAX_SALT_BYTES = 128
 MAX_PRIORITY = 100  # of either sign; a smaller number goes first
-MIN_RETRY_SECONDS = 0.1
-MAX_RETRY_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class _QueuedPrompt:
+    """A prompt without a first token, and what is to be made from it."""
+
     tokens: int
     priority: int
+    choices: int
+    max_tokens: int
 
 
 class AdmissionControl:
@@ -34,11 +41,21 @@ class AdmissionControl:
         self,
         limits: Limits,
         estimate: TTFTEstimate,
+        places: PlaceForecast,
         remote_prefills: RemotePrefills,
         prefill_only: bool,
+        running: Callable[[], Work],
+        max_tokens: int,
     ):
-        """prefill_only: clients are refused; only decode servers may ask."""
+        """Begin with an empty queue.
+
+        places: for refused clients. prefill_only: only decode servers may ask, not clients.
+        running: what holds rows at present. max_tokens: of a request that gives none.
+        """
         self.estimate = estimate
+        self._places = places
+        self._running = running
+        self._max_tokens = max_tokens
         self._limits = limits
         self._remote_prefills = remote_prefills
         self._prefill_only = prefill_only
@@ -57,9 +74,12 @@ class AdmissionControl:
         """Add a request whose prompt is not tokenized yet."""
         self._queue[request_id] = None
 
-    def queue_prompt(self, request_id: str, tokens: int, priority: int) -> None:
+    def queue_prompt(self, request_id: str, request: Request) -> None:
         """Count the prompt of a request that is submitted to the engine."""
-        self._queue[request_id] = _QueuedPrompt(tokens, priority)
+        params = request.params
+        self._queue[request_id] = _QueuedPrompt(
+            len(request.prompt), request.priority, params.n, params.max_tokens or self._max_tokens
+        )
 
     def leave(self, request_id: str) -> None:
         """Remove a request: its first token came, or it has ended."""
@@ -95,12 +115,14 @@ class AdmissionControl:
                 f"is {incoming.priority}; it must be between -{MAX_PRIORITY} and {MAX_PRIORITY}",
             )
 
-    def check_queue(self) -> None:
+    def check_queue(self, incoming: IncomingRequest) -> None:
         """QueueFullError when as many requests wait as may."""
+        self._places.note_arrival()
         if len(self._queue) >= self._limits.max_waiting_requests:
             raise self._queue_full(
                 f"{len(self._queue)} requests wait already, as many as --max-waiting-requests "
-                f"allows"
+                f"allows",
+                incoming,
             )
 
     def check_room(self, tokens: int, incoming: IncomingRequest) -> None:
@@ -113,7 +135,9 @@ class AdmissionControl:
         if waiting and waiting + tokens > self._limits.max_waiting_tokens:
             raise self._queue_full(
                 f"{waiting} prompt tokens wait already; with {tokens} more they exceed "
-                f"--max-waiting-tokens {self._limits.max_waiting_tokens}"
+                f"--max-waiting-tokens {self._limits.max_waiting_tokens}",
+                incoming,
+                missing_tokens=waiting + tokens - self._limits.max_waiting_tokens,
             )
         if incoming.deadline is None:
             return
@@ -126,9 +150,26 @@ class AdmissionControl:
                 f"{left:.2f} s"
             )
 
-    def _queue_full(self, problem: str) -> QueueFullError:
-        seconds = self.estimate.seconds_to_first_token(self.waiting_tokens, 0)
-        return QueueFullError(problem, min(max(seconds, MIN_RETRY_SECONDS), MAX_RETRY_SECONDS))
+    def _queue_full(
+        self, problem: str, incoming: IncomingRequest, missing_tokens: int = 0
+    ) -> QueueFullError:
+        work = self._work_ahead(incoming)
+        places = max(1, math.ceil(missing_tokens / max(work.prompt_tokens, 1)))
+        return QueueFullError(problem, self._places.promise(work, places))
+
+    def _work_ahead(self, incoming: IncomingRequest) -> Work:
+        """Return what is ahead of a request; prompts in the queue are taken to be alike."""
+        queued = [prompt for prompt in self._queue.values() if prompt]
+        if not queued:  # none of them is tokenized: they are taken to be like this request
+            params = incoming.params
+            limit = params.max_tokens or self._max_tokens
+            return replace(self._running(), choices=params.n, max_tokens=limit)
+        return replace(
+            self._running(),
+            choices=fmean(prompt.choices for prompt in queued),
+            prompt_tokens=fmean(prompt.tokens for prompt in queued),
+            max_tokens=fmean(prompt.max_tokens for prompt in queued),
+        )
 
 
 def _check_size(name: str, text: str, limit: int) -> None:

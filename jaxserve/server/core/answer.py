@@ -81,6 +81,21 @@ class Answer:
         return self.times is not None
 
     @property
+    def running_choices(self) -> int:
+        """Number of choices that have a token and have not ended."""
+        return max(0, len(self.last_tokens_at) - len(self.completions))
+
+    @property
+    def first_token_at(self) -> float:
+        """Time of the first token on the monotonic clock; 0 before it came."""
+        return self.times.first_token if self.times else 0.0
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Most tokens of a choice; None is what the context leaves."""
+        return self.prepared.request.params.max_tokens
+
+    @property
     def prefilled(self) -> bool:
         """True once a decode server got what it asked for: the prompt computed, or all its pages.
 

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from dataclasses import replace
 from functools import partial
+from statistics import fmean
 
 from jaxserve.chat import Rendered
 from jaxserve.engine.events import TokenEvent
@@ -25,6 +26,7 @@ from jaxserve.server.core.engine_thread import ComputeTotals, EngineThread, Load
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.internal_errors import mask_internal_error
 from jaxserve.server.core.limits import Limits
+from jaxserve.server.core.place_forecast import PlaceForecast, Work
 from jaxserve.server.core.prompt_encoder import PromptEncoder
 from jaxserve.server.core.remote_prefills import PageFetcher, RemotePrefills
 from jaxserve.server.core.request_observer import RequestObserver
@@ -47,6 +49,7 @@ class Service:
         prompts: Prompts,
         thread: EngineThread,
         estimate: TTFTEstimate,
+        places: PlaceForecast,
         limits: Limits,
         observers: tuple[RequestObserver, ...],
         page_fetcher: PageFetcher | None = None,
@@ -54,8 +57,9 @@ class Service:
     ):
         """Begin without requests.
 
-        page_fetcher: has long prompts computed elsewhere; None if this engine computes all of them.
-        prefill_only: this is a prefill server, which refuses clients.
+        places: for clients that find the queue full. page_fetcher: has long prompts computed
+        elsewhere; None if this engine computes all of them. prefill_only: this is a prefill server,
+        which refuses clients.
         """
         self.prompts = prompts
         self.limits = limits
@@ -67,7 +71,16 @@ class Service:
         self._workers = Workers()
         self._encoder = PromptEncoder(prompts, self._workers, limits.max_prompt_bytes)
         self._remote_prefills = RemotePrefills(page_fetcher)
-        self._admission = AdmissionControl(limits, estimate, self._remote_prefills, prefill_only)
+        self._places = places
+        self._admission = AdmissionControl(
+            limits,
+            estimate,
+            places,
+            self._remote_prefills,
+            prefill_only,
+            self._running,
+            prompts.max_context,
+        )
         self._answers: dict[str, Answer] = {}  # by the engine's id
         # By the client's id; None before the request is submitted to the engine.
         self._requests: dict[str, Answer | None] = {}
@@ -116,7 +129,7 @@ class Service:
         self._admission.check_fields(incoming, request_id)
         if request_id in self._requests:
             raise RequestIdInUseError(f"request_id {request_id!r} is in flight already")
-        self._admission.check_queue()
+        self._admission.check_queue(incoming)
 
     def abort(self, request_id: str) -> bool:
         """End a request by its client's id; return whether it was in flight.
@@ -169,6 +182,18 @@ class Service:
         """Run long work that belongs to no waiting request, beside the event loop."""
         return await self._workers.run_in_background(work)
 
+    def _running(self) -> Work:
+        """Return what holds rows of the engine."""
+        now = time.monotonic()
+        left = [
+            self._places.seconds_left(
+                answer.max_tokens or self.prompts.max_context, now - answer.first_token_at
+            )
+            for answer in self._answers.values()
+            for _ in range(answer.running_choices)
+        ]
+        return Work(left, engine_waits=self.loads.waiting > 0)
+
     # ---- submission to the engine
 
     def _prepare(
@@ -211,7 +236,7 @@ class Service:
         )
         self._answers[prepared.request.id] = answer
         self._requests[request_id] = answer
-        self._admission.queue_prompt(request_id, answer.prompt_tokens, prepared.request.priority)
+        self._admission.queue_prompt(request_id, prepared.request)
         self._start_timer(answer, incoming.deadline)
         self._thread.submit(prepared.request)
         # Submitted all the same, so that the answer ends with finish reason abort.
@@ -242,8 +267,9 @@ class Service:
         self.loads = report.loads
         self.totals = report.totals
         # A step without output may only have been launched: its duration says nothing.
-        if any(event.tokens or event.embedding for event in report.events):
+        if event := next((each for each in report.events if each.tokens or each.embedding), None):
             self._admission.estimate.observe_step(report.seconds)
+            self._places.observe_step(report.seconds, len(event.tokens))
         was_idle = not self._events
         now = time.monotonic()
         self._events.extend((event, report.totals, now) for event in report.events)
@@ -289,6 +315,9 @@ class Service:
         del self._answers[answer.prepared.request.id]
         self._forget(answer.id)
         self._timers.pop(answer).cancel()
+        whole = [each for each in answer.completions if each.finish_reason != "abort"]
+        if whole:
+            self._places.observe_answer(fmean(len(each.token_ids) for each in whole))
         for observer in self._observers:
             observer.ended(answer, error)
 
