@@ -82,8 +82,8 @@ class Client(ClientBase[Stream]):
         timeout: Seconds that a call may take with all its retries, unless the call says otherwise.
             None is any time.
         retries: How often a call is made again that ended before anything came of it: with
-            UNAVAILABLE, with RESOURCE_EXHAUSTED and a time to come back, or because it reached
-            a server as that ended.
+            UNAVAILABLE, with RESOURCE_EXHAUSTED and a time to come back, or since the server
+            had begun to stop before the call arrived.
 
     Raises:
         ConfigError: The token, a file of tls or retries is wrong.

@@ -21,7 +21,7 @@ class Attempts:
     """Attempts at one call: how many are left, and how much time for all of them.
 
     A call is made again that ended with UNAVAILABLE, with RESOURCE_EXHAUSTED if the server says
-    when to come back, or unseen by a server that ends; a call that has brought a message is not. A
+    when to come back, or unseen by a server that stops; a call that has brought a message is not. A
     wait that goes beyond the deadline is not begun: the caller gets the error at once.
 
     gRPC's own retry policy was tried, and does something else: it retries RESOURCE_EXHAUSTED where
@@ -72,10 +72,10 @@ class Attempts:
 
 
 def is_unseen(failure: Any) -> bool:
-    """Return whether the call reached a server as it ended, and no service of it.
+    """Return whether gRPC's library refused the call, since its server had begun to stop.
 
-    gRPC's library ends calls so that arrive after a server has begun to end and before their client
-    could read of it. An end by a service has details of its own, and one by the client as well.
+    No handler saw it: it arrived before its client could read that the server goes away. Handlers,
+    and clients that cancel, give other details.
     """
     return failure.code() is grpc.StatusCode.CANCELLED and failure.details() == "CANCELLED"
 

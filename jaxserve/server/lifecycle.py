@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from jaxserve.errors import DrainingError, RestartingError
+from jaxserve.server.core.service import Service
 from jaxserve.server.readiness import Phase, Readiness
 from jaxserve.server.serving_state import ServingState
 
@@ -104,10 +105,15 @@ class Lifecycle:
         is_loading = self.readiness.phase is Phase.LOADING
         if is_loading or self._signalled or self._failure is not None:
             log.warning("ended by %s", number.name)
-            self.exit(0 if is_loading else 128 + number)
+            self.exit(self._code_at_once(is_loading, number))
         self._signalled = True
         log.info("draining after %s, for %g s at most", number.name, self.drain_timeout)
         self.drain()
+
+    def _code_at_once(self, is_loading: bool, number: signal.Signals) -> int:
+        if self._failure is not None:
+            return FAILED
+        return 0 if is_loading else 128 + number
 
     async def run(self, load: Callable[[], ServingState]) -> int:
         """Load, serve until told to stop, drain; return the exit code.
@@ -123,15 +129,17 @@ class Lifecycle:
         until = time.monotonic() + self.drain_timeout
         if self._failure is None:
             await self._drain(state, until)
+        if self._failure is None:
+            # Clients may still be reading long answers, and some may just have sent a request.
+            await self.listeners.stop(max(GRACE, until - time.monotonic()))
         watching.cancel()
         if self._failure is not None:  # before the drain, or during it
             return await self._die(state)
-        self.readiness.set_ended()
-        # Requests have ended, but clients may still be reading long answers.
-        await self.listeners.stop(max(GRACE, until - time.monotonic()))
         for service in state.services:
             service.close()
-        if not all([thread.close() for thread in state.threads]):
+        # On threads, since a step may take seconds, and a second signal ends them.
+        closings = [asyncio.to_thread(thread.close) for thread in state.threads]
+        if not all(await asyncio.gather(*closings)):
             log.error("a step of the engine did not end")
             return FAILED
         return 0
@@ -148,7 +156,7 @@ class Lifecycle:
         if self._stop.is_set():
             log.warning("told to end while loading")
             await self.listeners.stop(GRACE)
-            self.exit(0)
+            self.exit(0 if self._failure is None else FAILED)
         return await loading
 
     async def _drain(self, state: ServingState, until: float) -> None:
@@ -159,12 +167,17 @@ class Lifecycle:
             await self._wait_while(lambda: service.in_flight or leaving(), until)
         await self.listeners.drain()
         await self._wait_while(lambda: service.in_flight or self.listeners.in_use, until)
-        if service.in_flight and self._failure is None:
+        if time.monotonic() >= until and self._failure is None:
+            self._end_requests(service)
+
+    def _end_requests(self, service: Service) -> None:
+        """Refuse requests from now on, and end those that run."""
+        self.readiness.set_ended()
+        if service.in_flight:
             log.warning("%d requests did not finish in time", service.in_flight)
-            self.readiness.set_ended()
-            service.fail_all(
-                DrainingError(f"the server ends; --drain-timeout {self.drain_timeout:g} has passed")
-            )
+        service.fail_all(
+            DrainingError(f"the server ends; --drain-timeout {self.drain_timeout:g} has passed")
+        )
 
     async def _wait_while(self, goes_on: Callable[[], object], until: float) -> None:
         while time.monotonic() < until and goes_on() and self._failure is None:

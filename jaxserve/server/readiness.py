@@ -36,7 +36,7 @@ class Readiness:
         return self.phase in (Phase.DRAINING, Phase.ENDED, Phase.FAILED)
 
     def require_ready(self) -> ServingState:
-        """Return what serves a request of another server; UnavailableError unless ready."""
+        """Return what computes a decode server's prompt; UnavailableError unless ready."""
         if self.phase is Phase.DRAINING:
             raise _draining()
         return self.require_serving()
@@ -47,7 +47,7 @@ class Readiness:
         Such a request was sent before its client could hear of the drain. Raises UnavailableError
         while the model is loading, when the time of the drain is over, and after a failure.
         """
-        if self.phase is Phase.ENDED:
+        if self.phase is Phase.ENDED or (self.phase is Phase.DRAINING and self.state is None):
             raise _draining()
         return self.require_loaded()
 
@@ -73,7 +73,7 @@ class Readiness:
             self._set(Phase.DRAINING)
 
     def set_ended(self) -> None:
-        """Refuse new requests from now on; without effect after a failure."""
+        """Refuse new requests, since the time of the drain is over; not after a failure."""
         if self.phase is Phase.DRAINING:
             self._set(Phase.ENDED)
 

@@ -21,7 +21,7 @@ TRACKED = 256  # promises that are compared with the places one by one
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is ahead of a place in the queue.
+    """Everything that is ahead of a place in the queue.
 
     seconds_left: of each running choice, until its row is free. engine_waits: choices wait in the
     engine; if rows are free, then because pages are not. choices, prompt_tokens, max_tokens: of a

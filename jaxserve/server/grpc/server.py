@@ -128,7 +128,7 @@ class Health:
     """grpc.health.v1 of a server with these services.
 
     The empty name and AdminService are always SERVING while the process lives. InferenceService and
-    the endpoints are SERVING only while requests are accepted.
+    the endpoints are SERVING only while the server is ready.
     """
 
     def __init__(

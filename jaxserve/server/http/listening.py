@@ -2,8 +2,10 @@
 
 import contextlib
 import ctypes
+import select
 import socket
 import struct
+import sys
 
 from jaxserve.errors import ConfigError, flag_text
 
@@ -34,6 +36,13 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+def has_waiting(listener: socket.socket) -> bool:
+    """Return whether a connection waits to be accepted."""
+    poll = select.poll()
+    poll.register(listener, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 def begin_no_more(listener: socket.socket) -> None:
     """Let no further connection begin; those that have begun can still be accepted.
 
@@ -44,6 +53,8 @@ def begin_no_more(listener: socket.socket) -> None:
 
     Without effect outside of Linux, and where a sandbox knows no filters.
     """
+    if sys.platform != "linux":
+        return
     code = b"".join(struct.pack("=HBBI", *instruction) for instruction in DROP_SYN)
     memory = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("@HP", len(DROP_SYN), ctypes.addressof(memory))

@@ -13,10 +13,11 @@ from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.http.listening import begin_no_more, listen
+from jaxserve.server.http.listening import begin_no_more, has_waiting, listen
 from jaxserve.server.security.tls import Tls
 
 HANDSHAKE = 0.1  # seconds in which a connection that has begun is there to be accepted
+LONGEST_QUEUE = 5.0  # seconds in which all connections that wait are accepted
 LINGER = 1.0  # seconds without any request, after which a draining server expects no more
 
 
@@ -47,8 +48,10 @@ class Connection(H11Protocol):
 
     @property
     def is_answering(self) -> bool:
-        """Return whether a request has begun whose response is not complete."""
-        return self.cycle is not None and not self.cycle.response_complete
+        """Return whether a request has begun whose response has not left completely."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            return True
+        return self.transport.get_write_buffer_size() > 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -132,20 +135,30 @@ class HttpServer:
         """Return whether a request runs, or may come over a connection that is open.
 
         Proxies repeat no POST that meets a closed connection. So connections stay open until no
-        request has come for a while: of those that a proxy keeps, each is closed after its next
-        response.
+        request has come for a while, at the least since the port was closed: of those that a proxy
+        keeps, each is closed after its next response.
         """
-        connections = self._server.server_state.connections
-        if any(isinstance(each, Connection) and each.is_answering for each in connections):
+        if any(each.is_answering for each in self._connections):
             return True
-        return time.monotonic() - self._traffic.last < LINGER
+        # A TLS connection counts as one only when its handshake is over.
+        may_come = bool(self._connections) or self._server.config.ssl is not None
+        return may_come and time.monotonic() - self._traffic.last < LINGER
+
+    @property
+    def _connections(self) -> list[Connection]:
+        open_ones = self._server.server_state.connections
+        return [each for each in open_ones if isinstance(each, Connection)]
 
     async def close_port(self) -> None:
         """Refuse new connections, and accept those that have begun."""
         if not self._server.started:
             return  # uvicorn does not listen yet; `stop` closes the socket
         begin_no_more(self._socket)
+        self._traffic.note()
+        until = time.monotonic() + LONGEST_QUEUE
         await asyncio.sleep(HANDSHAKE)
+        while has_waiting(self._socket) and time.monotonic() < until:
+            await asyncio.sleep(0)  # uvloop accepts one in each of its turns
         for server in self._server.servers:
             server.close()
 
@@ -154,6 +167,13 @@ class HttpServer:
         # With 0, uvicorn would give up before it looks whether a response is still open.
         self._server.config.timeout_graceful_shutdown = max(grace, 0.01)  # type: ignore[assignment]
         self._server.should_exit = True
-        if self._task:
-            await asyncio.wait((self._task,))
+        while self._task and not self._task.done():
+            await asyncio.wait((self._task,), timeout=LINGER)
+            self._abort_silent()
         self._socket.close()
+
+    def _abort_silent(self) -> None:
+        """End connections that are closed here, and whose clients do not confirm it as TLS asks."""
+        for connection in self._connections:
+            if connection.transport.is_closing() and not connection.is_answering:
+                connection.transport.abort()

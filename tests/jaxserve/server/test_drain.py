@@ -8,10 +8,12 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import signal
 import socket
+import ssl
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +23,7 @@ from typing import Any
 import grpc
 import httpx
 import pytest
+import uvloop
 from grpc import aio  # type: ignore[attr-defined]
 
 from jaxserve.client import AsyncClient
@@ -31,16 +34,23 @@ from jaxserve.server.http.listening import begin_no_more, listen
 from jaxserve.server.lifecycle import Lifecycle
 from jaxserve.v1 import admin_pb2, common_pb2, inference_pb2, inference_pb2_grpc
 from jaxserve.v1.admin_pb2_grpc import AdminServiceStub
+from tests.jaxserve.client.test_connection import signed
 from tests.jaxserve.server import proxies
 from tests.jaxserve.server.harness import Running, running, until
 from tests.jaxserve.server.http.harness import uvicorn_of
 from tests.jaxserve.server.test_endings import outcome, start
 from tests.jaxserve.server.test_lifecycle import living
 
-CALLERS = 24
-ANSWERS = 150  # before the drain, and after it
+MANY = 24  # callers
+FEW = 2
+ANSWERS = 6  # for each of them, before the drain and after it
 TOKENS = 6
 Ask = Callable[[str], Awaitable[object]]  # given the request's id; raises if the call is lost
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """Run on the event loop that the server has."""
+    asyncio.run(main, loop_factory=uvloop.new_event_loop)
 
 
 @dataclass
@@ -57,7 +67,7 @@ class Pair:
     def addresses(self, protocol: str) -> list[str]:
         return [f"127.0.0.1:{each.process.listeners.ports[protocol]}" for each in self.servers]
 
-    async def drain_under_load(self, ask: Ask) -> None:
+    async def drain_under_load(self, ask: Ask, callers: int = MANY) -> None:
         """Drain the first server while callers ask; check that none of them notices."""
         ended = asyncio.Event()
 
@@ -71,14 +81,14 @@ class Pair:
                 except (grpc.RpcError, httpx.HTTPError, AssertionError) as error:
                     self.lost.append(f"{name}: {error}"[:300])
 
-        callers = [asyncio.create_task(call()) for _ in range(CALLERS)]
-        await until(lambda: self.answered > ANSWERS)
+        calling = [asyncio.create_task(call()) for _ in range(callers)]
+        await until(lambda: self.answered > ANSWERS * callers)
         self.lifecycles[0].drain()
         assert await asyncio.wait_for(self.tasks[0], 60) == 0
         after = self.answered
-        await until(lambda: self.answered > after + ANSWERS)
+        await until(lambda: self.answered > after + ANSWERS * callers)
         ended.set()
-        await asyncio.gather(*callers)
+        await asyncio.gather(*calling)
         assert not self.lost, (len(self.lost), self.asked, self.lost[:3])
         computed = [set(each.runner.launches) for each in self.servers]
         assert all(computed), "both servers have answered"
@@ -142,8 +152,9 @@ NGINX_CONNECTS_ANEW = """
 
 
 @pytest.mark.system
+@pytest.mark.parametrize("callers", [MANY, FEW])
 @pytest.mark.parametrize("http", [NGINX_KEEPS, NGINX_CONNECTS_ANEW], ids=["keeps", "anew"])
-def test_http_behind_nginx(tmp_path: Path, http: str) -> None:
+def test_http_behind_nginx(tmp_path: Path, http: str, callers: int) -> None:
     """Idle connections of a proxy stay open for its next request (nodejs/node#60617)."""
 
     async def main() -> None:
@@ -151,9 +162,9 @@ def test_http_behind_nginx(tmp_path: Path, http: str) -> None:
             lines = " ".join(f"server {each};" for each in servers.addresses("HTTP"))
             with proxies.nginx(tmp_path, http.replace("SERVERS", lines)) as path:
                 async with over(path) as client:
-                    await servers.drain_under_load(posting(client))
+                    await servers.drain_under_load(posting(client), callers)
 
-    asyncio.run(main())
+    run(main())
 
 
 HAPROXY_HTTP = """
@@ -176,7 +187,7 @@ def test_http_behind_haproxy(tmp_path: Path, reuse: str) -> None:
                 async with over(path) as client:
                     await servers.drain_under_load(posting(client))
 
-    asyncio.run(main())
+    run(main())
 
 
 # ---- gRPC
@@ -208,8 +219,9 @@ def generate(name: str) -> inference_pb2.GenerateRequest:
     return inference_pb2.GenerateRequest(text="a fox", sampling=sampling, request_id=name)
 
 
+@pytest.mark.parametrize("callers", [MANY, FEW])
 @pytest.mark.parametrize("config", [WATCHES, RETRIES], ids=["watches", "retries"])
-def test_grpc_with_two_addresses(tmp_path: Path, config: dict[str, Any]) -> None:
+def test_grpc_with_two_addresses(tmp_path: Path, config: dict[str, Any], callers: int) -> None:
     """gRPC's library cancels calls that arrive before their client has heard (grpc/grpc#41785)."""
     options = [("grpc.service_config", json.dumps(config))]
 
@@ -218,9 +230,9 @@ def test_grpc_with_two_addresses(tmp_path: Path, config: dict[str, Any]) -> None
             address = target(*servers.addresses("gRPC"))
             async with aio.insecure_channel(address, options) as channel:
                 stub = inference_pb2_grpc.InferenceServiceStub(channel)
-                await servers.drain_under_load(lambda name: stub.Generate(generate(name)))
+                await servers.drain_under_load(lambda name: stub.Generate(generate(name)), callers)
 
-    asyncio.run(main())
+    run(main())
 
 
 @asynccontextmanager
@@ -236,14 +248,15 @@ async def our_clients(*addresses: str) -> AsyncIterator[Ask]:
         yield ask
 
 
-def test_our_client_with_two_addresses(tmp_path: Path) -> None:
+@pytest.mark.parametrize("callers", [MANY, FEW])
+def test_our_client_with_two_addresses(tmp_path: Path, callers: int) -> None:
     async def main() -> None:
         async with pair(tmp_path) as servers:
             first, second = servers.addresses("gRPC")
             async with our_clients(target(first, second), target(second, first)) as ask:
-                await servers.drain_under_load(ask)
+                await servers.drain_under_load(ask, callers)
 
-    asyncio.run(main())
+    run(main())
 
 
 NGINX_GRPC = """
@@ -264,7 +277,7 @@ def test_grpc_behind_nginx(tmp_path: Path) -> None:
                 async with our_clients(f"unix:{path}") as ask:
                     await servers.drain_under_load(ask)
 
-    asyncio.run(main())
+    run(main())
 
 
 HAPROXY_GRPC = """
@@ -293,7 +306,7 @@ def test_grpc_behind_haproxy(tmp_path: Path, mode: str, protocol: str) -> None:
                 async with our_clients(*ways) as ask:
                     await servers.drain_under_load(ask)
 
-    asyncio.run(main())
+    run(main())
 
 
 # ---- one connection, one server
@@ -319,10 +332,13 @@ async def response_of(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
     return head, await reader.readexactly(length)
 
 
-def test_a_kept_connection_serves_its_next_request_and_is_closed(tmp_path: Path) -> None:
+def test_a_kept_connection_serves_its_next_request_and_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A client that obeys Retry-After on the same connection would never leave
-    (benoitc/gunicorn#2313).
+    (benoitc/gunicorn#2313). However long the connection was idle.
     """
+    passed = stopped_clock(monkeypatch)
 
     async def main() -> None:
         async with (
@@ -334,6 +350,7 @@ def test_a_kept_connection_serves_its_next_request_and_is_closed(tmp_path: Path)
             writer.write(request_of("before"))
             head, _ = await response_of(reader)
             assert b" 200 " in head and b"connection: close" not in head
+            passed[0] += 10 * http_server.LINGER
             lifecycle.drain()
             await until(lambda: not _accepts(port))
             writer.write(request_of("after"))
@@ -341,9 +358,17 @@ def test_a_kept_connection_serves_its_next_request_and_is_closed(tmp_path: Path)
             assert b" 200 " in head and b"connection: close" in head and b"after" in body
             assert await asyncio.wait_for(reader.read(), 60) == b""
             writer.close()
+            passed[0] += http_server.LINGER
             assert await task == 0
 
-    asyncio.run(main())
+    run(main())
+
+
+def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Stop the clock of HTTP's connections; return its time, which the test sets."""
+    passed = [0.0]
+    monkeypatch.setattr(http_server, "time", SimpleNamespace(monotonic=lambda: passed[0]))
+    return passed
 
 
 def _accepts(port: int) -> bool:
@@ -362,7 +387,7 @@ def test_connections_that_nobody_has_accepted_yet_are_served(tmp_path: Path) -> 
             living(server) as (lifecycle, task),
         ):
             address = "127.0.0.1", await http_port(server)
-            waiting = [socket.create_connection(address) for _ in range(20)]
+            waiting = [socket.create_connection(address) for _ in range(100)]
             for number, each in enumerate(waiting):
                 each.sendall(request_of(f"r{number}"))
                 each.setblocking(False)
@@ -374,7 +399,7 @@ def test_connections_that_nobody_has_accepted_yet_are_served(tmp_path: Path) -> 
                 writer.close()
             assert await task == 0
 
-    asyncio.run(main())
+    run(main())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a filter of Linux's kernel")
@@ -395,10 +420,10 @@ def test_no_connection_begins_between_the_last_accept_and_the_close() -> None:
                 listener.accept()
 
 
-def test_an_idle_server_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection that a proxy keeps is no reason to wait."""
-    passed = [0.0]
-    monkeypatch.setattr(http_server, "time", SimpleNamespace(monotonic=lambda: passed[0]))
+def test_an_idle_connection_does_not_hold_up_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed = stopped_clock(monkeypatch)
 
     async def main() -> None:
         async with (
@@ -417,7 +442,7 @@ def test_an_idle_server_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
             assert await task == 0
             writer.close()
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_the_port_of_administrators_stays_open(tmp_path: Path) -> None:
@@ -440,7 +465,7 @@ def test_the_port_of_administrators_stays_open(tmp_path: Path) -> None:
             assert await outcome(call, "unary") == "OK"
             assert await task == 0
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_a_signal_does_not_cut_a_drain_that_was_asked_for(tmp_path: Path) -> None:
@@ -462,7 +487,34 @@ def test_a_signal_does_not_cut_a_drain_that_was_asked_for(tmp_path: Path) -> Non
             assert await outcome(call, "unary") == "OK"
             assert await task == 0
 
-    asyncio.run(main())
+    run(main())
+
+
+@pytest.mark.system
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl program")
+def test_a_tls_client_that_never_says_goodbye_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    """The library would wait half a minute for it."""
+    cert, key = signed(tmp_path, "server")
+    flags = ("--tls-cert", str(cert), "--tls-key", str(key))
+
+    def kept_connection(port: int) -> ssl.SSLSocket:
+        context = ssl.create_default_context(cafile=str(cert))
+        plain = socket.create_connection(("127.0.0.1", port))
+        connection = context.wrap_socket(plain, server_hostname="127.0.0.1")
+        connection.sendall(request_of("one"))
+        assert b" 200 " in connection.recv(2**16)
+        return connection
+
+    async def main() -> None:
+        async with (
+            running(tmp_path, http=True, opened=False, flags=flags) as server,
+            living(server) as (lifecycle, task),
+        ):
+            with await asyncio.to_thread(kept_connection, await http_port(server)):
+                lifecycle.drain()
+                assert await asyncio.wait_for(task, 20) == 0
+
+    run(main())
 
 
 @pytest.mark.system
@@ -477,4 +529,4 @@ def test_an_idle_connection_is_closed_after_its_time(tmp_path: Path) -> None:
             assert await asyncio.wait_for(reader.read(), 60) == b""
             writer.close()
 
-    asyncio.run(main())
+    run(main())

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import signal
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +15,7 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from jaxserve.cluster.heartbeat import PodFailure
-from jaxserve.errors import ConfigError
+from jaxserve.errors import ConfigError, RestartingError
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.grpc.server import INFERENCE, Health, bind, new_server
 from jaxserve.server.lifecycle import FAILED, Lifecycle
@@ -297,6 +299,66 @@ def test_drain_while_loading_ends_at_once(tmp_path: Path) -> None:
             lifecycle.drain()
             await asyncio.wait_for(task, 60)
             assert codes == [0]
+
+    asyncio.run(main())
+
+
+def test_a_failure_while_loading_is_no_drain(tmp_path: Path) -> None:
+    """A supervisor starts the server again."""
+    codes: list[int] = []
+    release = threading.Event()
+
+    def leave(code: int) -> None:
+        codes.append(code)
+        release.set()  # a process would be gone
+
+    async def main() -> None:
+        async with running(tmp_path, opened=False) as server:
+
+            def load() -> Any:
+                release.wait(60)
+                return server.served
+
+            lifecycle = Lifecycle(server.readiness, server.process.listeners, exit=leave)
+            task = asyncio.create_task(lifecycle.run(load))
+            await asyncio.sleep(0)
+            lifecycle.fail(RestartingError("host 1 is gone"))
+            await asyncio.wait_for(task, 60)
+            assert codes == [FAILED]
+
+    asyncio.run(main())
+
+
+def test_a_failure_while_clients_read_their_last_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with running(tmp_path, opened=False) as server, living(server) as (lifecycle, task):
+            stop = server.process.listeners.stop
+
+            async def fail_and_stop(grace: float) -> None:
+                monkeypatch.undo()
+                lifecycle.fail(RestartingError("host 1 is gone"))
+                await stop(grace)
+
+            monkeypatch.setattr(server.process.listeners, "stop", fail_and_stop)
+            lifecycle.drain()
+            assert await task == FAILED
+
+    asyncio.run(main())
+
+
+def test_a_signal_while_a_failure_is_told(tmp_path: Path) -> None:
+    codes: list[int] = []
+
+    async def main() -> None:
+        async with running(tmp_path, opened=False) as server, living(server) as (lifecycle, task):
+            lifecycle.exit = codes.append
+            lifecycle.watch_signals()
+            lifecycle.fail(RestartingError("host 1 is gone"))
+            os.kill(os.getpid(), signal.SIGTERM)
+            await until(lambda: codes)
+            assert codes == [FAILED] and await task == FAILED
 
     asyncio.run(main())
 
