@@ -7,8 +7,8 @@ from importlib import import_module
 from types import MappingProxyType
 
 from jaxserve import __version__
-from jaxserve.cli.interrupts import exit_on_interrupt, interrupts_raise
 from jaxserve.cli.parser import Parser
+from jaxserve.interrupts import exit_on_interrupt, interrupts_raise
 
 # Name of a program -> its module, which has the functions main and parser, and what it does.
 PROGRAMS = MappingProxyType(

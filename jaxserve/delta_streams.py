@@ -9,6 +9,7 @@ from jaxserve.completion import Delta
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.events import TokenEvent
 from jaxserve.errors import EngineError
+from jaxserve.interrupts import HeldInterrupts
 from jaxserve.open_choices import OpenChoices
 from jaxserve.progress import Bar
 from jaxserve.prompts import Prepared
@@ -27,12 +28,14 @@ class DeltaStreams:
     """Runs prepared prompts on an engine for any number of open iterators.
 
     Not thread-safe. Nothing runs in the background: asking any iterator for its next delta steps
-    the engine, and the events of other iterators' requests go to their inboxes meanwhile.
+    the engine, and the events of other iterators' requests go to their inboxes meanwhile. A Ctrl-C
+    takes effect between two steps; it ends the iterator that was asked, and the engine goes on.
     """
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer):
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, interrupts: HeldInterrupts):
         self._engine = engine
         self._tokenizer = tokenizer
+        self._interrupts = interrupts
         self._live: dict[str, _Live] = {}  # by request id
 
     @property
@@ -50,14 +53,16 @@ class DeltaStreams:
         places: dict[str, int] = {}  # request id -> position among the prompts
         inbox: deque[TokenEvent] = deque()
         try:
-            for place, p in enumerate(prompts):
-                seed = self._engine.submit(p.request)
-                self._live[p.request.id] = _Live(p, inbox)
-                places[p.request.id] = place
-                choices[p.request.id] = OpenChoices(p, seed, self._tokenizer, self._engine.stop)
+            with self._interrupts:
+                for place, p in enumerate(prompts):
+                    seed = self._engine.submit(p.request)
+                    self._live[p.request.id] = _Live(p, inbox)
+                    places[p.request.id] = place
+                    choices[p.request.id] = OpenChoices(p, seed, self._tokenizer, self._stop)
             while choices:
                 while not inbox:
                     self._step()
+                    self._interrupts.pass_on()
                 event = inbox.popleft()
                 unfinished = choices.get(event.request_id)
                 if unfinished is None or event.index not in unfinished:
@@ -74,19 +79,25 @@ class DeltaStreams:
                     completion,
                 )
         finally:
-            self._abandon(choices)
+            with self._interrupts:
+                self._abandon(places)
+
+    def _stop(self, request_id: str, index: int) -> TokenEvent | None:
+        with self._interrupts:
+            return self._engine.stop(request_id, index)
 
     def _step(self) -> None:
         """Run one step of the engine and put its events into the inboxes of all iterators."""
         self._engine.check_usable()
         if not self._engine.has_work:
             raise EngineError("the engine is idle while a request waits for its end")
-        for event in self._engine.step():
-            if event.request_id in self._live:
-                self._live[event.request_id].inbox.append(event)
+        with self._interrupts:
+            for event in self._engine.step():
+                if event.request_id in self._live:
+                    self._live[event.request_id].inbox.append(event)
 
     def _abandon(self, request_ids: Iterable[str]) -> None:
-        """Abort the requests of an iterator that has ended."""
+        """Abort the requests of an iterator that has ended, as far as they have not."""
         for request_id in request_ids:
             self._live.pop(request_id, None)
             self._engine.abort(request_id)

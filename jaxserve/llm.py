@@ -27,6 +27,7 @@ from jaxserve.engine.request_limits import max_new_tokens
 from jaxserve.engine.step_costs import measure
 from jaxserve.engine.trace import StepTrace, write_trace
 from jaxserve.errors import RequestError
+from jaxserve.interrupts import HeldInterrupts
 from jaxserve.llm_arguments import (
     OTHER_KEYWORDS,
     dtype_name,
@@ -56,8 +57,10 @@ class LLM:
 
     Close it, or use it as a context manager, to free its device memory. Steps are compiled when the
     first prompts that need them come, before any of these prompts runs. An LLM is not thread-safe.
-    It installs no signal handlers and sets no environment variable. While it loads and compiles,
-    jax.config names the folder of its compiled steps, unless the program, or
+    A Ctrl-C takes effect between two steps: the call raises KeyboardInterrupt, its requests are
+    aborted, and the next call is answered as if nothing had happened. For this a call on the main
+    thread has SIGINT to itself until it ends. No environment variable is set. While it loads and
+    compiles, jax.config names the folder of its compiled steps, unless the program, or
     JAX_COMPILATION_CACHE_DIR, names one already; afterwards jax.config is as it was before.
 
     Args:
@@ -186,7 +189,8 @@ class LLM:
             self.runner.config.embeds,
         )
         self._measured: tuple[Bucket, ...] = ()
-        self._streams = DeltaStreams(self.engine, self.model.tokenizer)
+        self._interrupts = HeldInterrupts()
+        self._streams = DeltaStreams(self.engine, self.model.tokenizer, self._interrupts)
         self._next_id = 0
 
     def _build_engine(
@@ -229,8 +233,9 @@ class LLM:
             NotBuiltInError: The model makes embeddings and generates no text.
             EngineError: The LLM is closed, or a step has failed.
         """
-        self._check(embed=False)
-        return self._complete(self._encode(named_prompts(prompts)), params, sampling)
+        with self._interrupts:
+            self._check(embed=False)
+            return self._complete(self._encode(named_prompts(prompts)), params, sampling)
 
     def chat(
         self,
@@ -259,10 +264,11 @@ class LLM:
             NotBuiltInError: The model makes embeddings and generates no text.
             EngineError: The LLM is closed, or a step has failed.
         """
-        self._check(embed=False)
-        named = named_conversations(messages)
-        rendered = {name: self._chat.render(given, name) for name, given in named.items()}
-        return self._complete(rendered, params, sampling)
+        with self._interrupts:
+            self._check(embed=False)
+            named = named_conversations(messages)
+            rendered = {name: self._render(given, name) for name, given in named.items()}
+            return self._complete(rendered, params, sampling)
 
     def embed(self, prompts: str | Iterable[str | Sequence[int]]) -> list[np.ndarray]:
         """Return the embedding of every prompt, from a model that embeds.
@@ -282,12 +288,13 @@ class LLM:
             NotBuiltInError: The model generates text and makes no embeddings.
             EngineError: The LLM is closed, or a step has failed.
         """
-        self._check(embed=True)
-        named = named_prompts(prompts)
-        for name, prompt in named.items():
-            if is_conversation(prompt):
-                raise RequestError(name, "is a conversation; give a text or its token ids")
-        done = self._complete(self._encode(named), None, {})
+        with self._interrupts:
+            self._check(embed=True)
+            named = named_prompts(prompts)
+            for name, prompt in named.items():
+                if is_conversation(prompt):
+                    raise RequestError(name, "is a conversation; give a text or its token ids")
+            done = self._complete(self._encode(named), None, {})
         for completion in done:
             if completion.error:
                 raise completion.error
@@ -299,7 +306,15 @@ class LLM:
         self.prompts.check_purpose(embed)
 
     def _encode(self, named: Mapping[str, Prompt]) -> dict[str, Rendered]:
-        return {name: self.prompts.encode(prompt, name) for name, prompt in named.items()}
+        encoded = {}
+        for name, prompt in named.items():
+            self._interrupts.pass_on()
+            encoded[name] = self.prompts.encode(prompt, name)
+        return encoded
+
+    def _render(self, conversation: Sequence[Message], name: str) -> Rendered:
+        self._interrupts.pass_on()
+        return self._chat.render(conversation, name)
 
     def _complete(
         self,
@@ -363,9 +378,10 @@ class LLM:
             NotBuiltInError: The model makes embeddings and generates no text.
             EngineError: The LLM is closed.
         """
-        self._check(embed=False)
-        name = name or ("messages" if is_conversation(prompt) else "prompt")
-        return self._checked(self.prompts.encode(prompt, name), params_of(params, {}), name)
+        with self._interrupts:
+            self._check(embed=False)
+            name = name or ("messages" if is_conversation(prompt) else "prompt")
+            return self._checked(self.prompts.encode(prompt, name), params_of(params, {}), name)
 
     def _checked(self, prompt: Rendered, params: SamplingParams, name: str) -> Prepared:
         """Compile the grammar, if any, and check the request under an id of its own."""
@@ -445,10 +461,20 @@ class LLM:
     def _compile(self, buckets: Iterable[Bucket]) -> None:
         """Compile these steps unless they are compiled, and measure what is new."""
         buckets = tuple(buckets)
-        if not self.runner.executables.has(buckets):
-            with compiled_steps_kept(self._cache), self._bar("compiling") as bar:
-                self.runner.warm_up(buckets, self._on_compile or bar.update)
-        self.measure_steps()
+        with self._interrupts:
+            if not self.runner.executables.has(buckets):
+                with compiled_steps_kept(self._cache), self._bar("compiling") as bar:
+                    self.runner.warm_up(buckets, self._told(self._on_compile or bar.update))
+            self.measure_steps()
+
+    def _told(self, progress: Progress) -> Progress:
+        """Return a function that tells of the progress, and lets a Ctrl-C take effect."""
+
+        def told(done: int, total: int, what: str) -> None:
+            self._interrupts.pass_on()
+            progress(done, total, what)
+
+        return told
 
     def _bar(self, title: str, in_bytes: bool = False) -> Bar:
         return Bar(Console(stderr=True, highlight=False), title, self._progress, in_bytes)
@@ -506,9 +532,10 @@ class LLM:
 
         Open iterators end with EngineError. Closing a closed LLM does nothing.
         """
-        self._chat.close()
-        self._grammars.close()
-        self.engine.close()
+        with self._interrupts:
+            self._chat.close()
+            self._grammars.close()
+            self.engine.close()
 
     def __enter__(self) -> "LLM":
         return self

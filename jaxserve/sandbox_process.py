@@ -7,6 +7,8 @@ from contextlib import suppress
 from threading import Event, Lock, Timer
 from typing import Any
 
+from jaxserve.interrupts import HeldInterrupts
+
 START_SECONDS = 60.0  # until a new process is ready, on a busy machine
 
 
@@ -23,6 +25,7 @@ class LineProcess:
         self._seconds = seconds
         self._max_answer_bytes = max_answer_bytes
         self._lock = Lock()
+        self._interrupts = HeldInterrupts()
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, request: str) -> dict[str, Any] | None:
@@ -30,12 +33,14 @@ class LineProcess:
 
         ChildProcessError is raised when the process does not start.
         """
-        with self._lock:
+        # A Ctrl-C while a process starts would lose the process, and later it would lose the timer
+        # that kills it.
+        with self._lock, self._interrupts:
             return self._exchange(self._running(), request.encode() + b"\n", self._seconds)
 
     def close(self) -> None:
         """End the process; a later request starts another."""
-        with self._lock:
+        with self._lock, self._interrupts:
             self._end()
 
     def _running(self) -> subprocess.Popen[bytes]:

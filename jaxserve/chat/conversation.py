@@ -141,8 +141,8 @@ def typed_turns(prompt: str) -> Iterator[str]:
 def interruptible() -> Iterator[Event]:
     """Turn the first Ctrl-C inside of the context into an event.
 
-    A step of the engine must run to its end: an interrupted one leaves the engine unusable. The
-    second Ctrl-C is a KeyboardInterrupt as usual.
+    The answer is cut where it is, and the conversation goes on. The second Ctrl-C is a
+    KeyboardInterrupt as usual.
     """
     pressed = Event()
 

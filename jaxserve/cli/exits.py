@@ -5,8 +5,8 @@ import sys
 from collections.abc import Callable
 
 from jaxserve.checkpoints.errors import CheckpointError
-from jaxserve.cli.interrupts import INTERRUPTED
 from jaxserve.errors import JaxserveError
+from jaxserve.interrupts import INTERRUPTED
 from jaxserve.pallas_kernels.errors import KernelError
 from jaxserve.sharding.errors import ChipError, ShardingError
 from jaxserve.tokenizer import TokenizerError

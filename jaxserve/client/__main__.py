@@ -2,7 +2,7 @@
 
 import sys
 
-from jaxserve.cli.interrupts import exit_on_interrupt
+from jaxserve.interrupts import exit_on_interrupt
 
 if __name__ == "__main__":
     exit_on_interrupt()

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from jaxserve.cli.interrupts import exit_on_interrupt
+from jaxserve.interrupts import exit_on_interrupt
 
 if __name__ == "__main__":
     exit_on_interrupt()  # before the imports that take seconds

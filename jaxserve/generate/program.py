@@ -14,7 +14,6 @@ from jaxserve.checkpoints.hub.names import display_name
 from jaxserve.cli.exits import BAD_INPUT, complain
 from jaxserve.cli.flags import draft_model, engine_options
 from jaxserve.cli.inputs import is_typed, prompts_of, read_turns
-from jaxserve.cli.interrupts import interrupts_raise
 from jaxserve.cli.output import JsonPrinter, TextPrinter, model_line, summary
 from jaxserve.cluster.agreement import READS_ALL, agree_on_engine, digests_to_compare
 from jaxserve.cluster.bootstrap import Pod, join
@@ -25,6 +24,7 @@ from jaxserve.compilation_cache import use_compilation_cache
 from jaxserve.completion import Completion, Delta
 from jaxserve.engine.device.weight_report import describe_weights, weight_sizes
 from jaxserve.errors import RequestError
+from jaxserve.interrupts import interrupts_raise
 from jaxserve.llm import LLM
 from jaxserve.models.precision import AS_STORED
 from jaxserve.progress import Bar

@@ -15,10 +15,10 @@ from unittest.mock import patch
 from jaxserve.bench.latency import Objective
 from jaxserve.bench.serve import NONE_ANSWERED
 from jaxserve.cli.exits import BAD_INPUT, PIPE_CLOSED
-from jaxserve.cli.interrupts import INTERRUPTED
 from jaxserve.cluster import heartbeat
 from jaxserve.config import PAGE_DTYPES, PROPOSERS
 from jaxserve.doctor.__main__ import FAULTS
+from jaxserve.interrupts import INTERRUPTED
 from jaxserve.loading.parameters import DTYPES
 from jaxserve.models.precision import HEAD
 from jaxserve.models.quant import SCHEMES

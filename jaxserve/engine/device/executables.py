@@ -51,8 +51,8 @@ class Executables:
         if not self.writers:
             jobs += self._self_checks()
             jobs.append(("row writers", self._compile_writers))
-            if self._lowering.config.page_exchange:
-                jobs.append(("pages for other engines", self._compile_page_programs))
+        if self._lowering.config.page_exchange and not self.page_programs:
+            jobs.append(("pages for other engines", self._compile_page_programs))
         for bucket in buckets:
             if bucket not in self.steps:
                 jobs.append((str(bucket), partial(self._compile_step, bucket)))
@@ -152,8 +152,8 @@ class Executables:
         self.writers |= {name: self._compile(name, writer) for name, writer in writers}
 
     def _compile_page_programs(self) -> None:
-        for name, program in self._lowering.page_programs().items():
-            self.page_programs[name] = self._compile(name, program)
+        programs = self._lowering.page_programs().items()
+        self.page_programs |= {name: self._compile(name, program) for name, program in programs}
 
     def _compile(self, name: str, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
         hits = self._compiles.hits

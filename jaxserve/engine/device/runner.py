@@ -92,9 +92,11 @@ class DeviceRunner:
         self, buckets: Iterable[Bucket], progress: Progress = lambda done, total, what: None
     ) -> None:
         """Compile these steps and all other programs, see Executables.warm_up."""
-        self.executables.warm_up(buckets, progress)
-        for bucket in self.executables.steps:
-            self.padding.setdefault(bucket, Padding())
+        try:
+            self.executables.warm_up(buckets, progress)
+        finally:  # what was compiled before an interrupt is used later
+            for bucket in self.executables.steps:
+                self.padding.setdefault(bucket, Padding())
 
     @property
     def compiled(self) -> tuple[Bucket, ...]:

@@ -20,7 +20,7 @@ signal.signal(signal.SIGINT, {inherited})
 def press_ctrl_c():
     os.kill(os.getpid(), signal.SIGINT)
 
-from jaxserve.cli.interrupts import exit_on_interrupt, interrupts_raise
+from jaxserve.interrupts import exit_on_interrupt, interrupts_raise
 """
 AT_IMPORT = """
 program, module = sys.argv[1:]
