@@ -62,8 +62,10 @@ class HeldInterrupts:
         self._since: float | None = None  # time of the first Ctrl-C that was not passed on
 
     def __enter__(self) -> Self:
-        if self._depth == 0 and threading.current_thread() is threading.main_thread():
-            self._take_over()
+        if self._depth == 0:
+            self._before = self._since = None
+            if threading.current_thread() is threading.main_thread():
+                self._take_over()
         self._depth += 1
         return self
 
@@ -81,7 +83,6 @@ class HeldInterrupts:
             self._before(signal.SIGINT, None)
 
     def _take_over(self) -> None:
-        self._before = self._since = None
         before = signal.signal(signal.SIGINT, self._note)
         if callable(before) and before is not _exit:
             self._before = before

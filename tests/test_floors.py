@@ -18,7 +18,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "errors": ("jaxserve.errors",),
     "names elsewhere": ("jaxserve.names_elsewhere",),
     "request": ("jaxserve.request", "jaxserve.request_values"),
-    "sandbox": ("jaxserve.sandbox_process",),
+    "processes": ("jaxserve.interrupts", "jaxserve.sandbox_process"),
     "config": ("jaxserve.config",),
     "structure": ("jaxserve.structure",),
     "tokenizer": ("jaxserve.tokenizer",),

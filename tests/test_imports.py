@@ -39,7 +39,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "checkpoints.convert": ("jaxserve.convert",),
     "jaxserve.errors": (),
     "jaxserve.config": ("jaxserve.config", "jaxserve.errors"),
-    "jaxserve.sandbox_process": (),
+    "jaxserve.interrupts": (),
+    "jaxserve.sandbox_process": ("jaxserve.interrupts",),
     "jaxserve.names_elsewhere": (),
     "jaxserve.request": (
         "jaxserve.errors",
@@ -180,6 +181,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "checkpoints.hub",
         "jaxserve.cache_folders",
         "jaxserve.cli",
+        "jaxserve.interrupts",
         "jaxserve.chat.conversation",
         "jaxserve.completion",
         "jaxserve.config",
@@ -225,6 +227,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.v1": ("jaxserve.v1",),
     "jaxserve.client": (
         "jaxserve.client",
+        "jaxserve.interrupts",
         "jaxserve.cli",
         "jaxserve.errors",
         "jaxserve.request",

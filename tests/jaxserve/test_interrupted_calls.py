@@ -114,13 +114,21 @@ def test_what_hangs_is_left_with_a_further_one(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_other_threads_are_left_alone() -> None:
-    def enter() -> None:
-        with HeldInterrupts():
-            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    """After a use on the main thread as well: they may not set handlers."""
+    held = HeldInterrupts()
+    seen = []
 
+    def enter() -> None:
+        with held:
+            seen.append(signal.getsignal(signal.SIGINT))
+        seen.append("left")
+
+    with held:
+        pass
     thread = threading.Thread(target=enter)
     thread.start()
     thread.join()
+    assert seen == [signal.default_int_handler, "left"]
 
 
 # ---- an LLM
