@@ -17,6 +17,7 @@ from jaxserve.server.core.ttft_estimate import TTFTEstimate
 
 MAX_ID_BYTES = 128
 MAX_SALT_BYTES = 128
+WORK_SECONDS = 0.05  # for which the work ahead is taken to be the same
 MAX_PRIORITY = 100  # of either sign; a smaller number goes first
 
 
@@ -56,6 +57,8 @@ class AdmissionControl:
         self._places = places
         self._running = running
         self._max_tokens = max_tokens
+        self._work = Work(())
+        self._work_at = -math.inf
         self._limits = limits
         self._remote_prefills = remote_prefills
         self._prefill_only = prefill_only
@@ -158,7 +161,15 @@ class AdmissionControl:
         return QueueFullError(problem, self._places.promise(work, places))
 
     def _work_ahead(self, incoming: IncomingRequest) -> Work:
-        """Return what is ahead of a request; prompts in the queue are taken to be alike."""
+        """Return what is ahead of a request, as it was a moment ago where many are refused."""
+        now = time.monotonic()
+        if now - self._work_at > WORK_SECONDS:
+            self._work = self._count_work(incoming)
+            self._work_at = now
+        return self._work
+
+    def _count_work(self, incoming: IncomingRequest) -> Work:
+        """Count what is ahead of a request; prompts in the queue are taken to be alike."""
         queued = [prompt for prompt in self._queue.values() if prompt]
         if not queued:  # none of them is tokenized: they are taken to be like this request
             params = incoming.params

@@ -16,16 +16,16 @@ FIRST_GUESS = 1.0  # seconds for a place, before the engine has done a step
 KNOWN = 8  # answers after which their usual length is known
 WEIGHT = 0.1  # of the newest value in a running mean
 GONE = 5.0  # seconds after its time at which a client will not come any more
-TRACKED = 256  # promises that are compared with the places one by one
+TRACKED = 64  # promises that are compared with the places one by one
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
     """Everything that is ahead of a place in the queue.
 
-    seconds_left: of each running choice, until its row is free. engine_waits: choices wait in the
-    engine; if rows are free, then because pages are not. choices, prompt_tokens, max_tokens: of a
-    waiting request, on average.
+    seconds_left: of each running choice, until its row is free; in ascending order. engine_waits:
+    choices wait in the engine; if rows are free, then because pages are not. choices,
+    prompt_tokens, max_tokens: of a waiting request, on average.
     """
 
     seconds_left: Sequence[float]
@@ -97,10 +97,11 @@ class PlaceForecast:
 
     def _seconds_to_row(self, number: int, work: Work) -> float:
         """Return the seconds until a row has come free for the `number`-th time."""
-        free = 0 if work.engine_waits else max(0, self._rows - len(work.seconds_left))
-        ends = [*[0.0] * free, *sorted(work.seconds_left)] or [0.0]
-        rounds, row = divmod(number - 1, len(ends))
-        return ends[row] + rounds * self.seconds_of(work.max_tokens)
+        busy = len(work.seconds_left)
+        free = 0 if work.engine_waits and busy else max(0, self._rows - busy)
+        rounds, row = divmod(number - 1, free + busy)
+        first = 0.0 if row < free else work.seconds_left[row - free]
+        return first + rounds * self.seconds_of(work.max_tokens)
 
     # ---- who comes back when
 

@@ -192,7 +192,7 @@ class Service:
             for answer in self._answers.values()
             for _ in range(answer.running_choices)
         ]
-        return Work(left, engine_waits=self.loads.waiting > 0)
+        return Work(sorted(left), engine_waits=self.loads.waiting > 0)
 
     # ---- submission to the engine
 

@@ -72,12 +72,12 @@ def test_a_choice_that_outlives_the_usual_goes_on_for_half_as_long_again() -> No
 
 def test_places_come_free_when_rows_do() -> None:
     places = forecast(Clock(), rows=2, answers=KNOWN, length=100)
-    work = Work([1.5, 0.5], max_tokens=100)
+    work = Work([0.5, 1.5], max_tokens=100)
     found = [places.seconds_to_place(number, work) for number in range(1, 6)]
     assert found == pytest.approx([0.5, 1.5, 2.5, 3.5, 4.5])
     # The choices of a request before the place get their rows first.
     found = [
-        places.seconds_to_place(number, Work([1.5, 0.5], False, 2, 0, 100)) for number in (1, 2)
+        places.seconds_to_place(number, Work([0.5, 1.5], False, 2, 0, 100)) for number in (1, 2)
     ]
     assert found == pytest.approx([0.5, 2.5])
 
@@ -185,10 +185,10 @@ class Simulation:
         elif attempt == self.tries:
             self.lost += 1
         else:
-            left = [
+            left = sorted(
                 self.places.seconds_left(self.max_tokens, self.clock.now - each)
                 for each in self.began
-            ]
+            )
             seconds = self.places.promise(Work(left, max_tokens=self.max_tokens))
             self.later(seconds + STEP * self.draw.random(), lambda: self.ask(attempt + 1))
 
