@@ -60,9 +60,8 @@ class DeltaStreams:
                     places[p.request.id] = place
                     choices[p.request.id] = OpenChoices(p, seed, self._tokenizer, self._stop)
             while choices:
-                while not inbox:
-                    self._step()
-                    self._interrupts.pass_on()
+                if not inbox:
+                    self._fill(inbox, places)
                 event = inbox.popleft()
                 unfinished = choices.get(event.request_id)
                 if unfinished is None or event.index not in unfinished:
@@ -82,6 +81,18 @@ class DeltaStreams:
             with self._interrupts:
                 self._abandon(places)
 
+    def _fill(self, inbox: deque[TokenEvent], request_ids: Iterable[str]) -> None:
+        """Run steps until an event has come for an iterator with these requests."""
+        with self._interrupts:
+            try:
+                while not inbox:
+                    self._step()
+                    self._interrupts.pass_on()
+            except BaseException:
+                # Here, where a further Ctrl-C cannot keep the requests from being aborted.
+                self._abandon(request_ids)
+                raise
+
     def _stop(self, request_id: str, index: int) -> TokenEvent | None:
         with self._interrupts:
             return self._engine.stop(request_id, index)
@@ -91,10 +102,9 @@ class DeltaStreams:
         self._engine.check_usable()
         if not self._engine.has_work:
             raise EngineError("the engine is idle while a request waits for its end")
-        with self._interrupts:
-            for event in self._engine.step():
-                if event.request_id in self._live:
-                    self._live[event.request_id].inbox.append(event)
+        for event in self._engine.step():
+            if event.request_id in self._live:
+                self._live[event.request_id].inbox.append(event)
 
     def _abandon(self, request_ids: Iterable[str]) -> None:
         """Abort the requests of an iterator that has ended, as far as they have not."""

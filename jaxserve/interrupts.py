@@ -50,10 +50,12 @@ class HeldInterrupts:
     """Context in which a Ctrl-C takes effect at the end, or where `pass_on` is called.
 
     Nothing is left half done: no step that nobody reads, no list that is half changed. The context
-    may be entered again inside of itself: the outermost block counts. A second Ctrl-C is noted
-    like the first, unless that is PATIENCE ago: then what runs may hang, and it takes effect at
-    once. Without effect outside of the main thread, which alone is interrupted, and where SIGINT is
-    ignored or ends the process.
+    may be entered again inside of itself or of another one: the outermost block counts. A second
+    Ctrl-C is noted like the first, unless the first came more than PATIENCE seconds before: then
+    what runs may hang, and it takes effect at once.
+
+    Only the main thread is interrupted by signals; on other threads the context does nothing. Nor
+    does it where SIGINT is ignored, ends the process, or is handled outside of Python.
     """
 
     def __init__(self) -> None:
@@ -62,14 +64,15 @@ class HeldInterrupts:
         self._since: float | None = None  # time of the first Ctrl-C that was not passed on
 
     def __enter__(self) -> Self:
-        if self._depth == 0:
-            self._before = self._since = None
-            if threading.current_thread() is threading.main_thread():
+        if _on_main_thread():
+            if self._depth == 0:
                 self._take_over()
-        self._depth += 1
+            self._depth += 1
         return self
 
     def __exit__(self, *_: object) -> None:
+        if not _on_main_thread():
+            return
         self._depth -= 1
         if self._depth == 0 and self._before is not None:
             signal.signal(signal.SIGINT, self._before)
@@ -83,12 +86,12 @@ class HeldInterrupts:
             self._before(signal.SIGINT, None)
 
     def _take_over(self) -> None:
-        before = signal.signal(signal.SIGINT, self._note)
-        if callable(before) and before is not _exit:
+        self._before = self._since = None
+        before = signal.getsignal(signal.SIGINT)
+        is_held = isinstance(getattr(before, "__self__", None), HeldInterrupts)
+        if callable(before) and before is not _exit and not is_held:
             self._before = before
-        else:
-            signal.signal(signal.SIGINT, before)
-            self._since = None
+            signal.signal(signal.SIGINT, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
@@ -96,3 +99,7 @@ class HeldInterrupts:
             self._since = now
         elif now - self._since > PATIENCE:
             self.pass_on()
+
+
+def _on_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()

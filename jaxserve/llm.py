@@ -59,9 +59,12 @@ class LLM:
     first prompts that need them come, before any of these prompts runs. An LLM is not thread-safe.
     A Ctrl-C takes effect between two steps: the call raises KeyboardInterrupt, its requests are
     aborted, and the next call is answered as if nothing had happened. For this a call on the main
-    thread has SIGINT to itself until it ends. No environment variable is set. While it loads and
-    compiles, jax.config names the folder of its compiled steps, unless the program, or
-    JAX_COMPILATION_CACHE_DIR, names one already; afterwards jax.config is as it was before.
+    thread replaces the handler of SIGINT until it ends. A second Ctrl-C, five seconds after one
+    that had no effect, ends a step that hangs, and the engine with it.
+
+    No environment variable is set. While it loads and compiles, jax.config names the folder of its
+    compiled steps, unless the program, or JAX_COMPILATION_CACHE_DIR, names one already; afterwards
+    jax.config is as it was before.
 
     Args:
         model: Folder of a checkpoint as Hugging Face publishes it, or as jaxserve convert writes
@@ -233,9 +236,10 @@ class LLM:
             NotBuiltInError: The model makes embeddings and generates no text.
             EngineError: The LLM is closed, or a step has failed.
         """
+        named = named_prompts(prompts)
         with self._interrupts:
             self._check(embed=False)
-            return self._complete(self._encode(named_prompts(prompts)), params, sampling)
+            return self._complete(self._encode(named), params, sampling)
 
     def chat(
         self,
@@ -264,9 +268,9 @@ class LLM:
             NotBuiltInError: The model makes embeddings and generates no text.
             EngineError: The LLM is closed, or a step has failed.
         """
+        named = named_conversations(messages)
         with self._interrupts:
             self._check(embed=False)
-            named = named_conversations(messages)
             rendered = {name: self._render(given, name) for name, given in named.items()}
             return self._complete(rendered, params, sampling)
 
@@ -288,9 +292,9 @@ class LLM:
             NotBuiltInError: The model generates text and makes no embeddings.
             EngineError: The LLM is closed, or a step has failed.
         """
+        named = named_prompts(prompts)
         with self._interrupts:
             self._check(embed=True)
-            named = named_prompts(prompts)
             for name, prompt in named.items():
                 if is_conversation(prompt):
                     raise RequestError(name, "is a conversation; give a text or its token ids")
@@ -385,6 +389,7 @@ class LLM:
 
     def _checked(self, prompt: Rendered, params: SamplingParams, name: str) -> Prepared:
         """Compile the grammar, if any, and check the request under an id of its own."""
+        self._interrupts.pass_on()
         self._next_id += 1
         params = self.prompts.constrain(prompt, params)
         grammar = self._grammars.compile(params.structure) if params.structure else None
@@ -488,7 +493,8 @@ class LLM:
         compiled = self.runner.compiled
         if self.engine.speculates and compiled != self._measured:
             config = self.runner.config
-            costs = measure(self.runner, compiled, config.lanes, no_row=config.max_batch)
+            with self._interrupts:
+                costs = measure(self.runner, compiled, config.lanes, no_row=config.max_batch)
             self.engine.set_step_costs(costs)
             self._measured = compiled
 
