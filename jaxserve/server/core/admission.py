@@ -51,7 +51,7 @@ class AdmissionControl:
         """Begin with an empty queue.
 
         places: for refused clients. prefill_only: only decode servers may ask, not clients.
-        running: what holds rows at present. max_tokens: of a request that gives none.
+        running: the choices that run at present. max_tokens: of a request that gives none.
         """
         self.estimate = estimate
         self._places = places
@@ -83,6 +83,10 @@ class AdmissionControl:
         self._queue[request_id] = _QueuedPrompt(
             len(request.prompt), request.priority, params.n, params.max_tokens or self._max_tokens
         )
+
+    def note_arrival(self) -> None:
+        """Note that a client asks for a place in the queue."""
+        self._places.note_arrival()
 
     def leave(self, request_id: str) -> None:
         """Remove a request: its first token came, or it has ended."""
@@ -120,7 +124,6 @@ class AdmissionControl:
 
     def check_queue(self, incoming: IncomingRequest) -> None:
         """QueueFullError when as many requests wait as may."""
-        self._places.note_arrival()
         if len(self._queue) >= self._limits.max_waiting_requests:
             raise self._queue_full(
                 f"{len(self._queue)} requests wait already, as many as --max-waiting-requests "
@@ -140,6 +143,7 @@ class AdmissionControl:
                 f"{waiting} prompt tokens wait already; with {tokens} more they exceed "
                 f"--max-waiting-tokens {self._limits.max_waiting_tokens}",
                 incoming,
+                tokens,
                 missing_tokens=waiting + tokens - self._limits.max_waiting_tokens,
             )
         if incoming.deadline is None:
@@ -154,11 +158,12 @@ class AdmissionControl:
             )
 
     def _queue_full(
-        self, problem: str, incoming: IncomingRequest, missing_tokens: int = 0
+        self, problem: str, incoming: IncomingRequest, tokens: int = 0, missing_tokens: int = 0
     ) -> QueueFullError:
+        """tokens: of the prompt, if known. missing_tokens: that have to leave the queue."""
         work = self._work_ahead(incoming)
-        places = max(1, math.ceil(missing_tokens / max(work.prompt_tokens, 1)))
-        return QueueFullError(problem, self._places.promise(work, places))
+        places = math.ceil(missing_tokens / (work.prompt_tokens or tokens)) if tokens else 1
+        return QueueFullError(problem, self._places.come_back_in(work, places))
 
     def _work_ahead(self, incoming: IncomingRequest) -> Work:
         """Return what is ahead of a request, as it was a moment ago where many are refused."""

@@ -99,6 +99,8 @@ class Service:
         retries_itself: the caller tries again when the queue is full, so that this does not count
         as a refusal.
         """
+        if not retries_itself:
+            self._admission.note_arrival()
         try:
             return await self._admit(incoming)
         except JaxserveError as error:
@@ -183,7 +185,7 @@ class Service:
         return await self._workers.run_in_background(work)
 
     def _running(self) -> Work:
-        """Return what holds rows of the engine."""
+        """Return the running choices, as work ahead of those that wait."""
         now = time.monotonic()
         left = [
             self._places.seconds_left(
@@ -192,6 +194,8 @@ class Service:
             for answer in self._answers.values()
             for _ in range(answer.running_choices)
         ]
+        beginning = max(0, self.loads.running - len(left))  # choices without a token
+        left += [self._places.seconds_of(self.prompts.max_context)] * beginning
         return Work(sorted(left), engine_waits=self.loads.waiting > 0)
 
     # ---- submission to the engine
@@ -302,6 +306,7 @@ class Service:
         tokens = answer.take(event, totals)
         if was_waiting and answer.times:
             self._admission.leave(answer.id)
+            self._places.observe_place(others_wait=len(self._admission) > 0)
             if answer.times.admitted:
                 cached = answer.times.cached
                 self._admission.estimate.observe_prompt(answer.prompt_tokens, cached)
