@@ -1,4 +1,7 @@
-"""Ctrl-C in a call of an LLM: the call ends, and the next one is answered as by a fresh LLM."""
+"""Ctrl-C in a call of an LLM: the call ends, and the next one is answered as by a fresh LLM.
+
+Origin: a model that an interrupt left unusable (brycedrennan/imaginAIry#424).
+"""
 
 import json
 import os

@@ -1,6 +1,8 @@
 """One of two servers is drained under load, and no client notices.
 
-Every request is answered, and computed by one server alone.
+Every request is answered, and computed by one server alone. Origins: calls that a server cancels as
+it ends (grpc/grpc#41785), idle connections that it closes under a request (nodejs/node#60617), and
+clients that are not told to connect anew (benoitc/gunicorn#2313).
 """
 
 import asyncio

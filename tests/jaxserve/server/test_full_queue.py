@@ -1,4 +1,8 @@
-"""Clients that find the queue full come back when there is a place, each for one of its own."""
+"""Clients that find the queue full come back when there is a place, each for one of its own.
+
+Origin: a router whose refusals did not say when to come back, so that clients gave up
+(vllm-project/router#281). Right is what the clients' own tries and waits allow.
+"""
 
 import asyncio
 import heapq
