@@ -1,7 +1,7 @@
 """LLM, the Python API: prompts and conversations in, completions or embeddings out."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -40,8 +40,8 @@ from jaxserve.llm_arguments import (
 )
 from jaxserve.llm_folder import model_of_llm
 from jaxserve.loading.digests import WeightDigests
-from jaxserve.loading.draft import load_draft
-from jaxserve.loading.folder import Model, load
+from jaxserve.loading.draft import open_draft
+from jaxserve.loading.folder import Model, load, open_model
 from jaxserve.loading.model_folder import check_architecture, model_folder
 from jaxserve.names_elsewhere import LLM_ATTRIBUTES, explains_names
 from jaxserve.progress import Bar
@@ -119,7 +119,8 @@ class LLM:
         TokenizerError: The tokenizer's files cannot be read, or are those of another model.
         ShardingError: The model cannot be spread over this mesh.
         ConfigError: An option is out of its bounds or given twice, the model does not fit the
-            devices, or the folder of compilation_cache cannot be written.
+            devices, the folder of compilation_cache cannot be written, or chat_template renders no
+            conversation.
         KernelError: The devices cannot run a kernel that was asked for.
     """
 
@@ -161,23 +162,33 @@ class LLM:
                 check_architecture(draft_model)  # before the larger model is fetched
             folder, tensors = model_of_llm(model, spread, dtype_name(dtype), weights, bar.update)
             draft_folder = model_folder(draft_model, bar.update) if draft_model else None
-        with compiled_steps_kept(self._cache):
-            with self._bar("loading", in_bytes=True) as bar:
-                told = on_load or bar.update
-                self.model: Model = load(
-                    folder, spread, dtype_name(dtype), told, weights, tensors, digests
-                )
-                self.draft: Model | None = (
-                    load_draft(draft_folder, self.model, told) if draft_folder else None
-                )
-            self.engine, self.runner = self._build_engine(options, new_runner)
+        files = open_model(folder, tensors)
+        draft_files = open_draft(draft_folder, files) if draft_folder else None
         self._chat = Chat(
             folder,
-            self.model.tokenizer,
+            files.tokens.tokenizer,
             Path(chat_template) if chat_template else None,
             tool_parser=tool_parser,
             reasoning_parser=reasoning_parser,
         )
+        with ExitStack() as on_failure:
+            on_failure.callback(self._chat.close)
+            if chat_template:
+                self._chat.check()
+            with compiled_steps_kept(self._cache):
+                with self._bar("loading", in_bytes=True) as bar:
+                    told = on_load or bar.update
+                    self.model: Model = load(
+                        files, spread, dtype_name(dtype), told, weights, digests
+                    )
+                    # In the model's dtype; weights that are stored quantized stay quantized.
+                    self.draft: Model | None = (
+                        load(draft_files, self.model.mesh, self.model.dtype, told)
+                        if draft_files
+                        else None
+                    )
+                self.engine, self.runner = self._build_engine(options, new_runner)
+            on_failure.pop_all()
         vocab_size = self.model.spec.vocab_size
         eos_ids = self.model.eos_ids
         self._grammars = Grammars(self.model.tokenizer, eos_ids, vocab_size, grammar_bounds)
@@ -432,9 +443,9 @@ class LLM:
 
     @property
     def chat_notes(self) -> tuple[str, ...]:
-        """Lines on marks that the chat template writes but that are not read as tokens.
+        """Lines on conversations that are refused, and on marks that are not read as tokens.
 
-        A client can imitate such marks. There are none without a chat template.
+        A client can imitate such marks of the chat template.
         """
         return self._chat.notes
 

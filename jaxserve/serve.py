@@ -4,20 +4,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from jaxserve.cli.checks import check_engine_flags, check_file, resolve_models
+from jaxserve.cli.checks import check_engine_flags, resolve_models
 from jaxserve.cli.exits import exit_code
 from jaxserve.cluster.hosts import Hosts, leave
-from jaxserve.config.option import flag_of
 from jaxserve.server.disaggregation.flags import check_role, meshes
-from jaxserve.server.flags import limits, parser
+from jaxserve.server.flags import check_places, limits, parser
 from jaxserve.server.observe.log import configure
 from jaxserve.server.security.tls import check_tls_flags
-
-# Flags whose files the server reads at its start.
-FILES = (
-    *("chat_template", "token_file", "admin_token_file", "tls_cert", "tls_key", "tls_client_ca"),
-    *("prefill_servers_file", "prefill_token_file", "prefill_tls_ca"),
-)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,8 +35,7 @@ def run(args: argparse.Namespace) -> int:
         check_engine_flags(args)
     if hosts.alone:
         resolve_models(args)
-        for name in FILES:
-            check_file(flag_of(name), getattr(args, name))
+        check_places(args)
     from jaxserve.server.program import run as serve
 
     return serve(args, hosts)

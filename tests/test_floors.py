@@ -39,6 +39,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "cli": ("jaxserve.cli",),
     "compilation cache": ("jaxserve.compilation_cache", "jaxserve.cache_folders"),
     "precision": ("jaxserve.models.precision",),
+    "connections": ("jaxserve.addresses", "jaxserve.tls_files"),
     "hosts": ("jaxserve.cluster.hosts",),
     "progress": ("jaxserve.progress",),
     "llm": (

@@ -76,6 +76,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.engine.trace": (*ENGINE_DATA, "jaxserve.engine.host", "jaxserve.engine.engine"),
     "jaxserve.engine.build": (*ENGINE_DATA, "jaxserve.engine", *ON_DEVICES),
     "jaxserve.cluster": (
+        "jaxserve.addresses",
         "checkpoints.hub",
         "checkpoints.identity",
         "jaxserve.cluster",
@@ -211,6 +212,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "sharding.mesh",
         "sharding.params",
     ),
+    "jaxserve.addresses": ("jaxserve.errors",),
     "jaxserve.cache_folders": ("jaxserve.errors",),
     "jaxserve.convert": ("jaxserve", "checkpoints"),
     "jaxserve.doctor": ("jaxserve", "pallas_kernels.errors", "sharding.mesh"),
@@ -224,8 +226,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "pallas_kernels",
     ),
     "jaxserve.bench": ("jaxserve", "checkpoints.hub.names", "sharding"),
+    "jaxserve.tls_files": ("jaxserve.errors",),
     "jaxserve.v1": ("jaxserve.v1",),
     "jaxserve.client": (
+        "jaxserve.addresses",
+        "jaxserve.tls_files",
         "jaxserve.client",
         "jaxserve.interrupts",
         "jaxserve.cli",

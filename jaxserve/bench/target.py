@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from jaxserve.addresses import check_address
 from jaxserve.bench.arrivals import Arrival
 from jaxserve.bench.caller import Caller, Credentials
 from jaxserve.bench.grpc_caller import grpc_caller
@@ -90,6 +91,7 @@ def address_of(url: str) -> tuple[str, str]:
             flag_text("--target", url, "it must be grpc://HOST:PORT or http://HOST:PORT/v1")
         )
     if found["scheme"] == "grpc":
+        check_address("--target", found["host"])
         return "grpc", found["host"]
     path = (found["path"] or "").rstrip("/") or "/v1"
     return "openai", f"{found['scheme']}://{found['host']}{path}/"

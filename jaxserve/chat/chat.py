@@ -14,7 +14,8 @@ from jaxserve.chat.messages import plain_messages
 from jaxserve.chat.renderer import SECONDS, Look, TemplateRenderer
 from jaxserve.chat.source import ChatTemplate, read_template
 from jaxserve.chat.tools import Tools, with_arguments
-from jaxserve.errors import ChatError, RequestError
+from jaxserve.chat.trial import Trial, try_template
+from jaxserve.errors import ChatError, ConfigError, RequestError
 from jaxserve.structure import Structure
 from jaxserve.tokenizer import MARK, Tokenizer, TokenizerError
 from jaxserve.tokenizer.special import NO_WORD
@@ -69,22 +70,39 @@ class Chat:
 
     @cached_property
     def template(self) -> ChatTemplate:
-        """The template; ChatError is raised when there is none, or it cannot be read."""
+        """The template; NoTemplateError where there is none, ChatError if it cannot be read."""
         return read_template(self.folder, self._tokenizer, self._file)
+
+    def check(self) -> None:
+        """Raise ConfigError where no conversation can be answered, or no tool call be read.
+
+        A folder without a template is no error, unless a format of calls was chosen for it.
+        """
+        if problem := self._trial.problem:
+            raise ConfigError(problem)
+
+    @cached_property
+    def _trial(self) -> Trial:
+        return try_template(self, self._file, self._parsers[0])
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """Lines on marks of the template that are not read as tokens; none without a template."""
+        """Lines on what will be refused, and on marks that are not read as tokens."""
         try:
-            template = self.template
+            marks = notes_on_marks(self.template, self._tokenizer)
         except ChatError:
-            return ()
-        return notes_on_marks(template, self._tokenizer)
+            marks = ()
+        return self._trial.notes + marks
 
     @cached_property
     def formats(self) -> AnswerFormats:
         """Formats of the answers; ChatError is raised when there is no template."""
         return choose_formats(self.template.source, *self._parsers)
+
+    @property
+    def takes_tools(self) -> bool:
+        """Return whether the template uses the tools of a request."""
+        return self._look.takes_tools
 
     @cached_property
     def _look(self) -> Look:

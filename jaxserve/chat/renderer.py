@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxserve.chat.errors import RefusedByTemplateError
 from jaxserve.errors import ChatError
 from jaxserve.sandbox_process import LineProcess
 from jaxserve.tokenizer import MARK
@@ -91,5 +92,6 @@ class TemplateRenderer:
                 f"{self._seconds:g} seconds"
             )
         if "error" in answer:
-            raise ChatError(answer["error"])
+            kind = RefusedByTemplateError if answer["refused"] else ChatError
+            raise kind(answer["error"])
         return answer

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jaxserve.chat.errors import NoTemplateError
 from jaxserve.chat.renderer import MAX_TEMPLATE_BYTES
 from jaxserve.errors import ChatError
 from jaxserve.tokenizer import Tokenizer, TokenizerError
@@ -35,7 +36,8 @@ def read_template(folder: Path, tokenizer: Tokenizer, file: Path | None = None) 
 
     The folder's is chat_template.jinja, or else the field chat_template of chat_template.json or of
     tokenizer_config.json: a string, or a list of {name, template}, of which the one called
-    "default" is taken. ChatError is raised where there is none, or it cannot be read.
+    "default" is taken. NoTemplateError is raised where there is none, ChatError where it cannot be
+    read.
     """
     try:
         settings = read_settings(folder)
@@ -53,7 +55,9 @@ def _source(folder: Path, template: Any, file: Path | None) -> str:
     if file or (folder / TEMPLATE_FILE).exists():
         return _read_text(file or folder / TEMPLATE_FILE)
     if not template:
-        raise ChatError(f"{folder} has no chat template; give one with --chat-template FILE", FIELD)
+        raise NoTemplateError(
+            f"{folder} has no chat template; give one with --chat-template FILE", FIELD
+        )
     if isinstance(template, list):
         template = _default_of(template, folder)
     if not isinstance(template, str):

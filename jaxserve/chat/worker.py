@@ -89,7 +89,10 @@ def _json_filter(mark: str) -> Callable[..., str]:
 
 
 class Renderer:
-    """Answers requests; an answer that failed has one line as `error` and nothing else."""
+    """Answers requests.
+
+    An answer that failed has one line as `error`, and says whether the template itself `refused`.
+    """
 
     def __init__(self, seconds: float, max_bytes: int, mark: str) -> None:
         self._seconds = seconds
@@ -107,7 +110,7 @@ class Renderer:
                 return {"text": self.render(request["template"], request["variables"])}
             return self.strings(request["template"])
         except Exception as error:
-            return {"error": explain(error)}
+            return {"error": explain(error), "refused": isinstance(error, Refusal)}
 
     def render(self, template: str, variables: dict[str, Any]) -> str:
         """Return the text that a template makes of its variables; raise TooLong past the bound."""

@@ -6,6 +6,7 @@ import logging
 import os
 import stat
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from jaxserve.cache_folders import check_compilation_cache
 from jaxserve.checkpoints.hf import check_folder
@@ -78,7 +79,18 @@ def check_file(flag: str, path: Path | None) -> None:
 
 def check_new_file(flag: str, path: Path | None) -> None:
     """Raise ConfigError if the file of a flag, where given, cannot be written."""
-    if path and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+    if path is None:
+        return
+    try:
+        if path.exists():
+            writable = os.access(path, os.W_OK) and not path.is_dir()
+        else:
+            # Permissions say nothing for root, nor on file systems such as /proc.
+            with TemporaryFile(dir=path.parent):
+                writable = True
+    except OSError:
+        writable = False
+    if not writable:
         raise ConfigError(flag_text(flag, path, "no file can be written there (name another)"))
 
 

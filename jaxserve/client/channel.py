@@ -5,7 +5,8 @@ from pathlib import Path
 
 import grpc
 
-from jaxserve.errors import ConfigError
+from jaxserve.errors import ConfigError, flag_text
+from jaxserve.tls_files import check_certificates, check_key
 
 MEBI = 2**20
 # gRPC ignores misspelt options in silence: tests look at what each of them does.
@@ -41,26 +42,41 @@ class TLS:
     certificate: str | Path | None = None
     key: str | Path | None = None
 
+    def check(self) -> None:
+        """Raise ConfigError as `credentials` does."""
+        self.credentials()
+
     def credentials(self) -> grpc.ChannelCredentials:
         """Return the credentials of a channel.
 
         Raises:
-            ConfigError: A file cannot be read, or one of certificate and key is missing.
+            ConfigError: A file cannot be read or used, or one of certificate and key is missing.
         """
         if (self.certificate is None) != (self.key is None):
             raise ConfigError(
                 "a TLS certificate goes with its key, and a key with its certificate (give both)"
             )
-        return grpc.ssl_channel_credentials(
-            _read(self.ca), _read(self.key), _read(self.certificate)
-        )
+        ca = _certificates("TLS ca", self.ca)
+        certificate = _certificates("TLS certificate", self.certificate)
+        return grpc.ssl_channel_credentials(ca, self._key_of_certificate(), certificate)
+
+    def _key_of_certificate(self) -> bytes | None:
+        if self.certificate is None or self.key is None:
+            return None
+        check_key("TLS key", Path(self.key), Path(self.certificate))
+        return Path(self.key).read_bytes()
 
 
-def _read(path: str | Path | None) -> bytes | None:
+def _certificates(name: str, file: str | Path | None) -> bytes | None:
+    if file is None:
+        return None
+    path = Path(file)
     try:
-        return None if path is None else Path(path).read_bytes()
+        pem = path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"TLS: {path}: {error.strerror}") from None
+        raise ConfigError(flag_text(name, path, f"it cannot be read: {error.strerror}")) from None
+    check_certificates(name, path, pem)
+    return pem
 
 
 def metadata_of(token: str | None) -> tuple[tuple[str, str], ...]:

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from jaxserve.addresses import check_address
 from jaxserve.cli.inputs import read_prompts
 from jaxserve.cli.parser import Parser
 from jaxserve.cli.sampling_flags import sampling_flags
@@ -13,6 +14,8 @@ from jaxserve.errors import RequestError
 from jaxserve.request import SamplingParams
 
 STANDARD_INPUT = "-"
+# Beginnings of gRPC's other names of servers; gRPC itself says what is wrong with these.
+TARGETS = ("dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -110,7 +113,9 @@ def read_prompt(args: argparse.Namespace) -> str:
 
 
 def check_flags(args: argparse.Namespace, params: SamplingParams) -> None:
-    """Raise RequestError for flags that do not go together."""
+    """Raise ConfigError for a wrong address, RequestError for flags that do not go together."""
+    if not args.address.startswith(TARGETS):
+        check_address("--address", args.address)
     if args.system is not None and not args.chat:
         raise RequestError("--system", "is for a conversation (add --chat)")
     if params.n > 1 and not args.json:

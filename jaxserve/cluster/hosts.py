@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from jaxserve.addresses import check_address
 from jaxserve.errors import ConfigError, flag_text
 
 COORDINATOR_PORT = 8476  # on a LeaderWorkerSet's leader; on TPUs jax itself chooses 8482
@@ -51,9 +52,8 @@ class Hosts:
         if given and not 0 <= args.host_index < args.hosts:
             allowed = f"it must be 0 to {args.hosts - 1} with --hosts {args.hosts}"
             raise ConfigError(flag_text("--host-index", args.host_index, allowed))
-        if given and not _is_address(args.coordinator):
-            form = "it must be HOST:PORT of host 0, the port 1 to 65535"
-            raise ConfigError(flag_text("--coordinator", args.coordinator, form))
+        if given:
+            check_address("--coordinator", args.coordinator)
         if not 0 <= args.control_port < 2**16:
             raise ConfigError(
                 flag_text("--control-port", args.control_port, "it must be 0 to 65535")
@@ -75,11 +75,6 @@ class Hosts:
     def alone(self) -> bool:
         """True if this process is known to be the only host."""
         return not self.detect and self.count in (None, 1)
-
-
-def _is_address(text: str) -> bool:
-    host, _, port = text.rpartition(":")
-    return bool(host) and port.isascii() and port.isdigit() and 0 < int(port) < 2**16
 
 
 def _of_worker_set(found: Hosts, environment: Mapping[str, str]) -> Hosts:

@@ -1,23 +1,20 @@
-"""Loads the checkpoint of a draft model next to the model that it drafts for."""
+"""Checkpoint of a draft model, which must have the tokens of the model that it drafts for."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from jaxserve.errors import ConfigError, flag_text
-from jaxserve.loading.folder import Model, load
-from jaxserve.loading.spec import open_checkpoint, read_architecture
-from jaxserve.tokenizer import Tokenizer, load_tokenizer
+from jaxserve.loading.folder import ModelFiles, open_model
+from jaxserve.tokenizer import Tokenizer
 
 
-def load_draft(folder: Path, model: Model, progress: Callable[[int, int, str], None]) -> Model:
-    """Load the draft model onto the model's mesh, in the model's dtype.
+def open_draft(folder: Path, model: ModelFiles) -> ModelFiles:
+    """Open the draft model of a model.
 
-    Weights that are stored quantized stay quantized. ConfigError when the draft model's tokens
-    differ from the model's or it embeds instead of generating; otherwise the errors of `load`.
+    ConfigError when the draft model's tokens differ from the model's or it embeds instead of
+    generating; otherwise the errors of `open_model`.
     """
-    _, spec = read_architecture(open_checkpoint(folder))
-    check_tokens(folder, load_tokenizer(folder, spec.vocab_size), model.tokenizer)
-    draft = load(folder, model.mesh, model.dtype, progress)
+    draft = open_model(folder)
+    check_tokens(folder, draft.tokens.tokenizer, model.tokens.tokenizer)
     if draft.spec.embeds:
         raise ConfigError(
             flag_text("--draft-model", folder, "this model embeds and generates no tokens")

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from jaxserve.checkpoints.orbax_store import AS_STORED
 from jaxserve.loading.digests import WeightDigests
 from jaxserve.loading.parameters import Progress, load_params
-from jaxserve.loading.spec import open_checkpoint, read_architecture
+from jaxserve.loading.spec import Checkpoint, open_checkpoint, read_architecture
 from jaxserve.loading.token_ids import TokenIds, read_token_ids
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.families.weight_table import Stored
@@ -56,40 +56,64 @@ class Model:
         return str(self.params["embed"].dtype)
 
 
+@dataclass(frozen=True)
+class ModelFiles:
+    """A checkpoint whose weights have not been read yet."""
+
+    folder: Path
+    checkpoint: Checkpoint
+    spec: ModelSpec
+    tokens: TokenIds
+
+
+def open_model(folder: Path, tensors: Mapping[str, Stored] | None = None) -> ModelFiles:
+    """Open a Hugging Face folder, or an Orbax folder of jaxserve convert.
+
+    Args:
+        folder: The checkpoint folder.
+        tensors: Tensors by their names, instead of those in the folder.
+
+    Raises:
+        ModelError: The architecture is not supported (one line).
+        CheckpointError: A file is missing or damaged (one line).
+        TokenizerError: The tokenizer's files cannot be read, or are those of another model.
+    """
+    checkpoint = open_checkpoint(folder, tensors)
+    _, spec = read_architecture(checkpoint)
+    return ModelFiles(folder, checkpoint, spec, read_token_ids(folder, checkpoint, spec.vocab_size))
+
+
 def load(
-    folder: Path,
+    files: ModelFiles,
     mesh: Mesh,
     dtype: str = "auto",
     progress: Progress = lambda done, total, what: None,
     weights: str = "auto",
-    tensors: Mapping[str, Stored] | None = None,
     digests: WeightDigests | None = None,
 ) -> Model:
-    """Load a Hugging Face folder, or an Orbax folder of jaxserve convert, onto the mesh.
+    """Load a checkpoint onto the mesh.
 
     Args:
-        folder: The checkpoint folder.
+        files: The open checkpoint.
         mesh: The mesh that the parameters are split over.
         dtype: float32, bfloat16, or auto, which keeps the checkpoint's precision: half precision
             becomes bfloat16, double becomes float32.
         progress: Called with the bytes done, the bytes in total, and the tensor that is read.
         weights: The name of a quantization scheme (models/quant.py) such as int8, or auto, which
             keeps weights as they are stored: in dtype unless they are quantized.
-        tensors: Tensors by their names, instead of those in the folder.
         digests: Digests of the tensors to add up while they are read.
 
     Raises:
-        ModelError: The architecture is not supported or the tensors do not fit it (one line).
+        ModelError: The tensors do not fit the architecture (one line).
         CheckpointError: A file is missing or damaged (one line).
-        TokenizerError: The tokenizer's files cannot be read, or are those of another model.
     """
-    checkpoint = open_checkpoint(folder, tensors)
-    _, spec = read_architecture(checkpoint)
-    tokens = read_token_ids(folder, checkpoint, spec.vocab_size)
-    params = load_params(checkpoint, mesh, dtype, progress, weights, digests=digests)
+    spec = files.spec
+    params = load_params(files.checkpoint, mesh, dtype, progress, weights, digests=digests)
     held = spec.on(mesh.shape["tensor"])
     kept = str(scheme_in(params) or AS_STORED)
-    fingerprint = sha256(repr((held, dtype, kept, str(folder.resolve()))).encode()).hexdigest()
+    fingerprint = sha256(
+        repr((held, dtype, kept, str(files.folder.resolve()))).encode()
+    ).hexdigest()
     leaves = jax.tree.leaves(param_specs(spec, params["embed"].dtype), is_leaf=is_param_spec)
     parameters = sum(math.prod(leaf.shape) for leaf in leaves)
-    return Model(held, params, mesh, tokens, fingerprint, parameters, kept)
+    return Model(held, params, mesh, files.tokens, fingerprint, parameters, kept)

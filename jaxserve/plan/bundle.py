@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, get_origin, get_type_hints
 
 from jaxserve.checkpoints.errors import CheckpointError
@@ -79,7 +80,7 @@ def engine_fields(config: EngineConfig) -> dict[str, Any]:
 
 
 def check_free(folder: Path) -> None:
-    """Raise ConfigError if the folder has something in it, or is no folder."""
+    """Raise ConfigError if the folder has something in it, is no folder, or cannot be made."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(
             flag_text(
@@ -88,6 +89,13 @@ def check_free(folder: Path) -> None:
                 "there is a bundle or a file already (remove it, or name another)",
             )
         )
+    existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    try:
+        with TemporaryDirectory(dir=existing):
+            pass
+    except OSError as error:
+        problem = f"no folder can be made there: {error.strerror}"
+        raise ConfigError(flag_text("--out", folder, problem)) from None
 
 
 def new_folder(folder: Path) -> Path:

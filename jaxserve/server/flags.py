@@ -5,9 +5,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from jaxserve.addresses import check_listening_host
+from jaxserve.cache_folders import folder_problem
 from jaxserve.chat.answers import REASONING_PARSERS, TOOL_PARSERS
+from jaxserve.cli.checks import check_file
 from jaxserve.cli.flags import engine_flags, hosts_flags, model_argument, model_flag
 from jaxserve.cli.parser import Parser
+from jaxserve.config.option import flag_of
+from jaxserve.errors import ConfigError, flag_text
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.disaggregation.flags import role_flags
 from jaxserve.server.security.auth import BearerTokens
@@ -24,6 +29,7 @@ def parser() -> argparse.ArgumentParser:
     model_flag(p)
     p.add_argument(
         "--served-model-name",
+        type=_name,
         metavar="NAME",
         help="name by which clients ask for the model (default: org/name of the hub, or the name "
         "of its folder)",
@@ -201,6 +207,12 @@ def _shown(flag: str, default: float) -> str:
     return str(default)
 
 
+def _name(text: str) -> str:
+    if not text.strip() or not text.isprintable():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a name that clients can ask for")
+    return text
+
+
 def _port(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text) < 2**16):
         raise argparse.ArgumentTypeError(f"{text!r} is not a port: 0 to 65535")
@@ -228,6 +240,29 @@ def _positive(text: str, kind: Any) -> Any:
 def limits(args: argparse.Namespace) -> Limits:
     """Return the bounds that the flags ask for."""
     return Limits(**{field.name: getattr(args, field.name) for field in fields(Limits)})
+
+
+# Flags whose files the server reads at its start.
+FILES = (
+    *("chat_template", "token_file", "admin_token_file", "tls_cert", "tls_key", "tls_client_ca"),
+    *("prefill_servers_file", "prefill_token_file", "prefill_tls_ca"),
+)
+
+
+def check_places(args: argparse.Namespace) -> None:
+    """Raise ConfigError for a file, folder or host that is not there; no file is opened.
+
+    A pipe can be read only once. What the files hold is checked where they are read, before the
+    model is loaded.
+    """
+    for name in FILES:
+        check_file(flag_of(name), getattr(args, name))
+    problem = folder_problem(args.profile_dir) if args.profile_dir else None
+    if problem:
+        raise ConfigError(
+            flag_text("--profile-dir", args.profile_dir, f"no profile can be written: {problem}")
+        )
+    check_listening_host("--host", args.host)
 
 
 def tokens(args: argparse.Namespace) -> BearerTokens:

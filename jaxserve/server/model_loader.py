@@ -139,7 +139,7 @@ class ModelLoader:
                 options=options,
                 mesh=mesh,
                 devices=place.devices if place else None,
-                chat_template=args.chat_template,
+                chat_template=None if only_prefills else args.chat_template,
                 tool_parser=args.tool_parser,
                 reasoning_parser=args.reasoning_parser,
                 draft_model=None if only_prefills else draft_model(args),
@@ -150,6 +150,8 @@ class ModelLoader:
                 digests=digests,
             )
         self._resources.enter_context(llm)
+        if not (only_prefills or llm.model.spec.embeds):
+            llm.prompts.chat.check()
         self._check(llm)
         self._check_unchanged(llm)
         return llm

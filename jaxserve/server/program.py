@@ -17,7 +17,7 @@ from jaxserve.compilation_cache import use_compilation_cache
 from jaxserve.plan.bundle import Manifest
 from jaxserve.server.disaggregation.flags import Meshes, disaggregation, meshes
 from jaxserve.server.disaggregation.roles import role_of
-from jaxserve.server.flags import limits, tokens
+from jaxserve.server.flags import check_places, limits, tokens
 from jaxserve.server.follower import on_signals, serving_health
 from jaxserve.server.lifecycle import FAILED
 from jaxserve.server.model_loader import ModelLoader, use_bundle
@@ -37,6 +37,8 @@ def run(args: argparse.Namespace, hosts: Hosts) -> int:
     separate_meshes = meshes(args)
     with ExitStack() as resources:
         pod = resources.enter_context(join(hosts))
+        if not hosts.alone:  # else it has happened already
+            check_places(args)
         args.model = model_of_pod(pod, args.model)
         manifest = use_bundle(args) if args.bundle else None
         if manifest is None:

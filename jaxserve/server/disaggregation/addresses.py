@@ -5,23 +5,11 @@ import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from jaxserve.addresses import server_problem
 from jaxserve.errors import ConfigError, flag_text
 
 POLL_SECONDS = 1.0  # between two looks at the file
 log = logging.getLogger(__name__)
-
-
-def check_address(text: str) -> str:
-    """Return the text if it is HOST:PORT; ConfigError otherwise."""
-    host, _, port = text.rpartition(":")
-    if not (host and host.isprintable() and " " not in host and port.isascii() and port.isdigit()):
-        raise ConfigError(
-            f"{text!r:.80} is not an address; it must be HOST:PORT, like 10.0.0.7:50051"
-        )
-    # The length first: int() of thousands of digits is slow, and has a limit of its own.
-    if len(port) > 5 or not 0 < int(port) < 2**16:
-        raise ConfigError(f"{text!r:.80} has a port that is not 1 to 65535")
-    return text
 
 
 def read_addresses(path: Path) -> list[str]:
@@ -38,12 +26,10 @@ def read_addresses(path: Path) -> list[str]:
         text = line.partition("#")[0].strip()
         if not text:
             continue
-        try:
-            found.append(check_address(text))
-        except ConfigError as error:
-            raise ConfigError(
-                flag_text("--prefill-servers-file", path, f"line {number} is wrong: {error}")
-            ) from None
+        if problem := server_problem(text):
+            wrong = f"line {number} is {text!r:.80}; {problem}"
+            raise ConfigError(flag_text("--prefill-servers-file", path, wrong))
+        found.append(text)
     return found
 
 

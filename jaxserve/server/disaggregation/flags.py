@@ -5,12 +5,13 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from jaxserve.addresses import server_problem
 from jaxserve.cli.field_flags import add_flags
 from jaxserve.config.option import UNBOUNDED, check_bounds, flag, flag_of, options_of
 from jaxserve.errors import ConfigError, flag_text
-from jaxserve.server.disaggregation.addresses import check_address, read_addresses
+from jaxserve.server.disaggregation.addresses import read_addresses
 from jaxserve.server.disaggregation.policy import Policy
-from jaxserve.server.security.files import read_file, read_token
+from jaxserve.server.security.files import read_certificates, read_file, read_token
 
 ROLES = ("both", "prefill", "decode")
 MEBI = 2**20
@@ -161,13 +162,13 @@ def disaggregation(args: argparse.Namespace) -> Disaggregation | None:
     shows_certificate = args.prefill_tls_ca and args.tls_cert and args.tls_key
     return Disaggregation(
         role=args.role,
-        servers=tuple(map(check_address, args.prefill_server)),
+        servers=tuple(args.prefill_server),
         servers_file=args.prefill_servers_file,
         policy=_policy(args),
         buffer=args.transfer_buffer * MEBI,
         seconds=args.transfer_timeout,
         token=read_token(args.prefill_token_file, "--prefill-token-file"),
-        ca=read_file(args.prefill_tls_ca, "--prefill-tls-ca") if args.prefill_tls_ca else None,
+        ca=read_certificates(args.prefill_tls_ca, "--prefill-tls-ca"),
         certificate=read_file(args.tls_cert, "--tls-cert") if shows_certificate else None,
         key=read_file(args.tls_key, "--tls-key") if shows_certificate else None,
     )
@@ -232,6 +233,9 @@ def check_role(args: argparse.Namespace) -> None:
                 "no server computes its prompts (give --prefill-server or --prefill-servers-file)",
             )
         )
+    for address in args.prefill_server:
+        if problem := server_problem(address):
+            raise ConfigError(flag_text("--prefill-server", address, problem))
     _check_bounds(args)
 
 

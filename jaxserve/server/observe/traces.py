@@ -26,32 +26,55 @@ EXPORTERS = {  # by OTEL_EXPORTER_OTLP_PROTOCOL
     "grpc": "opentelemetry.exporter.otlp.proto.grpc.trace_exporter",
     "http/protobuf": "opentelemetry.exporter.otlp.proto.http.trace_exporter",
 }
+# Settings that name PEM files.
+FILES = "CERTIFICATE CLIENT_CERTIFICATE CLIENT_KEY".split()
 
 
 def open_provider() -> "TracerProvider":
     """Open an exporter of spans over OTLP as the OTEL_* variables configure it.
 
     Close it with shutdown(). Raises ConfigError when OpenTelemetry is not installed, or a variable
-    asks for an unknown protocol.
+    asks for an unknown protocol, names a file that cannot be read, or has a value that
+    OpenTelemetry refuses.
     """
     protocol = _configured("PROTOCOL", "grpc", EXPORTERS)
+    for name in FILES:
+        _check_file_of(name)
     try:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
         exporter = import_module(EXPORTERS[protocol]).OTLPSpanExporter()
+        processor = BatchSpanProcessor(exporter)
     except ImportError as error:
         raise ConfigError(
             f"--otel needs OpenTelemetry: {error} (pip install 'jaxserve[otel]')"
         ) from None
+    except ValueError as error:
+        raise ConfigError(
+            f"--otel: a variable OTEL_* has a value of another form: {error}"
+        ) from None
     provider = TracerProvider()
-    provider.add_span_processor(BatchSpanProcessor(exporter))
+    provider.add_span_processor(processor)
     return provider
 
 
+def _variables(name: str) -> tuple[str, str]:
+    """Return the variables of a setting; the one for traces precedes the one for all signals."""
+    return f"OTEL_EXPORTER_OTLP_TRACES_{name}", f"OTEL_EXPORTER_OTLP_{name}"
+
+
+def _check_file_of(name: str) -> None:
+    """Raise ConfigError if a setting names a file that cannot be read: it would be left out."""
+    for variable in _variables(name):
+        file = os.environ.get(variable)
+        if file and not os.access(file, os.R_OK):
+            raise ConfigError(f"{variable} is {file}; it cannot be read (--otel)")
+
+
 def _configured(name: str, default: str, known: Mapping[str, object]) -> str:
-    """Return a setting of the exporter; the variable for traces precedes the one for all."""
-    for variable in (f"OTEL_EXPORTER_OTLP_TRACES_{name}", f"OTEL_EXPORTER_OTLP_{name}"):
+    """Return a setting of the exporter, one of those that are known."""
+    for variable in _variables(name):
         value = os.environ.get(variable)
         if value:
             if value not in known:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from jaxserve.errors import ConfigError, flag_text
+from jaxserve.tls_files import check_certificates
 
 MAX_TOKEN_BYTES = 4096
 
@@ -13,6 +14,15 @@ def read_file(path: Path, flag: str) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise ConfigError(flag_text(flag, path, f"it cannot be read: {error.strerror}")) from None
+
+
+def read_certificates(path: Path | None, flag: str) -> bytes | None:
+    """Return the certificates in a PEM file, None without a file; ConfigError if there are none."""
+    if path is None:
+        return None
+    pem = read_file(path, flag)
+    check_certificates(flag, path, pem)
+    return pem
 
 
 def read_token(path: Path | None, flag: str) -> str | None:

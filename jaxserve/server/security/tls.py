@@ -7,6 +7,8 @@ from pathlib import Path
 import grpc
 
 from jaxserve.errors import ConfigError
+from jaxserve.server.security.files import read_certificates
+from jaxserve.tls_files import check_key
 
 
 @dataclass(frozen=True)
@@ -30,15 +32,10 @@ class Tls:
         check_tls_flags(cert, key, client_ca)
         if not (cert and key):
             return None
-        tls = Tls(cert, key, client_ca)
-        try:
-            tls.context()
-        except (OSError, ssl.SSLError) as error:
-            files = ", ".join(str(path) for path in (cert, key, client_ca) if path)
-            raise ConfigError(
-                f"TLS files {files} cannot be used: {error.strerror or error}"
-            ) from None
-        return tls
+        read_certificates(cert, "--tls-cert")
+        check_key("--tls-key", key, cert)
+        read_certificates(client_ca, "--tls-client-ca")
+        return Tls(cert, key, client_ca)
 
     def context(self) -> ssl.SSLContext:
         """Return the context for HTTP."""

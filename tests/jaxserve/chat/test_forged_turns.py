@@ -10,7 +10,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -339,7 +339,8 @@ def test_declared_marks_that_are_read_as_text_are_named(
     (tmp_path / "added_tokens.json").write_text(json.dumps(added))
     template = "{{ messages[0].content }}\n<|im_start|><tool>"
     (tmp_path / "chat_template.jinja").write_text(template)
-    (note,) = Chat(tmp_path, load_tokenizer(tmp_path)).notes
+    with closing(Chat(tmp_path, load_tokenizer(tmp_path))) as chat:
+        (note,) = chat.notes
     text = ["<tool>"] if len(ways) > 1 else ["<tool>", "<|im_start|>"]
     tokens = ", ".join(f"{mark!r} ({added[mark]})" for mark in text)
     assert note.startswith(

@@ -1,14 +1,17 @@
 """Wrong arguments are refused before jax is imported: here it cannot be."""
 
+import argparse
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from jaxserve.__main__ import PROGRAMS
 from jaxserve.checkpoints import orbax_store
 from jaxserve.cli.checks import check_file
 from jaxserve.cli.flags import parser
@@ -23,6 +26,8 @@ from jaxserve.pallas_kernels import dispatch
 ROOT = Path(__file__).parents[3]
 BUNDLED = str(ROOT / "checkpoints" / "bundled" / "tiny-chat")
 NO_FOLDER = "/nowhere: there is no such folder"
+LOAD = "bench serve --rate 1 --requests 1"
+SERVER = f"{LOAD} --target grpc://127.0.0.1:1"
 REFUSED = [
     ("generate /nowhere text", NO_FOLDER),
     ("generate --model /nowhere --prompt text", NO_FOLDER),
@@ -50,15 +55,77 @@ REFUSED = [
         "generate --prompt text --compilation-cache /dev/null/x",
         "cannot be used: Not a directory",
     ),
+    ("generate --prompt text --trace /nowhere/x", "--trace is /nowhere/x; no file can be written"),
+    ("generate --prompt text --json-schema /nowhere", "--json-schema: /nowhere: No such file"),
+    ("generate --prompt text --lark /", "--lark: /: Is a directory"),
+    (
+        "generate --prompt text --hosts 2 --host-index 0 --coordinator a:0",
+        "--coordinator is a:0; its port must be 1 to 65535",
+    ),
     ("serve /nowhere", NO_FOLDER),
+    ("serve --model /nowhere", NO_FOLDER),
     ("serve --token-file /nowhere", "--token-file is /nowhere; it cannot be read: No such file"),
     ("serve --tls-cert / --tls-key /", "--tls-cert is /; it cannot be read: Is a directory"),
     ("serve --tls-cert /nowhere", "--tls-cert and --tls-key go together"),
+    ("serve --admin-token-file /nowhere", "--admin-token-file is /nowhere; it cannot be read: No"),
+    ("serve --tls-cert README.md --tls-key /nowhere", "--tls-key is /nowhere; it cannot be read"),
+    (
+        "serve --tls-cert README.md --tls-key README.md --tls-client-ca /nowhere",
+        "--tls-client-ca is /nowhere; it cannot be read",
+    ),
+    ("serve --chat-template /nowhere", "--chat-template is /nowhere; it cannot be read: No such"),
+    ("serve --chat-template /", "--chat-template is /; it cannot be read: Is a directory"),
+    ("serve --profile-dir /dev/null", "--profile-dir is /dev/null; no profile can be written"),
+    ("serve --compilation-cache /dev/null/x", "cannot be used: Not a directory"),
+    ("serve --speculate draft --draft-model /nowhere", NO_FOLDER),
+    ("serve --served-model-name \0", "is not a name that clients can ask for"),
+    # Addresses are resolved here, but those of other machines are not: they may come later.
+    ("serve --host 198.51.100.7", "--host is 198.51.100.7; it is no address of this machine"),
+    ("serve --host 127.0.0.1:80", "--host is 127.0.0.1:80; it is no name or address without a"),
+    ("serve --port 65536", "'65536' is not a port: 0 to 65535"),
+    ("serve --http-port -1", "'-1' is not a port"),
+    ("serve --vllm-port x", "'x' is not a port"),
+    ("serve --admin-port 1.5", "'1.5' is not a port"),
+    ("serve --control-port 65536", "--control-port is 65536; it must be 0 to 65535"),
+    ("generate --prompt text --control-port -1", "--control-port is -1; it must be 0 to 65535"),
+    ("serve --hosts 2 --host-index 0 --coordinator a", "--coordinator is a; it must be HOST:PORT"),
+    (
+        "serve --role decode --prefill-server http://a:1",
+        "--prefill-server is http://a:1; it must be HOST:PORT",
+    ),
+    (
+        "serve --role decode --prefill-servers-file /nowhere",
+        "--prefill-servers-file is /nowhere; it cannot be read: No such file",
+    ),
+    (
+        "serve --role decode --prefill-server a:1 --prefill-token-file /nowhere",
+        "--prefill-token-file is /nowhere; it cannot be read: No such file",
+    ),
+    (
+        "serve --role decode --prefill-server a:1 --prefill-tls-ca /nowhere",
+        "--prefill-tls-ca is /nowhere; it cannot be read: No such file",
+    ),
     ("serve --role decode", "--role is decode; no server computes its prompts"),
     ("serve --weights awq", "--weights is awq; choose auto, int8"),
     ("serve --decode-mesh 2", "--prefill-mesh and --decode-mesh go together"),
     ("bench offline --model /nowhere", NO_FOLDER),
     ("bench startup --model /nowhere", NO_FOLDER),
+    ("bench offline --draft-model /nowhere --speculate draft", NO_FOLDER),
+    ("bench startup --draft-model /nowhere --speculate draft", NO_FOLDER),
+    ("bench offline --compilation-cache /dev/null/x", "cannot be used: Not a directory"),
+    ("bench startup --compilation-cache /dev/null/x", "cannot be used: Not a directory"),
+    (f"{LOAD} --target a:1", "--target is a:1; it must be grpc://HOST:PORT or http://HOST"),
+    (f"{LOAD} --target grpc://a", "--target is a; it must be HOST:PORT"),
+    (f"{SERVER} --tokenizer /nowhere", "/nowhere has neither tokenizer.json nor"),
+    (f"{SERVER} --token-file /nowhere", "--token-file: /nowhere: No such file"),
+    (f"{SERVER} --prompts-file /nowhere", "--prompts-file: /nowhere: No such file"),
+    (f"{SERVER} --tls-ca /nowhere", "TLS ca is /nowhere; it cannot be read: No such file"),
+    (f"{SERVER} --tls-ca README.md", "TLS ca is README.md; it holds no certificate in PEM"),
+    (f"{SERVER} --tls-cert /nowhere --tls-key /nowhere", "TLS certificate is /nowhere; it cannot"),
+    ("bench serve --target grpc://localhost:1 --trace /nowhere", "--trace is /nowhere; it cannot"),
+    ("plan llama3.1-8b --topology v5e:1x1 --plot /nowhere/x", "no file can be written there"),
+    ("plan llama3.1-8b --topology v5e:1x1 --html /", "no file can be written there"),
+    ("plan --topology cpu --model /nowhere", "--model is /nowhere; /nowhere cannot be read"),
     (
         "plan --topology cpu",
         "the model is missing: give a folder, org/name of the hub, or one of deepseek-v3",
@@ -70,6 +137,14 @@ REFUSED = [
     ("convert /nowhere /tmp/x", NO_FOLDER),
     (f"convert {BUNDLED} /tmp/x --to hf --weights int8", "--to hf writes no quantized weights"),
     ("client --temperature 9 text", "temperature is 9.0"),
+    ("client --address http://a:1 text", "--address is http://a:1; it must be HOST:PORT"),
+    ("client --token-file /nowhere text", "--token-file: /nowhere: No such file"),
+    ("client --tls-ca /nowhere text", "TLS ca is /nowhere; it cannot be read: No such file"),
+    ("client --tls-ca README.md text", "TLS ca is README.md; it holds no certificate in PEM"),
+    ("client --tls-cert README.md --tls-key README.md text", "holds no certificate in PEM"),
+    ("client --tls-cert README.md text", "a TLS certificate goes with its key"),
+    ("client --json-schema /nowhere text", "--json-schema: /nowhere: No such file"),
+    ("client --lark /nowhere text", "--lark: /nowhere: No such file"),
 ]
 # All in one process, which would take a second for each of its own.
 SCRIPT = """
@@ -113,6 +188,42 @@ def test_refused_without_jax(
     code, said = answers[command]
     (line,) = said.splitlines()
     assert code == 2 and line.startswith("error: ") and problem in line, line
+
+
+# Flags whose places are found wrong elsewhere, and where.
+LATER = {
+    "bench serve --model": "the server that it starts ends, and says why",
+    "serve --bundle": "test_wrong_files.py",
+    "plan --out": "tests/jaxserve/plan: jax says whether the platform's steps can be kept",
+}
+METAVARS = ("HOST:PORT", "URL", "MODEL", "FILE", "F", "DIR")
+
+
+def flags_of_places() -> Iterator[tuple[str, str]]:
+    """Yield program and flag, for every flag whose value is a file, a folder or an address."""
+    for program, (module, _) in PROGRAMS.items():
+        made = [(program, import_module(module).parser())]
+        for name, each in made:
+            for action in each._actions:
+                if isinstance(action, argparse._SubParsersAction):
+                    made += [(f"{name} {word}", child) for word, child in action.choices.items()]
+                elif action.option_strings and (
+                    action.metavar in METAVARS or action.dest == "host" or "port" in action.dest
+                ):
+                    yield name, action.option_strings[-1]
+
+
+def test_every_flag_of_a_place_is_tried_with_a_wrong_one() -> None:
+    tried = {
+        (program, word)
+        for command, _ in REFUSED
+        for program, _ in flags_of_places()
+        if f"{command} ".startswith(f"{program} ")
+        for word in command.split()
+    }
+    missing = [f"{program} {flag}" for program, flag in flags_of_places()]
+    missing = [each for each in missing if tuple(each.rsplit(" ", 1)) not in tried]
+    assert sorted(missing) == sorted(LATER)
 
 
 def test_a_pipe_is_not_opened(tmp_path: Path) -> None:

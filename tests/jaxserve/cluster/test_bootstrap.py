@@ -70,7 +70,7 @@ def test_on_a_tpu_slice_jax_knows_by_itself() -> None:
         ("--hosts 0 --host-index 0 --coordinator a:1", "--hosts is 0; it must be at least 1"),
         (
             "--hosts 2 --host-index 0 --coordinator a",
-            "--coordinator is a; it must be HOST:PORT of host 0",
+            "--coordinator is a; it must be HOST:PORT, like",
         ),
         (
             "--pod --hosts 2 --host-index 0 --coordinator a:1",
@@ -78,11 +78,11 @@ def test_on_a_tpu_slice_jax_knows_by_itself() -> None:
         ),
         (
             "--hosts 2 --host-index 0 --coordinator a:99999",
-            "--coordinator is a:99999; it must be HOST:PORT of host 0",
+            "--coordinator is a:99999; its port must be 1 to 65535",
         ),
         (
             "--hosts 2 --host-index 0 --coordinator :1",
-            "--coordinator is :1; it must be HOST:PORT of host 0",
+            "--coordinator is :1; it must be HOST:PORT, like",
         ),
         ("--pod --control-port 65536", "--control-port is 65536; it must be 0 to 65535"),
         ("--pod --join-timeout 0", "--join-timeout is 0; it must be above 0"),

@@ -19,7 +19,7 @@ from jaxserve.checkpoints.orbax_store import MANIFEST
 from jaxserve.errors import ModelError
 from jaxserve.loading import convert
 from jaxserve.loading.convert import to_orbax
-from jaxserve.loading.folder import load
+from jaxserve.loading.folder import load, open_model
 from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import open_checkpoint
 from tests.jaxserve.loading.convert_harness import (
@@ -188,7 +188,7 @@ def test_a_killed_conversion_leaves_nothing_that_loads(point: str, tmp_path: Pat
     ):
         to_orbax(BUNDLED, target, silent)
     with pytest.raises(CheckpointError, match=f"{left}.*the conversion did not finish"):
-        load(left, mesh())
+        load(open_model(left), mesh())
 
 
 @pytest.mark.system

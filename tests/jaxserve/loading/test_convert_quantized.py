@@ -25,7 +25,7 @@ from jaxserve.generate.__main__ import main as generate
 from jaxserve.llm import LLM
 from jaxserve.loading import shards
 from jaxserve.loading.convert import to_orbax
-from jaxserve.loading.folder import load
+from jaxserve.loading.folder import load, open_model
 from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import open_checkpoint, read_spec
 from jaxserve.models.quant import SCHEMES, parse_scheme
@@ -270,7 +270,7 @@ def test_the_same_words_and_the_same_identity(
     )
     assert "has int8 weights" in capsys.readouterr().err
     plain, named, stored = (
-        load(folder, mesh(), weights=weights)
+        load(open_model(folder), mesh(), weights=weights)
         for folder, weights in (
             (BUNDLED, "auto"),
             (tmp_path / "int8", "int8"),

@@ -18,7 +18,7 @@ from tokenizers import models, pre_tokenizers
 from jaxserve.checkpoints.hf import HFCheckpoint
 from jaxserve.checkpoints.quantized import dequantized
 from jaxserve.errors import ModelError
-from jaxserve.loading.folder import load
+from jaxserve.loading.folder import load, open_model
 from jaxserve.loading.match import by_parameter, match_tensors
 from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import read_spec
@@ -52,7 +52,7 @@ def folder_with(folder: Path, tokens: int, special: tuple[str, ...] = ()) -> Pat
 def test_a_tokenizer_of_another_checkpoint_is_refused(tmp_path: Path) -> None:
     refused = "its token 'w96' has the id 96, the model's vocabulary the ids 0 to 95"
     with pytest.raises(TokenizerError, match=refused):
-        load(folder_with(tmp_path, 97), one_device_mesh())
+        open_model(folder_with(tmp_path, 97))
 
 
 def test_special_tokens_beyond_the_embedding_are_harmless(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_special_tokens_beyond_the_embedding_are_harmless(tmp_path: Path) -> Non
 
     Its token for an image has no row in the embedding.
     """
-    model = load(folder_with(tmp_path, 96, ("<image>",)), one_device_mesh())
+    model = load(open_model(folder_with(tmp_path, 96, ("<image>",))), one_device_mesh())
     assert model.tokenizer.vocab_size == model.spec.vocab_size == 96
     assert model.tokenizer.missing_tokens == {"<image>": 96}
     assert max(model.tokenizer.encode("w95 <image>")) < 96, "its name in a text is text"
@@ -106,7 +106,7 @@ def test_kv_heads_that_several_devices_need(name: str, tensor: int) -> None:
 
 def test_copies_are_no_parameters(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, 96)
-    one, four = (load(folder, MeshSpec(tensor=n).build(jax.devices())) for n in (1, 4))
+    one, four = (load(open_model(folder), MeshSpec(tensor=n).build(jax.devices())) for n in (1, 4))
     assert (one.spec.kv_copies, four.spec.kv_copies) == (1, 2)
     assert (
         one.parameters == four.parameters == sum(leaf.size for leaf in jax.tree.leaves(one.params))

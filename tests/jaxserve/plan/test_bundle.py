@@ -18,6 +18,7 @@ from jaxserve.plan.bundle import (
     MANIFEST,
     Manifest,
     check_engine,
+    check_free,
     engine_fields,
     hashes,
     open_bundle,
@@ -256,3 +257,12 @@ def test_compiled_in_one_process_and_found_in_another(tmp_path: Path) -> None:
         (*command, "--out", str(folder)), cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert again.returncode == 2 and "there is a bundle or a file already" in again.stderr
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"--out is /dev/null/x; no folder can be made there: Not"
+    ):
+        check_free(Path("/dev/null/x"))
+    check_free(tmp_path / "a" / "b")
+    assert not list(tmp_path.iterdir())

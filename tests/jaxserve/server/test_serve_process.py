@@ -250,7 +250,7 @@ def test_a_second_signal_ends_it_at_once() -> None:
     "flags, message",
     [
         (["--model", "/nowhere"], "/nowhere"),
-        (["--host", "256.1.1.1"], "nothing can listen"),
+        (["--host", "256.1.1.1"], "--host is 256.1.1.1; it is no"),
         (["--token-file", "/nowhere"], "--token-file is /nowhere; it cannot be read: No such file"),
         (["--tls-cert", "x.pem"], "--tls-cert and --tls-key go together"),
         (["--max-batch", "0"], "--max-batch is 0"),

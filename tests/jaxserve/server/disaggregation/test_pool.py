@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from jaxserve.addresses import server_problem
 from jaxserve.errors import ConfigError
-from jaxserve.server.disaggregation.addresses import check_address, read_addresses
+from jaxserve.server.disaggregation.addresses import read_addresses
 from jaxserve.server.disaggregation.prefill_pool import State
 from tests.jaxserve.cluster.transfer.harness import pass_time
 from tests.jaxserve.server.disaggregation.harness import LONG, PLAN, apart, asking
@@ -28,18 +29,31 @@ from tests.jaxserve.server.harness import until
         "a b:1",
         "h:1²",
         "h:" + "1" * 5000,
+        "http://host:1",
+        "https://host:1",
+        "[::1:1",
+        "::1:1",
+        "[host]:1",
+        "-host:1",
     ],
 )
 def test_no_address(text: str) -> None:
-    with pytest.raises(ConfigError):
-        check_address(text)
+    assert server_problem(text)
 
 
 @pytest.mark.parametrize(
-    "text", ["10.0.0.7:50051", "prefill-0.prefill:1", "[::1]:65535", "dns:///prefill:50051"]
+    "text",
+    [
+        "10.0.0.7:50051",
+        "prefill-0.prefill:1",
+        "prefill_0.default.svc.cluster.local.:1",
+        "[::1]:65535",
+        "[fe80::1%eth0]:1",
+        "dns:///prefill:50051",
+    ],
 )
 def test_an_address(text: str) -> None:
-    assert check_address(text) == text
+    assert server_problem(text) is None
 
 
 def test_a_file_of_addresses(tmp_path: Path) -> None:

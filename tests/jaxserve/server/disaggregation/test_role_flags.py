@@ -1,5 +1,6 @@
 """Flags of --role, and their combinations."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from jaxserve.errors import ConfigError
 from jaxserve.server.disaggregation.flags import disaggregation
 from jaxserve.server.flags import parser
+from tests.jaxserve.client.test_connection import signed
 
 DECODE = ["--role", "decode", "--prefill-server", "a:1"]
 
@@ -37,17 +39,18 @@ def test_a_decode_server(tmp_path: Path) -> None:
     assert plan.ca is plan.certificate is None
 
 
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl program")
 def test_certificates_go_together(tmp_path: Path) -> None:
-    files = {name: tmp_path / name for name in ("ca", "cert", "key")}
-    for name, file in files.items():
-        file.write_text(name)
+    files = dict(zip(("cert", "key"), signed(tmp_path, "own"), strict=True))
+    files["ca"], _ = signed(tmp_path, "ca")
+    ca, cert, key = (files[name].read_bytes() for name in ("ca", "cert", "key"))
     own = ["--tls-cert", str(files["cert"]), "--tls-key", str(files["key"])]
     plan = disaggregation(parser().parse_args([*DECODE, *own]))
     assert plan and plan.certificate is None, "nothing is shown without TLS"
     plan = disaggregation(
         parser().parse_args([*DECODE, *own, "--prefill-tls-ca", str(files["ca"])])
     )
-    assert plan and (plan.ca, plan.certificate, plan.key) == (b"ca", b"cert", b"key")
+    assert plan and (plan.ca, plan.certificate, plan.key) == (ca, cert, key)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +59,10 @@ def test_certificates_go_together(tmp_path: Path) -> None:
         (["--role", "decode"], "no server computes its prompts"),
         (["--prefill-server", "a:1"], "is for --role decode"),
         (["--role", "prefill", "--prefill-servers-file", "f"], "is for --role decode"),
-        (["--role", "decode", "--prefill-server", "a"], "is not an address"),
+        (
+            ["--role", "decode", "--prefill-server", "a"],
+            "it must be HOST:PORT, like",
+        ),
         (["--role", "decode", "--prefill-servers-file", "/nowhere"], "No such file"),
         ([*DECODE, "--prefill-token-file", "/nowhere"], "No such file"),
         ([*DECODE, "--prefill-tls-ca", "/nowhere"], "No such file"),

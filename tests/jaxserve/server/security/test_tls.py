@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import shutil
 import ssl
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -116,6 +117,18 @@ def test_tls_and_mutual_tls(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def locked(key: Path) -> Path:
+    """Return a copy of a key under a password."""
+    copy = key.with_suffix(".locked")
+    options = ["-aes256", "-passout", "pass:secret"]
+    subprocess.run(
+        ["openssl", "pkey", *options, "-in", str(key), "-out", str(copy)],
+        check=True,
+        capture_output=True,
+    )
+    return copy
+
+
 def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     (cert, key), (other, _) = signed(tmp_path, "one"), signed(tmp_path, "two")
     assert Tls.of(None, None, None) is None and Tls.of(cert, key, other)
@@ -123,8 +136,11 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
         ((cert, None, None), "go together"),
         ((None, None, other), "go together"),
         ((tmp_path / "none.pem", key, None), "No such file"),
-        ((other, key, None), "KEY_VALUES_MISMATCH"),
-        ((key, key, None), "TLS files"),
+        ((other, key, None), "it is not the key of the certificate in"),
+        ((key, key, None), "--tls-cert is .*it holds no certificate in PEM"),
+        ((cert, cert, None), "--tls-key is .*it holds no private key in PEM"),
+        ((cert, key, key), "--tls-client-ca is .*it holds no certificate in PEM"),
+        ((cert, locked(key), None), "--tls-key is .*the key is encrypted"),
     ):
         with pytest.raises(ConfigError, match=message):
             Tls.of(*files)

@@ -1,0 +1,50 @@
+"""Checks of PEM files: gRPC takes any bytes for a certificate, and then no connection is made."""
+
+import ssl
+from pathlib import Path
+
+from jaxserve.errors import ConfigError, flag_text
+
+
+def check_certificates(flag: str, path: Path, pem: bytes) -> None:
+    """Raise ConfigError unless `pem`, read from the file of a flag, holds certificates in PEM."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        # Bundles have comments in other letters, which Python would refuse.
+        context.load_verify_locations(cadata=pem.decode("ascii", "ignore"))
+    except ssl.SSLError:
+        raise ConfigError(flag_text(flag, path, "it holds no certificate in PEM")) from None
+
+
+def check_key(flag: str, path: Path, certificate: Path) -> None:
+    """Raise ConfigError unless the file of a flag holds the private key of a certificate, in PEM.
+
+    certificate: file that holds certificates in PEM. A key under a password is refused: nobody
+    is asked for it when a server starts.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_cert_chain(certificate, path, password=_no_password)
+    except _Encrypted:
+        problem = "the key is encrypted (openssl pkey writes it without a password)"
+    except (OSError, ssl.SSLError) as error:
+        if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
+            problem = f"it is not the key of the certificate in {certificate}"
+        else:
+            problem = _unread(error) or "it holds no private key in PEM"
+    else:
+        return
+    raise ConfigError(flag_text(flag, path, problem))
+
+
+class _Encrypted(Exception):
+    """A password was asked for."""
+
+
+def _no_password() -> str:
+    raise _Encrypted
+
+
+def _unread(error: OSError) -> str | None:
+    """Return why a file could not be read; None for an error of its contents (also an OSError)."""
+    return None if isinstance(error, ssl.SSLError) else f"it cannot be read: {error.strerror}"
