@@ -93,12 +93,13 @@ def read_configs(folder: Path) -> dict[str, Any]:
     return {
         "config": config,
         "generation_config": _read_optional(folder / "generation_config.json"),
-        "modules": tuple(_read_modules(folder)) if os.path.exists(folder / MODULES) else (),
+        "modules": tuple(_read_modules(folder)) if os.path.lexists(folder / MODULES) else (),
     }
 
 
 def _read_optional(path: Path) -> dict[str, Any]:
-    return _read_json(path) if os.path.exists(path) else {}
+    # A link that leads nowhere is no absent file: in the hub's cache it is one that was lost.
+    return _read_json(path) if os.path.lexists(path) else {}
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -107,8 +108,9 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _read(path: Path) -> bytes:
     if not os.path.isfile(path):
+        problem = "leads to no file" if os.path.islink(path) else "there is no such file"
         raise CheckpointError(
-            f"{path}: there is no such file; download the whole checkpoint, its JSON files included"
+            f"{path}: {problem}; download the whole checkpoint, its JSON files included"
         )
     try:
         return path.read_bytes()
@@ -148,9 +150,9 @@ def is_inside(name: str) -> bool:
 
 
 def _open_tensors(folder: Path) -> dict[str, Any]:
-    if os.path.exists(folder / SINGLE_FILE):
+    if os.path.lexists(folder / SINGLE_FILE):
         return dict(SafetensorsFile(folder / SINGLE_FILE))
-    if os.path.exists(folder / INDEX):
+    if os.path.lexists(folder / INDEX):
         files = sorted(set(read_weight_map(folder / INDEX).values()))
         return join_shards(folder, {file: _open_shard(folder, file) for file in files})
     files = sorted(path.name for path in folder.glob("*.safetensors"))
@@ -166,7 +168,7 @@ def join_shards(folder: Path, shards: Mapping[str, Shard]) -> dict[str, Any]:
     CheckpointError when a tensor is not where the index puts it, or is in two files and in no
     index.
     """
-    if SINGLE_FILE in shards or not os.path.exists(folder / INDEX):
+    if SINGLE_FILE in shards or not os.path.lexists(folder / INDEX):
         return _merge({}, shards.values())
     weight_map = read_weight_map(folder / INDEX)
     for name, file in weight_map.items():
@@ -176,6 +178,21 @@ def join_shards(folder: Path, shards: Mapping[str, Shard]) -> dict[str, Any]:
                 "download the index and that file again"
             )
     return _merge({name: shards[file][name] for name, file in weight_map.items()}, shards.values())
+
+
+def note_on_weights(folder: Path) -> str | None:
+    """Return a line on an index whose files are not read, since a single file goes before it."""
+    single = folder / SINGLE_FILE
+    index = folder / INDEX
+    if not (os.path.lexists(single) and os.path.lexists(index)):
+        return None
+    others = set(read_weight_map(index).values()) - {SINGLE_FILE}
+    if not others:
+        return None
+    return (
+        f"{SINGLE_FILE} is read, and {INDEX} with its {len(others)} files is not (remove the one "
+        f"that is not the model)"
+    )
 
 
 def _no_weights(folder: Path) -> CheckpointError:

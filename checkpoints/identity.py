@@ -41,7 +41,7 @@ def identity(model: Path | HubModel) -> str:
 def _files(folder: Path) -> set[str]:
     """Return the names of all files that decide the weights, which need not be there."""
     files = {"config.json", *(file.name for file in folder.glob("*.safetensors"))}
-    if (folder / INDEX).exists():
+    if os.path.lexists(folder / INDEX):
         files |= {INDEX, *read_weight_map(folder / INDEX).values()}
     return files
 

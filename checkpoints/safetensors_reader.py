@@ -87,8 +87,9 @@ class SafetensorsFile(Shard):
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         if not os.path.isfile(self.path):
+            problem = "leads to no file" if os.path.islink(self.path) else "there is no such file"
             raise CheckpointError(
-                f"{path}: there is no such file; download the checkpoint again or correct the path"
+                f"{path}: {problem}; download the checkpoint again or correct the path"
             )
         try:
             _validate(self.path)

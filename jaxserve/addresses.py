@@ -3,10 +3,14 @@
 import ipaddress
 import re
 import socket
+from typing import Any
 
 from jaxserve.errors import ConfigError, flag_text
 
 NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")  # also an IPv4 address
+
+# Beginnings of gRPC's names of servers (its document naming.md); gRPC says what is wrong with them.
+GRPC_NAMES = tuple("dns: ipv4: ipv6: unix: unix-abstract: vsock: xds: passthrough:".split())
 
 
 def address_problem(text: str) -> str | None:
@@ -27,9 +31,10 @@ def address_problem(text: str) -> str | None:
 def server_problem(text: str) -> str | None:
     """Return why a text is not the address of a gRPC server; None if it is.
 
-    It is HOST:PORT, and dns:/// before it has gRPC ask for all addresses of the name.
+    It is HOST:PORT, or another name that gRPC knows: dns:/// before it has all addresses of the
+    host asked for.
     """
-    return address_problem(text.removeprefix("dns:///"))
+    return None if text.startswith(GRPC_NAMES) else address_problem(text)
 
 
 def check_address(flag: str, text: str) -> None:
@@ -45,13 +50,22 @@ def check_listening_host(flag: str, host: str) -> None:
     except (OSError, UnicodeError) as error:
         problem = f"it is no name or address without a port: {_reason(error)}"
         raise ConfigError(flag_text(flag, host, problem)) from None
-    family, kind, protocol, _, address = found[0]
-    with socket.socket(family, kind, protocol) as trial:
-        try:
+    problems = [
+        _why_not_here(family, protocol, address) for family, _, protocol, _, address in found
+    ]
+    if all(problems):
+        problem = f"it is no address of this machine: {problems[0]}"
+        raise ConfigError(flag_text(flag, host, problem))
+
+
+def _why_not_here(family: int, protocol: int, address: Any) -> str | None:
+    """Return why no socket can be bound to an address; None if one can."""
+    try:
+        with socket.socket(family, socket.SOCK_STREAM, protocol) as trial:
             trial.bind(address)
-        except OSError as error:
-            problem = f"it is no address of this machine: {_reason(error)}"
-            raise ConfigError(flag_text(flag, host, problem)) from None
+    except OSError as error:
+        return _reason(error)
+    return None
 
 
 def _is_host(text: str) -> bool:

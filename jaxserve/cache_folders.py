@@ -1,8 +1,8 @@
 """Folders in which compiled steps are kept; no jax."""
 
-import errno
 import os
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from jaxserve.errors import ConfigError, flag_text
 
@@ -19,9 +19,11 @@ def folder_problem(folder: Path | None) -> str | None:
         return "there is no home directory"
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # Permissions say nothing for root, nor on file systems such as /proc.
+        with TemporaryFile(dir=folder):
+            return None
     except OSError as error:
         return error.strerror
-    return None if os.access(folder, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
 
 
 def check_compilation_cache(chosen: Path | None) -> None:

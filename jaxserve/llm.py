@@ -41,7 +41,7 @@ from jaxserve.llm_arguments import (
 from jaxserve.llm_folder import model_of_llm
 from jaxserve.loading.digests import WeightDigests
 from jaxserve.loading.draft import open_draft
-from jaxserve.loading.folder import Model, load, open_model
+from jaxserve.loading.folder import Model, ModelFiles, load, open_model
 from jaxserve.loading.model_folder import check_architecture, model_folder
 from jaxserve.names_elsewhere import LLM_ATTRIBUTES, explains_names
 from jaxserve.progress import Bar
@@ -49,6 +49,11 @@ from jaxserve.prompts import Prepared, Prompt, Prompts, is_conversation
 from jaxserve.request import SamplingFields, SamplingParams
 from jaxserve.sharding.mesh import MeshSpec
 from jaxserve.structure.grammars import DEFAULT_BOUNDS, Bounds, Grammars
+
+
+def _load_draft(files: ModelFiles | None, model: Model, told: Progress) -> Model | None:
+    """Load the draft model, if any, in the model's dtype; what is stored quantized stays so."""
+    return load(files, model.mesh, model.dtype, told) if files else None
 
 
 @explains_names(OTHER_KEYWORDS, LLM_ATTRIBUTES)
@@ -173,39 +178,32 @@ class LLM:
         )
         with ExitStack() as on_failure:
             on_failure.callback(self._chat.close)
-            if chat_template:
+            if chat_template and not files.spec.embeds:
                 self._chat.check()
             with compiled_steps_kept(self._cache):
                 with self._bar("loading", in_bytes=True) as bar:
                     told = on_load or bar.update
-                    self.model: Model = load(
-                        files, spread, dtype_name(dtype), told, weights, digests
-                    )
-                    # In the model's dtype; weights that are stored quantized stay quantized.
-                    self.draft: Model | None = (
-                        load(draft_files, self.model.mesh, self.model.dtype, told)
-                        if draft_files
-                        else None
-                    )
+                    self.model = load(files, spread, dtype_name(dtype), told, weights, digests)
+                    self.draft = _load_draft(draft_files, self.model, told)
                 self.engine, self.runner = self._build_engine(options, new_runner)
+            vocab_size = self.model.spec.vocab_size
+            eos_ids = self.model.eos_ids
+            self._grammars = Grammars(self.model.tokenizer, eos_ids, vocab_size, grammar_bounds)
+            self.prompts = Prompts(
+                self.model.tokenizer,
+                self._chat,
+                eos_ids,
+                vocab_size,
+                self.runner.config.max_context,
+                partial(max_new_tokens, self.runner.config),
+                self._grammars,
+                self.runner.config.embeds,
+            )
+            self._measured: tuple[Bucket, ...] = ()
+            self._interrupts = HeldInterrupts()
+            self._streams = DeltaStreams(self.engine, self.model.tokenizer, self._interrupts)
+            self._next_id = 0
             on_failure.pop_all()
-        vocab_size = self.model.spec.vocab_size
-        eos_ids = self.model.eos_ids
-        self._grammars = Grammars(self.model.tokenizer, eos_ids, vocab_size, grammar_bounds)
-        self.prompts = Prompts(
-            self.model.tokenizer,
-            self._chat,
-            eos_ids,
-            vocab_size,
-            self.runner.config.max_context,
-            partial(max_new_tokens, self.runner.config),
-            self._grammars,
-            self.runner.config.embeds,
-        )
-        self._measured: tuple[Bucket, ...] = ()
-        self._interrupts = HeldInterrupts()
-        self._streams = DeltaStreams(self.engine, self.model.tokenizer, self._interrupts)
-        self._next_id = 0
 
     def _build_engine(
         self, options: EngineOptions, new_runner: NewRunner

@@ -13,7 +13,8 @@ def check_certificates(flag: str, path: Path, pem: bytes) -> None:
         # Bundles have comments in other letters, which Python would refuse.
         context.load_verify_locations(cadata=pem.decode("ascii", "ignore"))
     except ssl.SSLError:
-        raise ConfigError(flag_text(flag, path, "it holds no certificate in PEM")) from None
+        problem = "it holds no certificate in PEM, or a damaged one"
+        raise ConfigError(flag_text(flag, path, problem)) from None
 
 
 def check_key(flag: str, path: Path, certificate: Path) -> None:
@@ -28,13 +29,20 @@ def check_key(flag: str, path: Path, certificate: Path) -> None:
     except _Encrypted:
         problem = "the key is encrypted (openssl pkey writes it without a password)"
     except (OSError, ssl.SSLError) as error:
-        if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
-            problem = f"it is not the key of the certificate in {certificate}"
-        else:
-            problem = _unread(error) or "it holds no private key in PEM"
+        problem = _unread(error) or _misfit(error, certificate)
     else:
         return
     raise ConfigError(flag_text(flag, path, problem))
+
+
+def _misfit(error: OSError, certificate: Path) -> str:
+    """Return what is wrong with a key, by OpenSSL's name of the reason where it has one."""
+    reason = getattr(error, "reason", None) or str(error)
+    if reason in ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"):
+        return f"it is not the key of the certificate in {certificate}"
+    if "PEM lib" in reason:
+        return "it holds no private key in PEM"
+    return f"OpenSSL cannot use it with the certificate in {certificate}: {reason}"
 
 
 class _Encrypted(Exception):

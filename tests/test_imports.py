@@ -121,6 +121,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "sharding",
     ),
     "jaxserve.loading.folder": (
+        "checkpoints.hf",
         "checkpoints.orbax_store",
         "jaxserve.loading.digests",
         "jaxserve.loading.parameters",

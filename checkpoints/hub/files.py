@@ -30,8 +30,8 @@ SMALL_FILES = frozenset(
         *(MODULES, "sentence_bert_config.json"),
     }
 )
-# Configurations of sentence-transformers' modules.
-MODULE_CONFIG = re.compile(r"\d+_\w+/config\.json")
+# Configurations of sentence-transformers' modules, and further chat templates.
+FURTHER_FILES = re.compile(r"\d+_\w+/config\.json|additional_chat_templates/[^/]+\.jinja")
 SAFETENSORS = ".safetensors"
 AT_ONCE = 8  # downloads
 SHOWN = 5  # names in an error
@@ -73,7 +73,7 @@ def fetch(snapshot: Snapshot, report: Report, weights: bool = True) -> Path:
 
 def small_files(paths: Iterable[str]) -> list[str]:
     """Return the paths of configurations, tokenizer and chat template."""
-    return [path for path in paths if path in SMALL_FILES or MODULE_CONFIG.fullmatch(path)]
+    return [path for path in paths if path in SMALL_FILES or FURTHER_FILES.fullmatch(path)]
 
 
 def weight_files(snapshot: Snapshot, paths: Collection[str]) -> list[str]:

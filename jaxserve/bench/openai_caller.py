@@ -161,13 +161,14 @@ async def http_client(base: str, credentials: Credentials) -> AsyncIterator[http
 
 
 def _ssl_context(credentials: Credentials) -> ssl.SSLContext:
-    """Return the TLS settings; ConfigError for files that cannot be used."""
+    """Return the TLS settings; ConfigError for files that are no certificates."""
     tls = credentials.tls
-    if tls:
-        tls.check()
-    context = ssl.create_default_context(cafile=tls.ca if tls else None)
-    if tls and tls.certificate:
-        context.load_cert_chain(tls.certificate, tls.key)
+    try:
+        context = ssl.create_default_context(cafile=tls.ca if tls else None)
+        if tls and tls.certificate:
+            context.load_cert_chain(tls.certificate, tls.key)
+    except OSError as error:
+        raise ConfigError(f"TLS: {error}") from None
     return context
 
 

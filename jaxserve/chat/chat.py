@@ -3,25 +3,22 @@
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from jaxserve.chat.answers import AnswerFormats, Reading, choose_formats
+from jaxserve.chat.answers import AnswerFormats, Reading
 from jaxserve.chat.answers.call_grammar import CallContext, calls_alone, text_and_calls
 from jaxserve.chat.answers.thinking import CLOSE, MARKS, opened_by
-from jaxserve.chat.marking import Marker, lowered
-from jaxserve.chat.marks import is_mark_like, notes_on_marks
+from jaxserve.chat.guarded_template import GuardedTemplate
+from jaxserve.chat.marks import notes_on_marks
 from jaxserve.chat.messages import plain_messages
-from jaxserve.chat.renderer import SECONDS, Look, TemplateRenderer
-from jaxserve.chat.source import ChatTemplate, read_template
-from jaxserve.chat.tools import Tools, with_arguments
+from jaxserve.chat.renderer import SECONDS, TemplateRenderer
+from jaxserve.chat.source import ChatTemplate, ChatTemplates, read_templates
+from jaxserve.chat.tools import Tools
 from jaxserve.chat.trial import Trial, try_template
 from jaxserve.errors import ChatError, ConfigError, RequestError
 from jaxserve.structure import Structure
 from jaxserve.tokenizer import MARK, Tokenizer, TokenizerError
-from jaxserve.tokenizer.special import NO_WORD
 
 CONTENT_ONLY = Reading()
-ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 
 @dataclass(frozen=True)
@@ -42,10 +39,7 @@ class Chat:
     """Chat template and tokenizer of one checkpoint folder; for use from several threads.
 
     Names of special tokens become their ids where the template writes them, and stay text where a
-    client writes them. Added tokens that are not marked special are treated likewise if the
-    template's source has them (DeepSeek marks its turns that way), or the files of the tokenizer
-    call them the template's own. Only in answers of the assistant those stay tokens that the
-    template looks for, as for </think>.
+    client writes them; see GuardedTemplate.
     """
 
     def __init__(
@@ -69,9 +63,14 @@ class Chat:
         self._renderer = TemplateRenderer(seconds)
 
     @cached_property
+    def templates(self) -> ChatTemplates:
+        """The templates; NoTemplateError where there is none, ChatError if one cannot be read."""
+        return read_templates(self.folder, self._tokenizer, self._file)
+
+    @property
     def template(self) -> ChatTemplate:
-        """The template; NoTemplateError where there is none, ChatError if it cannot be read."""
-        return read_template(self.folder, self._tokenizer, self._file)
+        """The template of conversations without tools; errors as `templates`."""
+        return self.templates.default
 
     def check(self) -> None:
         """Raise ConfigError where no conversation can be answered, or no tool call be read.
@@ -89,59 +88,27 @@ class Chat:
     def notes(self) -> tuple[str, ...]:
         """Lines on what will be refused, and on marks that are not read as tokens."""
         try:
-            marks = notes_on_marks(self.template, self._tokenizer)
+            templates = self.templates
         except ChatError:
-            marks = ()
-        return self._trial.notes + marks
+            return self._trial.notes
+        lines = [*templates.notes, *self._trial.notes]
+        for template in templates.all:
+            lines += notes_on_marks(template, self._tokenizer)
+        return tuple(dict.fromkeys(lines))
 
     @cached_property
-    def formats(self) -> AnswerFormats:
-        """Formats of the answers; ChatError is raised when there is no template."""
-        return choose_formats(self.template.source, *self._parsers)
-
-    @property
-    def takes_tools(self) -> bool:
-        """Return whether the template uses the tools of a request."""
-        return self._look.takes_tools
+    def default(self) -> GuardedTemplate:
+        """The template of conversations without tools, in use; errors as `templates`."""
+        return self._guarded(self.templates.default)
 
     @cached_property
-    def _look(self) -> Look:
-        return self._renderer.look(self.template.source)
+    def with_tools(self) -> GuardedTemplate:
+        """The template of conversations with tools, in use; errors as `templates`."""
+        chosen = self.templates.with_tools
+        return self._guarded(chosen) if chosen else self.default
 
-    @cached_property
-    def _names(self) -> frozenset[str]:
-        """Names of added tokens that are the template's, without those of special tokens."""
-        source = lowered("\0".join((self.template.source, *self._look.words)))
-        added = self._tokenizer.added_tokens.keys()
-        written = {name for name in added if lowered(name) in source and NO_WORD.search(name)}
-        marks = {name for name in added if is_mark_like(name)}  # joined of pieces, perhaps
-        return frozenset(written | marks | (self.template.control_tokens & added))
-
-    @property
-    def _missing(self) -> frozenset[str]:
-        """Names of tokens that the model does not have.
-
-        A template that writes one is refused, and no client may make it seem to.
-        """
-        return frozenset(filter(NO_WORD.search, self._tokenizer.missing_tokens))
-
-    @cached_property
-    def _marker(self) -> Marker:
-        names = self._names | self._missing | self._tokenizer.special_tokens.keys()
-        return Marker(names, self._look.words | ROLES, self._look.attributes)
-
-    @cached_property
-    def _answer_marker(self) -> Marker:
-        """Marker of the assistant's messages, in which a template finds where thoughts end."""
-        look = self._look
-        unsought = (self._names | self._missing) - look.sought
-        names = unsought | self._tokenizer.special_tokens.keys()
-        return Marker(names, look.words | ROLES, look.attributes)
-
-    def _marked(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the messages with marks in the names of tokens that a client wrote."""
-        markers = {"assistant": self._answer_marker}
-        return [markers.get(turn["role"], self._marker).marked(turn) for turn in messages]
+    def _guarded(self, template: ChatTemplate) -> GuardedTemplate:
+        return GuardedTemplate(template, self._tokenizer, self._renderer, *self._parsers)
 
     def render(
         self, messages: object, name: str = "messages", tools: Tools | None = None
@@ -152,45 +119,37 @@ class Chat:
         `tools` what the answer may call. RequestError is raised for malformed messages, ChatError
         where the template refuses them or takes no tools.
         """
+        template = self.with_tools if tools else self.default
         if tools:
             self._check_tools()
-        plain = with_arguments(plain_messages(messages, name), self._look.joins_arguments, name)
-        variables = {
-            "messages": self._marked(plain),
-            # None and not an empty list: templates ask whether tools are none.
-            "tools": self._marker.marked(list(tools.offered)) if tools else None,
-            "documents": None,
-            "add_generation_prompt": True,
-        }
-        text = self._renderer.render(self.template.source, self.template.tokens | variables)
+        text = template.render(plain_messages(messages, name), name, tools)
         try:
             ids = self._tokenizer.encode_special(text)
         except TokenizerError as error:
             raise RequestError(name, str(error)) from None
         # The marks have done their work once the ids exist; the text is for people.
         text = text.replace(MARK, "")
-        reading = self._reading(text, tools)
+        reading = self._reading(text, tools, template.formats)
         return Rendered(text, tuple(ids), reading, self._structure(tools, reading))
 
     def _check_tools(self) -> None:
         """Raise ChatError where the template takes no tools, or calls could not be parsed."""
-        if not self._look.takes_tools:
+        if not self.with_tools.takes_tools:
             where = self._file or self.folder
             raise ChatError(
                 f"the chat template of {where.name} takes no tools; "
                 "give another one with --chat-template",
                 "tools",
             )
-        if self.formats.tools is None:
+        if self.with_tools.formats.tools is None:
             problem = (
                 "the format of this model's calls is not known, or turned off; "
                 "the server's --tool-parser names it"
             )
             raise ChatError(problem, "tools")
 
-    def _reading(self, prompt: str, tools: Tools | None) -> Reading:
+    def _reading(self, prompt: str, tools: Tools | None, formats: AnswerFormats) -> Reading:
         """Return how the answer to a prompt with these tools is parsed."""
-        formats = self.formats
         marks: tuple[str, ...] = ()
         if tools and formats.tools:
             marks += formats.tools.marks

@@ -1,5 +1,6 @@
-"""Source of a checkpoint's chat template, and the names of tokens that the template uses."""
+"""Sources of a checkpoint's chat templates, and the names of tokens that the templates use."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,11 +11,14 @@ from jaxserve.chat.renderer import MAX_TEMPLATE_BYTES
 from jaxserve.errors import ChatError
 from jaxserve.tokenizer import Tokenizer, TokenizerError
 from jaxserve.tokenizer.companion_fields import read_object
-from jaxserve.tokenizer.settings import read_settings
+from jaxserve.tokenizer.settings import SETTINGS_FILE, read_settings
 
 TEMPLATE_FILE = "chat_template.jinja"
 TEMPLATE_JSON = "chat_template.json"
+ADDITIONAL = "additional_chat_templates"  # folder of further templates, by their names
 FIELD = "chat_template"
+DEFAULT = "default"
+TOOL_USE = "tool_use"
 
 
 @dataclass(frozen=True)
@@ -31,56 +35,108 @@ class ChatTemplate:
     ignored: Mapping[str, int] = field(default_factory=dict)
 
 
-def read_template(folder: Path, tokenizer: Tokenizer, file: Path | None = None) -> ChatTemplate:
+@dataclass(frozen=True)
+class ChatTemplates:
+    """Templates of a checkpoint.
+
+    default: of conversations without tools. with_tools: of those with tools; None for the same.
+    notes: lines on templates that are not used.
+    """
+
+    default: ChatTemplate
+    with_tools: ChatTemplate | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def all(self) -> tuple[ChatTemplate, ...]:
+        """The templates that are used."""
+        return (self.default, self.with_tools) if self.with_tools else (self.default,)
+
+
+def read_templates(folder: Path, tokenizer: Tokenizer, file: Path | None = None) -> ChatTemplates:
     """Return the template in `file`, or else the checkpoint folder's own.
 
-    The folder's is chat_template.jinja, or else the field chat_template of chat_template.json or of
-    tokenizer_config.json: a string, or a list of {name, template}, of which the one called
-    "default" is taken. NoTemplateError is raised where there is none, ChatError where it cannot be
-    read.
+    The folder's are chat_template.jinja with the files of additional_chat_templates, or else the
+    field chat_template of chat_template.json or of tokenizer_config.json: a string, or a list of
+    {name, template}. The one called "tool_use" is that of conversations with tools, as in
+    transformers; that called "default" of all others. NoTemplateError is raised where there is
+    none, ChatError where one cannot be read.
     """
     try:
         settings = read_settings(folder)
         beside = read_object(folder / TEMPLATE_JSON)
     except TokenizerError as error:
         raise ChatError(str(error), FIELD) from None
-    source = _source(folder, beside.get(FIELD) or settings.chat_template, file)
     tokens = _default_tokens(tokenizer) | dict(settings.names)
     ignored = {token.name: token.id for token in settings.unused if token.id is not None}
-    return ChatTemplate(source, tokens, settings.control_tokens, ignored)
 
+    def made(source: str) -> ChatTemplate:
+        return ChatTemplate(source, tokens, settings.control_tokens, ignored)
 
-def _source(folder: Path, template: Any, file: Path | None) -> str:
-    """Return the source of the template: that of a file, or else the folder's field."""
-    if file or (folder / TEMPLATE_FILE).exists():
-        return _read_text(file or folder / TEMPLATE_FILE)
-    if not template:
+    if file:
+        return ChatTemplates(made(_read_text(file)))
+    sources = {
+        TEMPLATE_FILE: _in_files(folder),
+        TEMPLATE_JSON: beside.get(FIELD),
+        SETTINGS_FILE: settings.chat_template,
+    }
+    given = {name: field for name, field in sources.items() if field}
+    if not given:
         raise NoTemplateError(
             f"{folder} has no chat template; give one with --chat-template FILE", FIELD
         )
-    if isinstance(template, list):
-        template = _default_of(template, folder)
-    if not isinstance(template, str):
-        raise ChatError(
-            f"{folder} has the chat template {template!r:.80}; "
-            "it must be a string, or a list of {name, template}",
-            FIELD,
-        )
-    return _bounded(template, folder)
+    first = next(iter(given))
+    named = _by_name(folder, given.pop(first))
+    notes = [
+        f"the chat template of {first} is used, and that of {other} is another one"
+        for other, field in given.items()
+        if _differs(field, named)
+    ]
+    if unused := sorted(named.keys() - {DEFAULT, TOOL_USE}):
+        notes.append(f"the chat templates {', '.join(map(repr, unused))} are not used")
+    with_tools = made(named[TOOL_USE]) if TOOL_USE in named else None
+    return ChatTemplates(made(named[DEFAULT]), with_tools, tuple(notes))
 
 
-def _default_of(templates: list[Any], folder: Path) -> Any:
-    """Return the template called "default" in a list of {name, template}."""
-    named = {
-        entry.get("name"): entry.get("template") for entry in templates if isinstance(entry, dict)
-    }
-    if "default" not in named:
-        raise ChatError(
-            f"{folder}: none of the chat templates {sorted(map(str, named))} is called 'default'; "
+def _in_files(folder: Path) -> list[dict[str, str]]:
+    """Return the templates that have files of their own, as a field lists them; none without."""
+    if not os.path.lexists(folder / TEMPLATE_FILE):
+        return []
+    files = {DEFAULT: folder / TEMPLATE_FILE}
+    files |= {path.stem: path for path in sorted((folder / ADDITIONAL).glob("*.jinja"))}
+    return [{"name": name, "template": _read_text(path)} for name, path in files.items()]
+
+
+def _by_name(folder: Path, field: Any) -> dict[str, str]:
+    """Return the templates of a field by their names; ChatError if it has no default."""
+    if isinstance(field, str):
+        return {DEFAULT: _bounded(field, folder)}
+    named = dict[str, str]()
+    for entry in field if isinstance(field, list) else [field]:
+        match entry:
+            case {"name": str(name), "template": str(template)}:
+                named[name] = _bounded(template, folder)
+            case _:
+                raise ChatError(
+                    f"{folder} has the chat template {entry!r:.80}; it must be a string, or a list "
+                    "of {name, template}",
+                    FIELD,
+                )
+    if DEFAULT not in named:
+        raise NoTemplateError(
+            f"{folder}: none of the chat templates {sorted(named)} is called '{DEFAULT}'; "
             "give one with --chat-template FILE",
             FIELD,
         )
-    return named["default"]
+    return named
+
+
+def _differs(field: Any, named: Mapping[str, str]) -> bool:
+    """Return whether a field has another template of a name than those that are used."""
+    if not isinstance(field, list):
+        return field != named[DEFAULT]
+    listed = {str(entry.get("name")): entry.get("template") for entry in field if entry}
+    return any(named.get(name) != template for name, template in listed.items())
 
 
 def _bounded(template: str, where: Path) -> str:

@@ -1,4 +1,4 @@
-"""Trial of a chat template on a short conversation, before any client sends one."""
+"""Trial of a chat template on short conversations, before any client sends one."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from jaxserve.chat.chat import Chat
 
 WORD = "Hello"
-CONVERSATION = ({"role": "user", "content": WORD},)
+CONVERSATIONS = (
+    [{"role": "user", "content": WORD}],
+    [{"role": "system", "content": WORD}, {"role": "user", "content": WORD}],
+)
 CHOSEN_ELSEWHERE = ("auto", "none")  # parsers that name no format
 
 
@@ -30,37 +33,51 @@ class Trial:
 def try_template(chat: "Chat", file: Path | None, tool_parser: str) -> Trial:
     """Return what comes of rendering a conversation of one message.
 
-    file: the template's own file, which has to render it; the template of a model's folder may be
-    made for other conversations alone. tool_parser: format of calls that the operator chose.
+    file: the template's own file, which has to render it. The template of a model's folder has to
+    be Jinja: it may be made for other conversations, or the model for no conversations at all.
+    tool_parser: format of calls that the operator chose.
     """
     try:
-        chat.template  # noqa: B018 (it is read)
+        chat.default.takes_tools  # noqa: B018 (the template is read and parsed)
     except NoTemplateError as error:
         if tool_parser in CHOSEN_ELSEWHERE:
             return Trial(notes=(f"{error.problem}; until then, conversations are refused",))
         return Trial(flag_text("--tool-parser", tool_parser, error.problem))
     except ChatError as error:
         return Trial(_about(chat, file, error.problem))
-    note = None
-    try:
-        rendered = chat.render(CONVERSATION).text
-    except RefusedByTemplateError as error:
-        note = f"a conversation of one user's message alone is refused: {error.problem}"
-    except RequestError as error:
-        return Trial(_about(chat, file, error.problem))
-    else:
-        if WORD not in rendered:
-            note = "the chat template does not write what a user says"
-            if file:
-                return Trial(_about(chat, file, note))
+    failures = [_failure(chat, conversation) for conversation in CONVERSATIONS]
+    first = failures[0]
+    is_wanted = None in failures or any(failure and failure.is_refusal for failure in failures)
+    if first and file and not is_wanted:
+        return Trial(_about(chat, file, first.problem))
+    note = f"a conversation of one user's message fails: {first.problem}" if first else None
     return _with_tools(chat, tool_parser, note)
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """Reason why a conversation is not rendered. is_refusal: the template itself refuses it."""
+
+    problem: str
+    is_refusal: bool = False
+
+
+def _failure(chat: "Chat", conversation: list[dict[str, str]]) -> _Failure | None:
+    """Return why a conversation cannot be answered; None if it can."""
+    try:
+        rendered = chat.render(conversation).text
+    except RequestError as error:
+        return _Failure(error.problem, isinstance(error, RefusedByTemplateError))
+    if WORD.casefold() not in rendered.casefold():
+        return _Failure("the chat template does not write what a user says")
+    return None
 
 
 def _with_tools(chat: "Chat", tool_parser: str, note: str | None) -> Trial:
     """Return the trial of a template that renders: with `note`, and what it says of tools."""
     notes = (note,) if note else ()
-    if chat.takes_tools:
-        if chat.formats.tools is None and tool_parser == "auto":
+    if chat.with_tools.takes_tools:
+        if chat.with_tools.formats.tools is None and tool_parser == "auto":
             notes += (
                 "the chat template takes tools, but the format of this model's calls is not known "
                 "(--tool-parser names it): requests with tools are refused",
@@ -74,6 +91,10 @@ def _with_tools(chat: "Chat", tool_parser: str, note: str | None) -> Trial:
 
 def _about(chat: "Chat", file: Path | None, problem: str) -> str:
     """Return a problem of the template as an error of the flag, or of the model's folder."""
-    if file:
+    where = file or chat.folder
+    if file and not problem.startswith(str(where)):
         return flag_text("--chat-template", file, problem)
-    return f"{chat.folder}: {problem} (--chat-template FILE gives another)"
+    if file:
+        return f"--chat-template: {problem}"
+    named = problem if problem.startswith(str(where)) else f"{where}: {problem}"
+    return f"{named} (--chat-template FILE gives another)"

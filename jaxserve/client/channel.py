@@ -42,10 +42,6 @@ class TLS:
     certificate: str | Path | None = None
     key: str | Path | None = None
 
-    def check(self) -> None:
-        """Raise ConfigError as `credentials` does."""
-        self.credentials()
-
     def credentials(self) -> grpc.ChannelCredentials:
         """Return the credentials of a channel.
 
@@ -63,20 +59,28 @@ class TLS:
     def _key_of_certificate(self) -> bytes | None:
         if self.certificate is None or self.key is None:
             return None
-        check_key("TLS key", Path(self.key), Path(self.certificate))
-        return Path(self.key).read_bytes()
+        key = Path(self.key)
+        certificate = Path(self.certificate)
+        pem = _read("TLS key", key)
+        if key.is_file() and certificate.is_file():  # a pipe can be read only once
+            check_key("TLS key", key, certificate)
+        return pem
 
 
 def _certificates(name: str, file: str | Path | None) -> bytes | None:
     if file is None:
         return None
     path = Path(file)
-    try:
-        pem = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(flag_text(name, path, f"it cannot be read: {error.strerror}")) from None
+    pem = _read(name, path)
     check_certificates(name, path, pem)
     return pem
+
+
+def _read(name: str, path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(flag_text(name, path, f"it cannot be read: {error.strerror}")) from None
 
 
 def metadata_of(token: str | None) -> tuple[tuple[str, str], ...]:

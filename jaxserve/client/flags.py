@@ -3,19 +3,17 @@
 import argparse
 from pathlib import Path
 
-from jaxserve.addresses import check_address
+from jaxserve.addresses import server_problem
 from jaxserve.cli.inputs import read_prompts
 from jaxserve.cli.parser import Parser
 from jaxserve.cli.sampling_flags import sampling_flags
 from jaxserve.client.channel import TLS
 from jaxserve.client.client import Client
 from jaxserve.client.connection import ADDRESS
-from jaxserve.errors import RequestError
+from jaxserve.errors import ConfigError, RequestError, flag_text
 from jaxserve.request import SamplingParams
 
 STANDARD_INPUT = "-"
-# Beginnings of gRPC's other names of servers; gRPC itself says what is wrong with these.
-TARGETS = ("dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -114,8 +112,8 @@ def read_prompt(args: argparse.Namespace) -> str:
 
 def check_flags(args: argparse.Namespace, params: SamplingParams) -> None:
     """Raise ConfigError for a wrong address, RequestError for flags that do not go together."""
-    if not args.address.startswith(TARGETS):
-        check_address("--address", args.address)
+    if problem := server_problem(args.address):
+        raise ConfigError(flag_text("--address", args.address, problem))
     if args.system is not None and not args.chat:
         raise RequestError("--system", "is for a conversation (add --chat)")
     if params.n > 1 and not args.json:

@@ -112,6 +112,8 @@ def introduce(llm: LLM, args: argparse.Namespace, console: Console) -> None:
         lines.append("weights " + describe_weights(weight_sizes(model.params)))
     if args.verbose and llm.draft:
         lines.append("draft model " + describe_weights(weight_sizes(llm.draft.params)))
+    if model.weight_note:
+        lines.append(model.weight_note)
     for line in (*lines, *llm.token_notes):
         console.print(line, style="dim", soft_wrap=True, markup=False)
 

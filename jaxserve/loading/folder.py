@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
+from jaxserve.checkpoints.hf import HFCheckpoint, note_on_weights
 from jaxserve.checkpoints.orbax_store import AS_STORED
 from jaxserve.loading.digests import WeightDigests
 from jaxserve.loading.parameters import Progress, load_params
@@ -29,7 +30,7 @@ class Model:
     spec: the architecture as these devices hold it, see ModelSpec.on. parameters: their number in
     the checkpoint, without the copies of kv heads. weights: the quantization scheme as --weights
     names it, or auto. fingerprint: a hash of spec, dtype, weights and folder, which is part of the
-    identity of cached pages.
+    identity of cached pages. weight_note: line on weights in the folder that were not read.
     """
 
     spec: ModelSpec
@@ -39,6 +40,7 @@ class Model:
     fingerprint: str
     parameters: int
     weights: str
+    weight_note: str | None = None
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -58,12 +60,16 @@ class Model:
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A checkpoint whose weights have not been read yet."""
+    """A checkpoint whose weights have not been read yet.
+
+    note: line on weights in the folder that will not be read.
+    """
 
     folder: Path
     checkpoint: Checkpoint
     spec: ModelSpec
     tokens: TokenIds
+    note: str | None
 
 
 def open_model(folder: Path, tensors: Mapping[str, Stored] | None = None) -> ModelFiles:
@@ -80,7 +86,10 @@ def open_model(folder: Path, tensors: Mapping[str, Stored] | None = None) -> Mod
     """
     checkpoint = open_checkpoint(folder, tensors)
     _, spec = read_architecture(checkpoint)
-    return ModelFiles(folder, checkpoint, spec, read_token_ids(folder, checkpoint, spec.vocab_size))
+    tokens = read_token_ids(folder, checkpoint, spec.vocab_size)
+    from_hf = tensors is None and isinstance(checkpoint, HFCheckpoint)
+    note = note_on_weights(folder) if from_hf else None
+    return ModelFiles(folder, checkpoint, spec, tokens, note)
 
 
 def load(
@@ -116,4 +125,4 @@ def load(
     ).hexdigest()
     leaves = jax.tree.leaves(param_specs(spec, params["embed"].dtype), is_leaf=is_param_spec)
     parameters = sum(math.prod(leaf.shape) for leaf in leaves)
-    return Model(held, params, mesh, files.tokens, fingerprint, parameters, kept)
+    return Model(held, params, mesh, files.tokens, fingerprint, parameters, kept, files.note)

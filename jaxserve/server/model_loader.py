@@ -117,6 +117,7 @@ class ModelLoader:
         if place:
             mesh = place.mesh
         only_prefills = place is not None and place.prefills
+        takes_requests = self._pod.leads and not only_prefills
         if only_prefills:  # without decode steps no token is ever drafted
             options = replace(options, speculate="off", draft_tokens=None)
         if manifest:
@@ -139,7 +140,7 @@ class ModelLoader:
                 options=options,
                 mesh=mesh,
                 devices=place.devices if place else None,
-                chat_template=None if only_prefills else args.chat_template,
+                chat_template=args.chat_template if takes_requests else None,
                 tool_parser=args.tool_parser,
                 reasoning_parser=args.reasoning_parser,
                 draft_model=None if only_prefills else draft_model(args),
@@ -150,7 +151,7 @@ class ModelLoader:
                 digests=digests,
             )
         self._resources.enter_context(llm)
-        if not (only_prefills or llm.model.spec.embeds):
+        if takes_requests and not llm.model.spec.embeds:
             llm.prompts.chat.check()
         self._check(llm)
         self._check_unchanged(llm)

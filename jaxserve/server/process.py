@@ -211,9 +211,11 @@ class ServerProcess:
     def _introduce(self, loader: ModelLoader, llm: LLM, lines: list[str]) -> None:
         for line in lines:
             loader.say(line)
+        if note := llm.model.weight_note:
+            loader.say(f"weights  {note}")
         for note in llm.token_notes:
             loader.say(f"tokens   {note}")
-        for note in llm.chat_notes:
+        for note in llm.chat_notes if not llm.model.spec.embeds else ():
             loader.say(f"chat     {note}")
         if self.role.introduction:
             loader.say(f"role     {self.role.introduction}")

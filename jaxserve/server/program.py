@@ -37,7 +37,7 @@ def run(args: argparse.Namespace, hosts: Hosts) -> int:
     separate_meshes = meshes(args)
     with ExitStack() as resources:
         pod = resources.enter_context(join(hosts))
-        if not hosts.alone:  # else it has happened already
+        if pod.leads and not hosts.alone:  # else it has happened already, or is not needed
             check_places(args)
         args.model = model_of_pod(pod, args.model)
         manifest = use_bundle(args) if args.bundle else None

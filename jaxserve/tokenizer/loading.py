@@ -1,5 +1,6 @@
 """Loads the tokenizer of a checkpoint folder."""
 
+import os
 from pathlib import Path
 
 from jaxserve.tokenizer.beside_json import JSON_FILE
@@ -29,9 +30,9 @@ def load_tokenizer(folder: Path, model_ids: int | None = None) -> Tokenizer:
     settings = read_settings(folder)
     json_file = folder / JSON_FILE
     model_file = folder / MODEL_FILE
-    if json_file.exists():
+    if os.path.lexists(json_file):
         return load_tokenizer_json(json_file, settings, model_ids)
-    if model_file.exists():
+    if os.path.lexists(model_file):
         return load_sentencepiece(model_file, settings, model_ids)
     raise TokenizerError(
         f"{folder} has neither {json_file.name} nor {model_file.name}; copy one of them from "

@@ -5,6 +5,7 @@ tokens as transformers 5 reads them: added_tokens_decoder of tokenizer_config.js
 them, and only without it the two older files count.
 """
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -155,7 +156,7 @@ def _map_adds(folder: Path, config: Mapping[str, Any], old_map: Mapping[str, Any
     """
     extra = [fields.get("extra_special_tokens") for fields in (config, old_map)]
     others = "additional_special_tokens" in config or any(isinstance(e, list) for e in extra)
-    return (folder / JSON_FILE).exists() and not others
+    return os.path.lexists(folder / JSON_FILE) and not others
 
 
 def _names(named: Mapping[str, DeclaredToken]) -> dict[str, str]:

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxserve.checkpoints.errors import CheckpointError
-from jaxserve.checkpoints.hf import INDEX, HFCheckpoint
+from jaxserve.checkpoints.hf import INDEX, HFCheckpoint, note_on_weights
 from jaxserve.checkpoints.safetensors_reader import check_finite
 
 FIRST = "model-00001-of-00002.safetensors"
@@ -150,6 +150,33 @@ def test_a_single_file_goes_before_an_index(tmp_path: Path) -> None:
         folder_with(tmp_path, files, weight_map(a="gone.safetensors"))
     ).tensors
     assert float(tensors["a"][0, 0]) == 1
+
+
+def test_an_index_that_is_not_read_is_said(tmp_path: Path) -> None:
+    files = {"model.safetensors": {"a": tensor(1)}}
+    folder = folder_with(tmp_path, files, weight_map(a="gone.safetensors", b="too.safetensors"))
+    assert (note_on_weights(folder) or "").startswith(
+        f"model.safetensors is read, and {INDEX} with its 2 files is not"
+    )
+    (folder / INDEX).write_text(json.dumps(weight_map(a="model.safetensors")))
+    assert note_on_weights(folder) is None
+    (folder / INDEX).unlink()
+    assert note_on_weights(folder) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("config.json", "generation_config.json", "modules.json"),
+        *("model.safetensors", INDEX, FIRST),
+    ],
+)
+def test_a_link_that_leads_nowhere_is_no_absent_file(name: str, tmp_path: Path) -> None:
+    folder = folder_with(tmp_path / "model", {SECOND: {"a": tensor(1)}})
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to("gone")
+    message = failure(folder)
+    assert name in message and "leads to no file" in message
 
 
 def test_several_files_without_an_index(tmp_path: Path) -> None:

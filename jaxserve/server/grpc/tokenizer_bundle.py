@@ -6,7 +6,7 @@ from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 from jaxserve.chat import Chat
-from jaxserve.chat.source import TEMPLATE_FILE
+from jaxserve.chat.source import ADDITIONAL, TEMPLATE_FILE, TOOL_USE
 from jaxserve.errors import ChatError, NotBuiltInError
 from jaxserve.tokenizer import TokenizerError
 from jaxserve.tokenizer.beside_json import JSON_FILE
@@ -23,7 +23,7 @@ SETTINGS = (
 
 
 def tokenizer_bundle(chat: Chat, model_ids: int | None = None) -> bytes:
-    """Return a ZIP archive with tokenizer.json, settings, and the chat template in use.
+    """Return a ZIP archive with tokenizer.json, settings, and the chat templates in use.
 
     tokenizer.json has no added tokens that the model does not have, for which see load_tokenizer's
     model_ids; the settings are the folder's own. The same files give the same bytes.
@@ -39,6 +39,8 @@ def tokenizer_bundle(chat: Chat, model_ids: int | None = None) -> bytes:
             files[name] = path.read_bytes()
     with suppress(ChatError):  # a model that does not chat has no template
         files[TEMPLATE_FILE] = chat.template.source.encode()
+        if chat.templates.with_tools:
+            files[f"{ADDITIONAL}/{TOOL_USE}.jinja"] = chat.templates.with_tools.source.encode()
     archive = io.BytesIO()
     with ZipFile(archive, "w", ZIP_DEFLATED) as bundle:
         for name, content in files.items():

@@ -45,17 +45,16 @@ def open_provider() -> "TracerProvider":
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
         exporter = import_module(EXPORTERS[protocol]).OTLPSpanExporter()
-        processor = BatchSpanProcessor(exporter)
+        provider = TracerProvider()
+        provider.add_span_processor(BatchSpanProcessor(exporter))
     except ImportError as error:
         raise ConfigError(
             f"--otel needs OpenTelemetry: {error} (pip install 'jaxserve[otel]')"
         ) from None
-    except ValueError as error:
+    except Exception as error:  # the packages have classes of their own for it
         raise ConfigError(
             f"--otel: a variable OTEL_* has a value of another form: {error}"
         ) from None
-    provider = TracerProvider()
-    provider.add_span_processor(processor)
     return provider
 
 
@@ -68,7 +67,7 @@ def _check_file_of(name: str) -> None:
     """Raise ConfigError if a setting names a file that cannot be read: it would be left out."""
     for variable in _variables(name):
         file = os.environ.get(variable)
-        if file and not os.access(file, os.R_OK):
+        if file and not (os.path.isfile(file) and os.access(file, os.R_OK)):
             raise ConfigError(f"{variable} is {file}; it cannot be read (--otel)")
 
 

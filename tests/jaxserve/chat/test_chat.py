@@ -149,8 +149,8 @@ def test_which_added_tokens_are_the_templates(tmp_path: Path) -> None:
     chat = Chat(tmp_path, Added())
     text = "<turn></think>    user <other><eos>"
     marked = f"<{MARK}turn><{MARK}/think>    user <other><{MARK}eos>"
-    assert chat._marker.marked(text) == marked
-    assert chat._answer_marker.marked(text) == marked.replace(f"{MARK}/think", "/think")
+    assert chat.default._marker.marked(text) == marked
+    assert chat.default._answer_marker.marked(text) == marked.replace(f"{MARK}/think", "/think")
     chat.close()
 
 

@@ -340,7 +340,8 @@ def test_declared_marks_that_are_read_as_text_are_named(
     template = "{{ messages[0].content }}\n<|im_start|><tool>"
     (tmp_path / "chat_template.jinja").write_text(template)
     with closing(Chat(tmp_path, load_tokenizer(tmp_path))) as chat:
-        (note,) = chat.notes
+        other, note = chat.notes
+    assert "of tokenizer_config.json is another one" in other
     text = ["<tool>"] if len(ways) > 1 else ["<tool>", "<|im_start|>"]
     tokens = ", ".join(f"{mark!r} ({added[mark]})" for mark in text)
     assert note.startswith(

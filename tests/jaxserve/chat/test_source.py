@@ -5,11 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from jaxserve.chat.source import read_template
+from jaxserve.chat.source import ADDITIONAL, ChatTemplate, read_templates
 from jaxserve.errors import ChatError
 from tests.byte_tokenizer import ByteTokenizer
 
 NAMED = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "listed"}]
+
+
+def template_in(folder: Path, tokenizer: ByteTokenizer, file: Path | None = None) -> ChatTemplate:
+    return read_templates(folder, tokenizer, file).default
 
 
 def write(folder: Path, **files: object) -> None:
@@ -37,14 +41,73 @@ def write(folder: Path, **files: object) -> None:
 )
 def test_places(files: dict, source: str, tmp_path: Path) -> None:
     write(tmp_path, **files)
-    assert read_template(tmp_path, ByteTokenizer()).source == source
+    assert template_in(tmp_path, ByteTokenizer()).source == source
     write(tmp_path, other__jinja="other")
-    assert read_template(tmp_path, ByteTokenizer(), tmp_path / "other.jinja").source == "other"
+    assert template_in(tmp_path, ByteTokenizer(), tmp_path / "other.jinja").source == "other"
+
+
+FIELD = {"tokenizer_config__json": {"chat_template": NAMED}}
+TOOLS = {f"{ADDITIONAL}/tool_use__jinja": "tools"}
+
+
+@pytest.mark.parametrize(
+    ("files", "sources", "notes"),
+    [
+        (FIELD, ("listed", "tools"), 0),
+        ({"chat_template__json": {"chat_template": NAMED}}, ("listed", "tools"), 0),
+        ({"tokenizer_config__json": {"chat_template": NAMED[1:]}}, ("listed", None), 0),
+        ({"chat_template__jinja": "file"} | TOOLS, ("file", "tools"), 0),
+        # As in transformers 5, the file goes before the whole list.
+        ({"chat_template__jinja": "file"} | FIELD, ("file", None), 1),
+        ({"chat_template__jinja": "listed"} | TOOLS | FIELD, ("listed", "tools"), 0),
+        ({"chat_template__jinja": "listed"} | FIELD, ("listed", None), 1),
+        (
+            {
+                "tokenizer_config__json": {
+                    "chat_template": [*NAMED, {"name": "rag", "template": ""}]
+                }
+            },
+            ("listed", "tools"),
+            1,
+        ),
+        (
+            {"chat_template__json": {"chat_template": "a"}}
+            | {"tokenizer_config__json": {"chat_template": "b"}},
+            ("a", None),
+            1,
+        ),
+        (
+            {"chat_template__json": {"chat_template": "a"}}
+            | {"tokenizer_config__json": {"chat_template": "a"}},
+            ("a", None),
+            0,
+        ),
+    ],
+)
+def test_templates_by_their_names(
+    files: dict, sources: tuple[str, str | None], notes: int, tmp_path: Path
+) -> None:
+    (tmp_path / ADDITIONAL).mkdir()
+    write(tmp_path, **files)
+    found = read_templates(tmp_path, ByteTokenizer())
+    used = found.with_tools.source if found.with_tools else None
+    assert (found.default.source, used) == sources
+    assert len(found.notes) == notes
+    write(tmp_path, other__jinja="other")
+    assert len(read_templates(tmp_path, ByteTokenizer(), tmp_path / "other.jinja").all) == 1
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "chat_template.json"])
+def test_a_link_that_leads_nowhere(name: str, tmp_path: Path) -> None:
+    write(tmp_path, tokenizer_config__json={"chat_template": "config"})
+    (tmp_path / name).symlink_to("gone")
+    with pytest.raises(ChatError, match=f"{name}: .*No such file"):
+        read_templates(tmp_path, ByteTokenizer())
 
 
 def test_tokens(tmp_path: Path) -> None:
     write(tmp_path, chat_template__jinja="")
-    assert read_template(tmp_path, ByteTokenizer()).tokens == {
+    assert template_in(tmp_path, ByteTokenizer()).tokens == {
         "bos_token": "<bos>",
         "eos_token": "<eos>",
     }
@@ -60,10 +123,10 @@ def test_tokens(tmp_path: Path) -> None:
         special_tokens_map__json={"eos_token": "old", "sep_token": "|"},
     )
     tokens = {"bos_token": "<bos>", "eos_token": "old", "x_token": "x", "sep_token": "|"}
-    assert read_template(tmp_path, ByteTokenizer()).tokens == tokens, "as transformers reads it"
+    assert template_in(tmp_path, ByteTokenizer()).tokens == tokens, "as transformers reads it"
     write(tmp_path, tokenizer_config__json=settings | {"added_tokens_decoder": {}})
     tokens = {"bos_token": "<bos>", "eos_token": "</s>", "x_token": "x"}
-    assert read_template(tmp_path, ByteTokenizer()).tokens == tokens
+    assert template_in(tmp_path, ByteTokenizer()).tokens == tokens
 
 
 @pytest.mark.parametrize(
@@ -97,13 +160,13 @@ def test_tokens(tmp_path: Path) -> None:
 def test_what_is_refused(files: dict, message: str, tmp_path: Path) -> None:
     write(tmp_path, **files)
     with pytest.raises(ChatError, match=message) as caught:
-        read_template(tmp_path, ByteTokenizer())
+        template_in(tmp_path, ByteTokenizer())
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ChatError, match=r"^chat_template: .*nowhere: No such file or directory$"):
-        read_template(tmp_path, ByteTokenizer(), tmp_path / "nowhere")
+        template_in(tmp_path, ByteTokenizer(), tmp_path / "nowhere")
     (tmp_path / "latin").write_bytes(b"\xe9")
     with pytest.raises(ChatError, match=r"latin is not UTF-8 text \(byte 0: "):
-        read_template(tmp_path, ByteTokenizer(), tmp_path / "latin")
+        template_in(tmp_path, ByteTokenizer(), tmp_path / "latin")

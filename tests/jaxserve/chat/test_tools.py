@@ -50,15 +50,45 @@ def test_the_text_is_that_of_transformers(chat_of: OpenChat) -> None:
         )
         assert rendered.text == case["text"], case["name"]
         reading = rendered.reading
-        assert (reading.tools is chat.formats.tools, reading.names) == (
+        assert (reading.tools is chat.with_tools.formats.tools, reading.names) == (
             (True, {"get_weather", "add"}) if case["tools"] else (False, frozenset())
         )
 
 
 def test_every_golden_template_has_its_form(chat_of: OpenChat) -> None:
     for case in GOLDEN:
-        tools = chat_of(case["template"]).formats.tools
+        tools = chat_of(case["template"]).with_tools.formats.tools
         assert tools and tools.parse.__name__ in case["name"]
+
+
+HERMES = "<tool_call>{% for t in tools %}{{ t.function.name }}{% endfor %}"
+
+
+@pytest.mark.parametrize("in_a_file", [True, False])
+def test_a_template_of_its_own_for_tools(
+    chat_of: OpenChat, tmp_path: Path, in_a_file: bool
+) -> None:
+    plain = "{{ messages[0].content }}</think>"
+    marked = "{{ messages[0].content }}<eos>" + HERMES
+    if in_a_file:
+        (tmp_path / "additional_chat_templates").mkdir()
+        (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text(marked)
+    chat = chat_of(plain)
+    if not in_a_file:
+        (tmp_path / "chat_template.jinja").unlink()
+        listed = [{"name": "default", "template": plain}, {"name": "tool_use", "template": marked}]
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": listed}))
+    messages = [{"role": "user", "content": "a<eos>"}]
+    alone = chat.render(messages)
+    assert (alone.text, alone.reading.thinks) == ("a<eos></think>", True)
+    function = {"type": "function", "function": {"name": "add", "parameters": {}}}
+    both = chat.render(messages, tools=Tools((function,)))
+    assert both.text == "a<eos><eos><tool_call>add"
+    assert both.token_ids.count(ByteTokenizer().special_tokens["<eos>"]) == 1, "the template's"
+    assert both.reading.tools and both.reading.tools.parse.__name__ == "hermes"
+    assert not both.reading.thinks
+    chat.check()
+    assert chat.notes == ()
 
 
 @pytest.mark.parametrize("joins", [True, False])

@@ -46,8 +46,10 @@ def _write(file: Path, **fields: object) -> None:
         ({}, (), []),
         ({"generation": 3}, (3,), []),
         ({"generation": [3, V - 1]}, (3, V - 1), []),
-        ({"generation": 0, "config": 1, "tokenizer": "w2"}, (0,), []),
-        ({"config": [1], "tokenizer": "w2"}, (1,), []),
+        ({"generation": 0, "config": 1, "tokenizer": "w2"}, (0, 2), []),
+        ({"generation": [0, 2], "tokenizer": "w2"}, (0, 2), []),
+        ({"config": [1], "tokenizer": "w2"}, (1, 2), []),
+        ({"generation": [], "tokenizer": "w2"}, (), []),
         ({"tokenizer": "<|end|>"}, (V - 1,), []),
         ({"generation": [V, 3, V + 5]}, (3,), [V, V + 5]),
         ({"generation": V, "config": 1}, (1,), [V]),
@@ -61,12 +63,12 @@ def _write(file: Path, **fields: object) -> None:
         ({"tokenizer": "<|eom|>"}, (), []),
     ],
 )
-def test_the_first_file_that_names_one_which_the_model_has(
+def test_the_first_file_that_names_one_which_the_model_has_and_the_tokenizer(
     given: dict[str, Any], ends: tuple[int, ...], absent: list[int], tmp_path: Path
 ) -> None:
     tokens = read(tmp_path, **given)
     assert tokens.eos_ids == ends
-    missing, *others = tokens.notes
+    missing, *others = (note for note in tokens.notes if "config.json" not in note)
     assert missing == (
         "the tokenizer's files have '<|eot|>' (10), '<|eom|>' (15), but the model's ids are 0 to "
         "9: such names are text"
@@ -76,6 +78,42 @@ def test_the_first_file_that_names_one_which_the_model_has(
         assert others == [f"the model does not have the end tokens {absent}: {kept}"]
     else:
         assert others == ([] if ends else [kept])
+
+
+@pytest.mark.parametrize(
+    ("given", "notes"),
+    [
+        ({"generation": 3, "tokenizer": "w3"}, []),
+        ({"tokenizer": "w3"}, []),
+        (
+            {"generation": 3, "tokenizer": "<|end|>"},
+            [
+                "answers end with 'w3' (3), as generation_config.json says, and with '<|end|>' "
+                "(9), the tokenizer's end token"
+            ],
+        ),
+        (
+            {"config": [1, 4], "tokenizer": "w2"},
+            [
+                "answers end with 'w1' (1), 'w4' (4), as config.json says, and with 'w2' (2), the "
+                "tokenizer's end token"
+            ],
+        ),
+        (
+            {"generation": 3, "config": [3, 5]},
+            [
+                "'w5' (5) of config.json ends no answer, since generation_config.json does not "
+                "name it"
+            ],
+        ),
+        ({"generation": [3, 5], "config": 5}, []),
+    ],
+)
+def test_sources_that_disagree_are_said(
+    given: dict[str, Any], notes: list[str], tmp_path: Path
+) -> None:
+    found = read(tmp_path, **given).notes
+    assert [note for note in found if "config.json" in note] == notes
 
 
 @pytest.mark.parametrize("ids", [[1, -1], -1, True, "2", 1.0, [[1]], list(range(17)), {}])

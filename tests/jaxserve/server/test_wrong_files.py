@@ -78,7 +78,27 @@ def test_a_template(
     file = tmp_path / "given.jinja"
     file.write_bytes(source)
     line = refusal("--chat-template", file)
-    assert f"--chat-template is {file}; " in line and problem in line
+    assert f"--chat-template is {file}; " in line or f"--chat-template: {file}" in line
+    assert problem in line
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        TURN,
+        "{% for m in messages %}{{ m.content | upper }}{% endfor %}",
+        "{{ messages[0].content }}{{ messages[1].content }}",
+        "{% if messages[0].role != 'system' %}{{ raise_exception('no') }}{% endif %}" + TURN,
+        "{{ raise_exception('documents are missing') }}",
+    ],
+)
+def test_a_template_for_some_conversations(
+    refusal: Callable[..., str], tmp_path: Path, source: str
+) -> None:
+    file = tmp_path / "given.jinja"
+    file.write_text(source)
+    with pytest.raises(Compiled):
+        refusal("--chat-template", file)
 
 
 @pytest.mark.usefixtures("no_weights")
@@ -121,8 +141,11 @@ def test_a_parser_of_calls_without_a_template(refusal: Callable[..., str], tmp_p
     ("template", "note"),
     [
         (None, "has no chat template; give one with --chat-template FILE; until then,"),
-        ("{{ raise_exception('no') }}", "alone is refused: the chat template refuses: no"),
-        ("{{ query }}", "the chat template does not write what a user says"),
+        ("{{ raise_exception('no') }}", "message fails: the chat template refuses: no"),
+        ("{{ query }}", "fails: the chat template does not write what a user says"),
+        ("{{ messages[1].content }}", "fails: the chat template failed: "),
+        ("{% for d in documents %}{% endfor %}", "'NoneType' object is not iterable"),
+        ([{"name": "tool_use", "template": "x"}], "none of the chat templates ['tool_use'] is"),
         ("{{ tools }}" + TURN, "(--tool-parser names it): requests with tools are refused"),
     ],
 )
@@ -189,6 +212,8 @@ def test_other_places(refusal: Callable[..., str], tmp_path: Path) -> None:
     [
         ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/nowhere", "is /nowhere; it cannot be read (--otel)"),
         ("OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY", "/nowhere", "is /nowhere; it cannot be read"),
+        ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/", "is /; it cannot be read (--otel)"),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zip", "--otel: a variable OTEL_* has a value of"),
         ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon", "--otel: a variable OTEL_* has a value of another"),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://[::1", "a value of another form: Invalid IPv6"),
         ("OTEL_EXPORTER_OTLP_PROTOCOL", "carrier", "is 'carrier'; --otel knows grpc and"),

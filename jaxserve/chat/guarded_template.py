@@ -1,0 +1,99 @@
+"""A chat template whose marks of turns no client can write."""
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+from jaxserve.chat.answers import AnswerFormats, choose_formats
+from jaxserve.chat.marking import Marker, lowered
+from jaxserve.chat.marks import is_mark_like
+from jaxserve.chat.renderer import Look, TemplateRenderer
+from jaxserve.chat.source import ChatTemplate
+from jaxserve.chat.tools import Tools, with_arguments
+from jaxserve.tokenizer import Tokenizer
+from jaxserve.tokenizer.special import NO_WORD
+
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+
+
+class GuardedTemplate:
+    """One template with a tokenizer; what clients write gets marks before it is rendered.
+
+    Names of special tokens stay text where a client writes them. Added tokens that are not marked
+    special are treated likewise if the template's source has them (DeepSeek marks its turns that
+    way), or the files of the tokenizer call them the template's own. Only in answers of the
+    assistant those stay tokens that the template looks for, as for </think>.
+    """
+
+    def __init__(
+        self,
+        template: ChatTemplate,
+        tokenizer: Tokenizer,
+        renderer: TemplateRenderer,
+        tool_parser: str,
+        reasoning_parser: str,
+    ) -> None:
+        """Prepare to render; for `tool_parser` and `reasoning_parser` see choose_formats."""
+        self._template = template
+        self._tokenizer = tokenizer
+        self._renderer = renderer
+        self.formats: AnswerFormats = choose_formats(template.source, tool_parser, reasoning_parser)
+
+    @property
+    def takes_tools(self) -> bool:
+        """Return whether the template uses the tools of a request."""
+        return self._look.takes_tools
+
+    def render(self, messages: list[dict[str, Any]], name: str, tools: Tools | None) -> str:
+        """Return the text of a conversation, with marks in what clients wrote.
+
+        `messages` are plain messages, `name` their path in the request. RequestError is raised for
+        arguments of calls that the template cannot use, ChatError where it fails or refuses.
+        """
+        variables = {
+            "messages": self._marked(with_arguments(messages, self._look.joins_arguments, name)),
+            # None and not an empty list: templates ask whether tools are none.
+            "tools": self._marker.marked(list(tools.offered)) if tools else None,
+            "documents": None,
+            "add_generation_prompt": True,
+        }
+        return self._renderer.render(self._template.source, self._template.tokens | variables)
+
+    @cached_property
+    def _look(self) -> Look:
+        return self._renderer.look(self._template.source)
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        """Names of added tokens that are the template's, without those of special tokens."""
+        source = lowered("\0".join((self._template.source, *self._look.words)))
+        added = self._tokenizer.added_tokens.keys()
+        written = {name for name in added if lowered(name) in source and NO_WORD.search(name)}
+        marks = {name for name in added if is_mark_like(name)}  # joined of pieces, perhaps
+        return frozenset(written | marks | (self._template.control_tokens & added))
+
+    @property
+    def _missing(self) -> frozenset[str]:
+        """Names of tokens that the model does not have.
+
+        A template that writes one is refused, and no client may make it seem to.
+        """
+        return frozenset(filter(NO_WORD.search, self._tokenizer.missing_tokens))
+
+    @cached_property
+    def _marker(self) -> Marker:
+        names = self._names | self._missing | self._tokenizer.special_tokens.keys()
+        return Marker(names, self._look.words | ROLES, self._look.attributes)
+
+    @cached_property
+    def _answer_marker(self) -> Marker:
+        """Marker of the assistant's messages, in which a template finds where thoughts end."""
+        look = self._look
+        unsought = (self._names | self._missing) - look.sought
+        names = unsought | self._tokenizer.special_tokens.keys()
+        return Marker(names, look.words | ROLES, look.attributes)
+
+    def _marked(self, messages: list[dict[str, Any]]) -> list[Mapping[str, Any]]:
+        """Return the messages with marks in the names of tokens that a client wrote."""
+        markers = {"assistant": self._answer_marker}
+        return [markers.get(turn["role"], self._marker).marked(turn) for turn in messages]
