@@ -161,6 +161,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.models.families.weight_table",
         "jaxserve.models.spec",
     ),
+    "jaxserve.loading.sampling_defaults": ("jaxserve.errors", "jaxserve.request"),
     "jaxserve.loading.draft": (
         "jaxserve.config",
         "jaxserve.errors",

@@ -7,7 +7,7 @@ of SamplingParams fails here until EXAMPLES has a value of it, and until each su
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, make_dataclass
+from dataclasses import fields, make_dataclass, replace
 from typing import Any, get_type_hints
 
 import pytest
@@ -21,7 +21,7 @@ from jaxserve.client import flags as client_flags
 from jaxserve.client.messages import Options, generation_message
 from jaxserve.config.option import flag_of
 from jaxserve.errors import JaxserveError
-from jaxserve.request import SamplingParams
+from jaxserve.request import SamplingFields, SamplingParams
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.grpc.parse import parse_request
 from jaxserve.server.grpc.vllm_parse import parse_generate
@@ -54,6 +54,11 @@ EXAMPLES: Mapping[str, Any] = {
     "echo": True,
     "structure": Structure.of("json_object", True),
 }
+NO_DEFAULTS = SamplingFields()
+# What a model's generation_config.json may say.
+OF_THE_MODEL = SamplingFields(
+    temperature=0.5, top_k=20, top_p=0.75, min_p=0.125, repetition_penalty=1.25, max_tokens=50
+)
 NO_TEXT = "the router in front of this surface makes the text, and can begin it with the prompt"
 
 # Fields that a surface lacks on purpose, each with the reason.
@@ -69,7 +74,7 @@ LACKS: Mapping[str, Mapping[str, str]] = {
 # ---- surfaces: each takes one field by its name, and returns what reaches the engine
 
 
-def grpc(name: str, value: Any) -> SamplingParams:
+def grpc(name: str, value: Any, defaults: SamplingFields = NO_DEFAULTS) -> SamplingParams:
     """Send the field to jaxserve.v1, as a client in another language would."""
     if name == "structure":
         name, value = value.kind, True
@@ -77,33 +82,33 @@ def grpc(name: str, value: Any) -> SamplingParams:
         value = common_pb2.TokenIds(ids=value)
     sampling = common_pb2.SamplingParams(**{name: value})
     message = inference_pb2.GenerateRequest(text="hi", sampling=sampling)
-    return parse_request(_travelled(message), Limits()).params
+    return parse_request(_travelled(message), Limits(), defaults).params
 
 
-def client(name: str, value: Any) -> SamplingParams:
+def client(name: str, value: Any, defaults: SamplingFields = NO_DEFAULTS) -> SamplingParams:
     """Give the field to a method of jaxserve.client, whose keywords are typed."""
     assert name in get_type_hints(Options)
     options: Any = {name: value}
     message = generation_message(inference_pb2.GenerateRequest, {"text": "hi"}, None, options)
-    return parse_request(_travelled(message), Limits()).params
+    return parse_request(_travelled(message), Limits(), defaults).params
 
 
 def _travelled[M: Message](message: M) -> M:
     return type(message).FromString(message.SerializeToString())
 
 
-def completions(name: str, value: Any) -> SamplingParams:
+def completions(name: str, value: Any, defaults: SamplingFields = NO_DEFAULTS) -> SamplingParams:
     body = CompletionBody.model_validate(_json({"prompt": "hi"} | _http_field(name, value)))
-    return completion_calls(body, "id", None)[0].params
+    return completion_calls(body, "id", None, defaults)[0].params
 
 
-def chat(name: str, value: Any) -> SamplingParams:
+def chat(name: str, value: Any, defaults: SamplingFields = NO_DEFAULTS) -> SamplingParams:
     given = _http_field(name, value)
     if name == "logprobs":
         given = {"logprobs": True, "top_logprobs": value}
     messages = [{"role": "user", "content": "hi"}]
     body = ChatBody.model_validate(_json({"messages": messages} | given))
-    return chat_calls(body, "id", None, Limits())[0].params
+    return chat_calls(body, "id", None, Limits(), defaults)[0].params
 
 
 def _http_field(name: str, value: Any) -> dict[str, Any]:
@@ -206,6 +211,30 @@ def test_a_new_field_is_missed(surface: str) -> None:
     )
     found = lost(surface, wider, {**EXAMPLES, "typical_p": 0.5})
     assert found == {"typical_p", *LACKS.get(surface, {})}
+
+
+@pytest.mark.parametrize("surface", [grpc, client, completions, chat])
+def test_what_a_request_leaves_open_is_the_models(
+    surface: Callable[..., SamplingParams],
+) -> None:
+    found = surface("seed", 77, OF_THE_MODEL)
+    expected = replace(SamplingParams(seed=77), **OF_THE_MODEL)
+    if surface is completions:  # OpenAI's own default of this endpoint
+        expected = replace(expected, max_tokens=16)
+    assert found == expected
+    for name in OF_THE_MODEL:
+        plain = 9 if name == "max_tokens" else getattr(SamplingParams(), name)
+        assert surface(name, plain, OF_THE_MODEL) == replace(
+            expected, **{name: plain, "seed": None}
+        ), "our own default, once it is said, counts"
+
+
+def test_sampling_params_of_the_client_say_all() -> None:
+    message = generation_message(
+        inference_pb2.GenerateRequest, {"text": "hi"}, SamplingParams(seed=77), {"top_k": 3}
+    )
+    found = parse_request(_travelled(message), Limits(), OF_THE_MODEL).params
+    assert found == SamplingParams(seed=77, top_k=3, max_tokens=50)
 
 
 @pytest.mark.parametrize("method", [LLM.generate, LLM.chat, LLM.stream])

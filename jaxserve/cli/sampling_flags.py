@@ -4,10 +4,11 @@ import argparse
 import json
 from dataclasses import fields
 from pathlib import Path
+from typing import Any, cast
 
 from jaxserve.config.option import flag_of
 from jaxserve.errors import RequestError
-from jaxserve.request import SamplingParams
+from jaxserve.request import SamplingFields, SamplingParams
 from jaxserve.structure import KINDS, Structure
 
 
@@ -179,7 +180,12 @@ def _structure_flags(group: argparse._MutuallyExclusiveGroup) -> None:
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
     """Return what the sampling flags ask for. Raises RequestError for a value out of bounds."""
-    given = {
+    return SamplingParams(**sampling_fields(args))
+
+
+def sampling_fields(args: argparse.Namespace) -> SamplingFields:
+    """Return the fields whose flags are given; RequestError for flags that contradict others."""
+    given: dict[str, Any] = {
         f.name: getattr(args, f.name)
         for f in fields(SamplingParams)
         if getattr(args, f.name, None) is not None
@@ -190,7 +196,7 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
     for kind in KINDS:
         if (value := getattr(args, kind)) is not None:
             given["structure"] = Structure.of(kind, value, flag_of(kind))
-    return SamplingParams(**given)
+    return cast(SamplingFields, given)
 
 
 def _text_of_file(name: str) -> str:

@@ -28,6 +28,8 @@ TOOLS = ("tools", "tool_choice", "tool_name", "parallel_tool_calls")
 HEADER = ("request_id", "priority", "cache_salt")
 IDS = 2**32  # a message carries token ids below this
 DEFAULTS = SamplingParams()
+# Parameters for which a model may have defaults of its own; SamplingParams says all of them.
+OF_THE_MODEL = frozenset({"temperature", "top_k", "top_p", "min_p", "repetition_penalty"})
 
 
 class Options(SamplingFields, total=False):
@@ -65,15 +67,23 @@ def generation_message[M: Message](
     given: dict[str, Any] = {
         name: value for name, value in options.items() if name not in (*HEADER, "timeout")
     }
-    sampling = _sampling(replace(params or DEFAULTS, **given))
+    said = frozenset(given) | (OF_THE_MODEL if params else frozenset())
+    sampling = _sampling(replace(params or DEFAULTS, **given), said)
     return new_message(kind, {**prompt, "sampling": sampling, **header})
 
 
-def _sampling(params: SamplingParams) -> common_pb2.SamplingParams:
-    """Return the message with what differs from the defaults, which are the server's as well."""
+def _sampling(params: SamplingParams, said: frozenset[str]) -> common_pb2.SamplingParams:
+    """Return the message with what the caller has `said`, and what differs from our defaults.
+
+    The server takes its model's defaults for what is left out.
+    """
     params.check_vocabulary(IDS)
     values = {field.name: getattr(params, field.name) for field in fields(params)}
-    chosen = {name: value for name, value in values.items() if value != getattr(DEFAULTS, name)}
+    chosen = {
+        name: value
+        for name, value in values.items()
+        if value is not None and (name in said or value != getattr(DEFAULTS, name))
+    }
     if "allowed_token_ids" in chosen:
         chosen["allowed_token_ids"] = common_pb2.TokenIds(ids=chosen["allowed_token_ids"])
     structure = chosen.pop("structure", None)

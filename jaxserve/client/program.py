@@ -9,14 +9,14 @@ from dataclasses import asdict
 
 from jaxserve.cli.exits import complain, exit_code
 from jaxserve.cli.output import prepare_output
-from jaxserve.cli.sampling_flags import sampling_params
+from jaxserve.cli.sampling_flags import sampling_fields
 from jaxserve.client.client import Client, Stream
 from jaxserve.client.collect import join
 from jaxserve.client.errors import CallError
 from jaxserve.client.flags import check_flags, new_client, parser, read_prompt
 from jaxserve.client.results import Delta, Event, Result
 from jaxserve.errors import ConfigError, JaxserveError
-from jaxserve.request import SamplingParams
+from jaxserve.request import SamplingFields, SamplingParams
 
 REFUSED = "Connection refused"  # in gRPC's text where nothing listens
 
@@ -34,12 +34,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def answer(args: argparse.Namespace) -> int:
     """Check the flags, read the prompt and print the answer."""
-    params = sampling_params(args)
-    check_flags(args, params)
+    sampling = sampling_fields(args)
+    check_flags(args, SamplingParams(**sampling))
     prompt = read_prompt(args)
     with new_client(args) as client:
         try:
-            return run(client, prompt, params, args)
+            return run(client, prompt, sampling, args)
         except CallError as error:
             if REFUSED not in error.details:
                 raise
@@ -48,10 +48,10 @@ def answer(args: argparse.Namespace) -> int:
             ) from None
 
 
-def run(client: Client, prompt: str, params: SamplingParams, args: argparse.Namespace) -> int:
+def run(client: Client, prompt: str, sampling: SamplingFields, args: argparse.Namespace) -> int:
     """Print the answer to a prompt, and its latencies with --stats."""
     watch = Stopwatch()
-    with ask(client, prompt, params, args) as stream:
+    with ask(client, prompt, sampling, args) as stream:
         events = watch.timed(stream)
         result = join(events if args.json else _printed(events))
     if args.json:
@@ -63,12 +63,12 @@ def run(client: Client, prompt: str, params: SamplingParams, args: argparse.Name
     return 0
 
 
-def ask(client: Client, prompt: str, params: SamplingParams, args: argparse.Namespace) -> Stream:
+def ask(client: Client, prompt: str, sampling: SamplingFields, args: argparse.Namespace) -> Stream:
     """Send the prompt as it is, or as a user's message with --chat."""
     if not args.chat:
-        return client.stream(prompt, params)
+        return client.stream(prompt, **sampling)
     system = [] if args.system is None else [{"role": "system", "content": args.system}]
-    return client.chat_stream([*system, {"role": "user", "content": prompt}], params)
+    return client.chat_stream([*system, {"role": "user", "content": prompt}], **sampling)
 
 
 def _printed(events: Iterator[Event]) -> Iterator[Event]:

@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -31,6 +32,7 @@ class Model:
     the checkpoint, without the copies of kv heads. weights: the quantization scheme as --weights
     names it, or auto. fingerprint: a hash of spec, dtype, weights and folder, which is part of the
     identity of cached pages. weight_note: line on weights in the folder that were not read.
+    generation_config: contents of that file.
     """
 
     spec: ModelSpec
@@ -41,6 +43,7 @@ class Model:
     parameters: int
     weights: str
     weight_note: str | None = None
+    generation_config: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -125,4 +128,14 @@ def load(
     ).hexdigest()
     leaves = jax.tree.leaves(param_specs(spec, params["embed"].dtype), is_leaf=is_param_spec)
     parameters = sum(math.prod(leaf.shape) for leaf in leaves)
-    return Model(held, params, mesh, files.tokens, fingerprint, parameters, kept, files.note)
+    return Model(
+        held,
+        params,
+        mesh,
+        files.tokens,
+        fingerprint,
+        parameters,
+        kept,
+        files.note,
+        files.checkpoint.generation_config,
+    )

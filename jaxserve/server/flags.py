@@ -40,6 +40,13 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="Jinja template to use instead of the model's chat template",
     )
+    p.add_argument(
+        "--generation-config",
+        choices=("auto", "none"),
+        default="auto",
+        help="sampling parameters that a request leaves open: auto takes those of the model's "
+        "generation_config.json, none takes none of it (default: auto)",
+    )
     _parser_flags(p.add_argument_group("answers"))
     _address_flags(p.add_argument_group("addresses"))
     _security_flags(p.add_argument_group("credentials"))

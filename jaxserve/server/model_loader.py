@@ -17,6 +17,7 @@ from jaxserve.config.option import flag_of
 from jaxserve.errors import ConfigError, ModelError, flag_text
 from jaxserve.llm import LLM
 from jaxserve.loading.digests import WeightDigests
+from jaxserve.loading.sampling_defaults import SamplingDefaults, sampling_defaults
 from jaxserve.plan.bundle import CACHE, Manifest, check_engine, open_bundle
 from jaxserve.progress import Bar
 from jaxserve.server.disaggregation.local_mesh import Place
@@ -100,6 +101,12 @@ class ModelLoader:
     def draft_model(self) -> str:
         """The folder of the draft model, as it was given."""
         return str(self._args.draft_model)
+
+    def sampling_defaults(self, llm: LLM) -> SamplingDefaults:
+        """Return what requests leave open, as --generation-config says; ModelError if wrong."""
+        if self._args.generation_config == "none" or llm.model.spec.embeds:
+            return SamplingDefaults({})
+        return sampling_defaults(llm.model.generation_config)
 
     def say(self, text: str) -> None:
         """Print a line without wrapping it."""

@@ -170,7 +170,8 @@ class ServerProcess:
         handshake = handshake_of(llm) if exchanges_pages else None
         model = model_card(llm, loader.model_name)
         engine = engine_card(llm)
-        self._introduce(loader, llm, summary(model, engine))
+        defaults = loader.sampling_defaults(llm)
+        self._introduce(loader, llm, [*summary(model, engine), *defaults.lines])
         loader.compile(llm)
         role = self.role
         if meshes and prefill:
@@ -197,6 +198,7 @@ class ServerProcess:
             steps=lambda: step_use(llm),
             handshake=handshake,
             prefill=prefill,
+            defaults=defaults.fields,
         )
 
     def load_prefill(self, loader: ModelLoader, place: Place) -> PrefillEngine:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from jaxserve.request import SamplingFields
 from jaxserve.server.core.engine_thread import EngineThread
 from jaxserve.server.core.service import Service
 
@@ -90,7 +91,8 @@ class ServingState:
     """Everything that answers requests once the model is loaded.
 
     handshake: of an engine that exchanges pages with other servers. prefill: on another mesh of
-    this process. ready_since: on the monotonic clock.
+    this process. defaults: of sampling parameters that a request leaves open. ready_since: on the
+    monotonic clock.
     """
 
     service: Service
@@ -101,6 +103,7 @@ class ServingState:
     steps: Callable[[], Sequence[StepUse]] = tuple
     handshake: "Handshake | None" = None
     prefill: PrefillEngine | None = None
+    defaults: SamplingFields = field(default_factory=SamplingFields)
     ready_since: float = field(default_factory=time.monotonic)
 
     @property

@@ -142,19 +142,19 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         return pb.DetokenizeResponse(text=await service.detokenize(ids, "token_ids"))
 
     async def _whole(self, request: Any, context: ServicerContext) -> dict[str, Any]:
-        service = self._readiness.require_serving().service
-        with await service.answer(
-            parse_request(request, service.limits, **fields_of_call(context))
-        ) as answer:
+        state = self._readiness.require_serving()
+        service = state.service
+        incoming = parse_request(request, service.limits, state.defaults, **fields_of_call(context))
+        with await service.answer(incoming) as answer:
             return _renderer(answer, service).whole(await answer.whole())
 
     async def _stream(
         self, request: Any, context: ServicerContext, message_class: StreamEvent
     ) -> None:
-        service = self._readiness.require_serving().service
-        with await service.answer(
-            parse_request(request, service.limits, **fields_of_call(context))
-        ) as answer:
+        state = self._readiness.require_serving()
+        service = state.service
+        incoming = parse_request(request, service.limits, state.defaults, **fields_of_call(context))
+        with await service.answer(incoming) as answer:
             renderer = _renderer(answer, service)
             async with service.slow_clients.watching() as write:
                 async for event in answer:

@@ -7,7 +7,7 @@ from jaxserve.chat import Tools, tools
 from jaxserve.chat.answers.json_text import parse as parse_json
 from jaxserve.errors import JaxserveError, RequestError
 from jaxserve.prompts import Prompt
-from jaxserve.request import SamplingParams
+from jaxserve.request import SamplingFields, SamplingParams
 from jaxserve.server.core.embedding import MAX_INPUTS, embedding_requests
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.limits import Limits
@@ -26,14 +26,17 @@ SAMPLING = frozenset(field.name for field in _SAMPLING.fields)
 STRUCTURES = frozenset(field.name for field in _SAMPLING.oneofs_by_name["structure"].fields)
 
 
-def parse_request(request: Any, limits: Limits, **fields: Any) -> IncomingRequest:
+def parse_request(
+    request: Any, limits: Limits, defaults: SamplingFields, **fields: Any
+) -> IncomingRequest:
     """Parse a GenerateRequest, a ChatRequest or the request of one of their streams.
 
-    fields: further fields of IncomingRequest. Raises RequestError.
+    defaults: of sampling parameters that it leaves open. fields: further fields of IncomingRequest.
+    Raises RequestError.
     """
     is_chat = hasattr(request, "messages")
     prompt, prompt_field = _parse_conversation(request) if is_chat else parse_prompt(request)
-    params = parse_sampling(request.sampling)
+    params = parse_sampling(request.sampling, defaults)
     offered = _parse_tools(request, limits) if is_chat else None
     if offered and params.echo:
         raise RequestError("echo", "is asked for together with tools; leave out one of them")
@@ -177,9 +180,12 @@ def _parse_function(tool: inference_pb2.Tool, path: str) -> dict[str, Any]:
     return found
 
 
-def parse_sampling(message: common_pb2.SamplingParams) -> SamplingParams:
-    """Return the sampling parameters that were set; RequestError for one that is out of range."""
-    found: dict[str, Any] = {}
+def parse_sampling(message: common_pb2.SamplingParams, defaults: SamplingFields) -> SamplingParams:
+    """Return the sampling parameters that were set, and the defaults of others.
+
+    RequestError is raised for one that is out of range.
+    """
+    found: dict[str, Any] = {**defaults}
     for name, value in set_fields(message):
         if name in STRUCTURES:
             if name == "choice":

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxserve.errors import ModelNotFoundError, RequestError
 from jaxserve.prompts import Prompt
-from jaxserve.request import SamplingParams
+from jaxserve.request import SamplingFields, SamplingParams
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.http.chat_fields import conversation, tools_in
@@ -46,15 +46,18 @@ def check_model(name: str | None, served: ServingState) -> None:
 
 
 def completion_calls(
-    body: CompletionBody, request_id: str, timeout: float | None
+    body: CompletionBody, request_id: str, timeout: float | None, defaults: SamplingFields
 ) -> list[IncomingRequest]:
-    """Return one call for each prompt of the body."""
+    """Return one call for each prompt of the body.
+
+    defaults: of sampling parameters that the body leaves open.
+    """
     if body.best_of not in (None, body.n):
         raise UnsupportedError(
             "best_of", f"is {body.best_of}; only the value of n ({body.n}) is accepted"
         )
     _check_stream(body)
-    params = _completion_sampling(body)
+    params = _completion_sampling(body, defaults)
     if len(body.prompt) == 1:
         return [_call(body, body.prompt[0], "prompt", request_id, timeout, params)]
     return [
@@ -64,7 +67,11 @@ def completion_calls(
 
 
 def chat_calls(
-    body: ChatBody, request_id: str, timeout: float | None, limits: Limits
+    body: ChatBody,
+    request_id: str,
+    timeout: float | None,
+    limits: Limits,
+    defaults: SamplingFields,
 ) -> list[IncomingRequest]:
     """Return the one call of a chat body, as a list like that of `completion_calls`."""
     _check_stream(body)
@@ -72,6 +79,7 @@ def chat_calls(
         raise RequestError("top_logprobs", "is given without logprobs; set logprobs to true")
     params = sampling_of(
         body,
+        defaults,
         max_tokens=_max_tokens(body),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
@@ -107,7 +115,7 @@ def scores_only(body: Sampling) -> bool:
     return isinstance(body, CompletionBody) and _max_tokens(body) == 0
 
 
-def _completion_sampling(body: CompletionBody) -> SamplingParams:
+def _completion_sampling(body: CompletionBody, defaults: SamplingFields) -> SamplingParams:
     max_tokens = _max_tokens(body)
     if max_tokens is None:
         max_tokens = COMPLETION_TOKENS
@@ -123,6 +131,7 @@ def _completion_sampling(body: CompletionBody) -> SamplingParams:
         prompt_logprobs = max(body.logprobs, prompt_logprobs or 0)
     return sampling_of(
         body,
+        defaults,
         max_tokens=max_tokens,
         logprobs=body.logprobs,
         prompt_logprobs=prompt_logprobs,
@@ -130,8 +139,12 @@ def _completion_sampling(body: CompletionBody) -> SamplingParams:
     )
 
 
-def sampling_of(body: Sampling, **given: Any) -> SamplingParams:
-    """Return the sampling parameters that the body sets, with those in `given`."""
+def sampling_of(body: Sampling, defaults: SamplingFields, **given: Any) -> SamplingParams:
+    """Return the sampling parameters that the body sets, with those in `given`.
+
+    defaults: of parameters that both leave open.
+    """
+    given = {name: value for name, value in given.items() if value is not None}
     given |= {name: getattr(body, name) for name in SAME if getattr(body, name) is not None}
     if body.top_k is not None:
         given["top_k"] = 0 if body.top_k == -1 else body.top_k  # vLLM turns top_k off by -1
@@ -139,7 +152,7 @@ def sampling_of(body: Sampling, **given: Any) -> SamplingParams:
         given["include_stop"] = body.include_stop_str_in_output
     given["structure"] = structure_in(body.response_format)
     with body_field_names(body):
-        return SamplingParams(**given)
+        return SamplingParams(**{**defaults, **given})
 
 
 def _max_tokens(body: Sampling) -> int | None:

@@ -42,20 +42,24 @@ class Generation:
 
     @errors_to_responses
     async def completions(self, request: Request) -> Response:
-        body, timeout = await self._body(request, CompletionBody)
+        body, timeout, state = await self._body(request, CompletionBody)
         id = body.request_id or new_id()
-        return await self._reply(request, body, id, completion_calls(body, id, timeout))
+        calls = completion_calls(body, id, timeout, state.defaults)
+        return await self._reply(request, body, id, calls)
 
     @errors_to_responses
     async def chat(self, request: Request) -> Response:
-        body, timeout = await self._body(request, ChatBody)
+        body, timeout, state = await self._body(request, ChatBody)
         id = body.request_id or new_id()
-        return await self._reply(request, body, id, chat_calls(body, id, timeout, self._limits))
+        calls = chat_calls(body, id, timeout, self._limits, state.defaults)
+        return await self._reply(request, body, id, calls)
 
-    async def _body[T: Sampling](self, request: Request, kind: type[T]) -> tuple[T, float | None]:
+    async def _body[T: Sampling](
+        self, request: Request, kind: type[T]
+    ) -> tuple[T, float | None, ServingState]:
         # A server that takes no requests refuses before it reads the body.
-        self._readiness.require_serving()
-        return await read_with_timeout(request, kind, self._limits)
+        state = self._readiness.require_serving()
+        return *await read_with_timeout(request, kind, self._limits), state
 
     async def _reply(
         self, request: Request, body: Sampling, id: str, calls: list[IncomingRequest]
