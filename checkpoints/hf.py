@@ -108,9 +108,10 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _read(path: Path) -> bytes:
     if not os.path.isfile(path):
-        problem = "leads to no file" if os.path.islink(path) else "there is no such file"
+        if os.path.islink(path):
+            raise CheckpointError(f"{path}: the link leads to no file; download it again")
         raise CheckpointError(
-            f"{path}: {problem}; download the whole checkpoint, its JSON files included"
+            f"{path}: there is no such file; download the whole checkpoint, its JSON files included"
         )
     try:
         return path.read_bytes()

@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxserve.chat.bounds import MAX_DEPTH, MAX_DIGITS, MAX_MESSAGES
 from jaxserve.errors import RequestError
 from jaxserve.tokenizer import MARK
 
-MAX_MESSAGES = 4096
-MAX_DEPTH = 32  # of lists and objects inside a message
-MAX_INTEGER = 2**64 - 1  # in either direction
+LEAST_TOO_LONG = 10**MAX_DIGITS  # of integers
+OF_THE_MODEL = "assistant"  # role
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 Message = Mapping[str, Any]
 
@@ -39,6 +40,8 @@ def _message(message: object, path: str) -> dict[str, Any]:
         _require_string(message, "content", path)
     else:
         message = {"role": message["role"], "content": None, **message}
+    if message["role"] == OF_THE_MODEL:
+        message = settled(message)
     return {
         key: value
         for key, value in plain(message, path).items()
@@ -52,6 +55,24 @@ def _require_string(message: Mapping[Any, Any], field: str, path: str) -> None:
         raise RequestError(f"{path}.{field}", "is missing; it must be a string")
     if not isinstance(message[field], str):
         raise RequestError(f"{path}.{field}", f"is {message[field]!r:.80}; it must be a string")
+
+
+def settled(value: Any, depth: int = 0) -> Any:
+    """Return JSON values of the model with a replacement for what no request may have in texts.
+
+    A model may write MARK, and halves of surrogate pairs as escapes in the arguments of a call. The
+    client is not to blame for them when the answer is a part of its history.
+    """
+    if isinstance(value, str):
+        halves = value.encode("utf-16", "surrogatepass")
+        return halves.decode("utf-16", "replace").replace(MARK, REPLACEMENT)
+    if depth > MAX_DEPTH:  # refused by `plain`
+        return value
+    if isinstance(value, Mapping):
+        return {settled(key): settled(inner, depth + 1) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [settled(inner, depth + 1) for inner in value]
+    return value
 
 
 def plain(value: object, path: str, depth: int = 0) -> Any:
@@ -82,8 +103,11 @@ def plain(value: object, path: str, depth: int = 0) -> Any:
 
 
 def _integer(value: int, path: str) -> int:
-    if abs(value) > MAX_INTEGER:
-        raise RequestError(path, f"is an integer of {value.bit_length()} bits; the limit is 64")
+    if abs(value) >= LEAST_TOO_LONG:
+        raise RequestError(
+            path,
+            f"is an integer of {value.bit_length()} bits; the limit is {MAX_DIGITS} digits",
+        )
     return value
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxserve.chat.answers.json_text import parse
-from jaxserve.chat.messages import plain
+from jaxserve.chat.messages import plain, settled
 from jaxserve.errors import RequestError
 
 NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
@@ -174,7 +174,7 @@ def _arguments(given: object, as_text: bool, path: str) -> object:
     if not isinstance(found, dict):
         raise RequestError(path, f"is {given!r:.80}; give the JSON text of an object")
     if not as_text:
-        return plain(found, path)
+        return plain(settled(found), path)
     if isinstance(given, str) and given:
         return given
     return json.dumps(found, ensure_ascii=False)

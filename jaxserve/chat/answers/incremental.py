@@ -3,7 +3,7 @@
 import re
 
 from jaxserve.chat.answers.events import Content, Parse, Reasoning
-from jaxserve.chat.answers.json_text import MAX_DEPTH
+from jaxserve.chat.bounds import MAX_TEXT_DEPTH
 
 SPACE = " \t\r\n"
 SPACES = re.compile(f"[{SPACE}]*")
@@ -113,7 +113,7 @@ class IncomingText:
         """Read and return the object or array that begins here, up to its closing bracket.
 
         The result is empty where none begins, where it does not end, or where it is nested more
-        than MAX_DEPTH deep. Its syntax is not checked otherwise.
+        than MAX_TEXT_DEPTH deep. Its syntax is not checked otherwise.
         """
         start = self._at
         depth = 0
@@ -134,7 +134,7 @@ class IncomingText:
                     self._at += len((yield from self.peek()))
                 case "{" | "[":
                     depth += 1
-                    if depth > MAX_DEPTH:
+                    if depth > MAX_TEXT_DEPTH:
                         return ""
                 case _:
                     depth -= 1

@@ -1,28 +1,29 @@
-"""JSON from models and clients: bounded in depth before it is parsed, and never rewritten."""
+"""JSON from models and clients: within bounds before it is parsed, and never rewritten."""
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 from jaxserve.chat.answers.events import FoundCall
+from jaxserve.chat.bounds import MAX_DIGITS, MAX_TEXT_DEPTH
 
-MAX_DEPTH = 24  # of objects and arrays in JSON text: what is parsed recursively
 STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"?|[{}\[\]]', re.DOTALL)
 SPACES = re.compile(r"[ \t\r\n]*")
 
 
 def parse(text: str) -> Any:
-    """Parse JSON text; raise ValueError for other text, NaN and Infinity, and for deep nesting.
+    """Parse JSON text.
 
-    The depth is counted before parsing, which recurses: MAX_DEPTH is far below Python's limit.
+    ValueError is raised for other text, NaN and Infinity, deep nesting and long integers. The depth
+    is counted before parsing, which recurses: MAX_TEXT_DEPTH is far below Python's limit.
     """
     depth = 0
     for found in STRING_OR_BRACKET.finditer(text):
         depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(found[0], 0)
-        if depth > MAX_DEPTH:
-            raise ValueError(f"is nested more than {MAX_DEPTH} deep")
-    return json.loads(text, parse_constant=_refuse)
+        if depth > MAX_TEXT_DEPTH:
+            raise ValueError(f"is nested more than {MAX_TEXT_DEPTH} deep")
+    return _loads(text)
 
 
 def call_in(text: str, key: str, names: Collection[str]) -> FoundCall | None:
@@ -51,7 +52,7 @@ def elements(text: str) -> list[str]:
     The caller has bounded the depth of the text.
     """
     try:
-        parsed = json.loads(text, parse_constant=_refuse)
+        parsed = _loads(text)
     except ValueError:
         return []
     if not isinstance(parsed, list):
@@ -68,7 +69,7 @@ def elements(text: str) -> list[str]:
 def _members(text: str) -> dict[str, str] | None:
     """Return the texts of an object's values by name; None for a non-object or a repeated name."""
     try:
-        pairs = json.loads(text, parse_constant=_refuse, object_pairs_hook=tuple)
+        pairs = _loads(text, object_pairs_hook=tuple)
     except ValueError:
         return None
     if not text.startswith("{"):
@@ -97,6 +98,22 @@ def _past_spaces(text: str, at: int) -> int:
     found = SPACES.match(text, at)
     assert found
     return found.end()
+
+
+def _loads(text: str, object_pairs_hook: Callable[[Any], Any] | None = None) -> Any:
+    """Parse JSON text within the bounds of numbers; its depth has been bounded."""
+    return json.loads(
+        text,
+        parse_constant=_refuse,
+        parse_int=_integer,
+        object_pairs_hook=object_pairs_hook,
+    )
+
+
+def _integer(digits: str) -> int:
+    if len(digits.removeprefix("-")) > MAX_DIGITS:
+        raise ValueError(f"has an integer of more than {MAX_DIGITS} digits")
+    return int(digits)
 
 
 def _refuse(constant: str) -> NoReturn:
