@@ -187,13 +187,13 @@ def note_on_weights(folder: Path) -> str | None:
     index = folder / INDEX
     if not (os.path.lexists(single) and os.path.lexists(index)):
         return None
-    others = set(read_weight_map(index).values()) - {SINGLE_FILE}
-    if not others:
+    try:
+        files = set(read_weight_map(index).values())
+    except CheckpointError:  # it is not read for the weights either
+        files = set[str]()
+    if files == {SINGLE_FILE}:
         return None
-    return (
-        f"{SINGLE_FILE} is read, and {INDEX} with its {len(others)} files is not (remove the one "
-        f"that is not the model)"
-    )
+    return f"{SINGLE_FILE} is read, and {INDEX} with its {len(files)} files is not (remove one)"
 
 
 def _no_weights(folder: Path) -> CheckpointError:

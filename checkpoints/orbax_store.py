@@ -168,7 +168,7 @@ class OrbaxCheckpoint:
 
 def is_orbax(folder: Path) -> bool:
     """Return whether the folder was converted, completely or not."""
-    return any(path.is_dir() for path in folder.glob(f"{WEIGHTS}*"))
+    return any(path.is_dir() or path.is_symlink() for path in folder.glob(f"{WEIGHTS}*"))
 
 
 def write_manifest(folder: Path, source: Mapping[str, str], weights: str = AS_STORED) -> None:

@@ -57,7 +57,7 @@ EXAMPLES: Mapping[str, Any] = {
 NO_DEFAULTS = SamplingFields()
 # What a model's generation_config.json may say.
 OF_THE_MODEL = SamplingFields(
-    temperature=0.5, top_k=20, top_p=0.75, min_p=0.125, repetition_penalty=1.25, max_tokens=50
+    temperature=0.5, top_k=20, top_p=0.75, min_p=0.125, repetition_penalty=1.25
 )
 NO_TEXT = "the router in front of this surface makes the text, and can begin it with the prompt"
 
@@ -223,7 +223,7 @@ def test_what_a_request_leaves_open_is_the_models(
         expected = replace(expected, max_tokens=16)
     assert found == expected
     for name in OF_THE_MODEL:
-        plain = 9 if name == "max_tokens" else getattr(SamplingParams(), name)
+        plain = getattr(SamplingParams(), name)
         assert surface(name, plain, OF_THE_MODEL) == replace(
             expected, **{name: plain, "seed": None}
         ), "our own default, once it is said, counts"
@@ -234,7 +234,7 @@ def test_sampling_params_of_the_client_say_all() -> None:
         inference_pb2.GenerateRequest, {"text": "hi"}, SamplingParams(seed=77), {"top_k": 3}
     )
     found = parse_request(_travelled(message), Limits(), OF_THE_MODEL).params
-    assert found == SamplingParams(seed=77, top_k=3, max_tokens=50)
+    assert found == SamplingParams(seed=77, top_k=3)
 
 
 @pytest.mark.parametrize("method", [LLM.generate, LLM.chat, LLM.stream])

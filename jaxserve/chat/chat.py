@@ -108,7 +108,9 @@ class Chat:
         return self._guarded(chosen) if chosen else self.default
 
     def _guarded(self, template: ChatTemplate) -> GuardedTemplate:
-        return GuardedTemplate(template, self._tokenizer, self._renderer, *self._parsers)
+        return GuardedTemplate(
+            template, self.templates.all, self._tokenizer, self._renderer, *self._parsers
+        )
 
     def render(
         self, messages: object, name: str = "messages", tools: Tools | None = None

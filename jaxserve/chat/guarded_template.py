@@ -1,6 +1,6 @@
 """A chat template whose marks of turns no client can write."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -28,13 +28,19 @@ class GuardedTemplate:
     def __init__(
         self,
         template: ChatTemplate,
+        beside: Sequence[ChatTemplate],
         tokenizer: Tokenizer,
         renderer: TemplateRenderer,
         tool_parser: str,
         reasoning_parser: str,
     ) -> None:
-        """Prepare to render; for `tool_parser` and `reasoning_parser` see choose_formats."""
+        """Prepare to render; for `tool_parser` and `reasoning_parser` see choose_formats.
+
+        `beside` are all templates of the model: what one of them marks its turns with, no client
+        may write in a conversation of another one.
+        """
         self._template = template
+        self._beside = beside
         self._tokenizer = tokenizer
         self._renderer = renderer
         self.formats: AnswerFormats = choose_formats(template.source, tool_parser, reasoning_parser)
@@ -66,7 +72,10 @@ class GuardedTemplate:
     @cached_property
     def _names(self) -> frozenset[str]:
         """Names of added tokens that are the template's, without those of special tokens."""
-        source = lowered("\0".join((self._template.source, *self._look.words)))
+        words = list[str]()
+        for template in self._beside:
+            words += (template.source, *self._renderer.look(template.source).words)
+        source = lowered("\0".join(words))
         added = self._tokenizer.added_tokens.keys()
         written = {name for name in added if lowered(name) in source and NO_WORD.search(name)}
         marks = {name for name in added if is_mark_like(name)}  # joined of pieces, perhaps

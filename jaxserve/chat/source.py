@@ -92,19 +92,39 @@ def read_templates(folder: Path, tokenizer: Tokenizer, file: Path | None = None)
         for other, field in given.items()
         if _differs(field, named)
     ]
-    if unused := sorted(named.keys() - {DEFAULT, TOOL_USE}):
+    unused = named.keys() - {DEFAULT, TOOL_USE}
+    if first != TEMPLATE_FILE:
+        unused |= {f"{ADDITIONAL}/{name}" for name in _additional(folder)}
+    if unused := sorted(unused):
         notes.append(f"the chat templates {', '.join(map(repr, unused))} are not used")
     with_tools = made(named[TOOL_USE]) if TOOL_USE in named else None
     return ChatTemplates(made(named[DEFAULT]), with_tools, tuple(notes))
 
 
 def _in_files(folder: Path) -> list[dict[str, str]]:
-    """Return the templates that have files of their own, as a field lists them; none without."""
+    """Return the templates that have files of their own, as a field lists them; none without.
+
+    Files of other names than tool_use are not read.
+    """
     if not os.path.lexists(folder / TEMPLATE_FILE):
         return []
-    files = {DEFAULT: folder / TEMPLATE_FILE}
-    files |= {path.stem: path for path in sorted((folder / ADDITIONAL).glob("*.jinja"))}
-    return [{"name": name, "template": _read_text(path)} for name, path in files.items()]
+    found = [{"name": DEFAULT, "template": _read_text(folder / TEMPLATE_FILE)}]
+    for name in sorted(_additional(folder)):
+        path = folder / ADDITIONAL / f"{name}.jinja"
+        found.append({"name": name, "template": _read_text(path) if name == TOOL_USE else ""})
+    return found
+
+
+def _additional(folder: Path) -> set[str]:
+    """Return the names of the templates that have files beside the default's."""
+    place = folder / ADDITIONAL
+    if not os.path.lexists(place):
+        return set()
+    try:
+        names = os.listdir(place)
+    except OSError as error:
+        raise ChatError(f"{place}: {error.strerror}", FIELD) from None
+    return {name.removesuffix(".jinja") for name in names if name.endswith(".jinja")} - {DEFAULT}
 
 
 def _by_name(folder: Path, field: Any) -> dict[str, str]:
@@ -114,12 +134,12 @@ def _by_name(folder: Path, field: Any) -> dict[str, str]:
     named = dict[str, str]()
     for entry in field if isinstance(field, list) else [field]:
         match entry:
-            case {"name": str(name), "template": str(template)}:
+            case {"name": str(name), "template": str(template)} if name not in named:
                 named[name] = _bounded(template, folder)
             case _:
                 raise ChatError(
                     f"{folder} has the chat template {entry!r:.80}; it must be a string, or a list "
-                    "of {name, template}",
+                    "of {name, template} with a name for each",
                     FIELD,
                 )
     if DEFAULT not in named:
@@ -135,8 +155,10 @@ def _differs(field: Any, named: Mapping[str, str]) -> bool:
     """Return whether a field has another template of a name than those that are used."""
     if not isinstance(field, list):
         return field != named[DEFAULT]
-    listed = {str(entry.get("name")): entry.get("template") for entry in field if entry}
-    return any(named.get(name) != template for name, template in listed.items())
+    listed = {
+        entry.get("name"): entry.get("template") for entry in field if isinstance(entry, dict)
+    }
+    return any(named.get(str(name)) != template for name, template in listed.items())
 
 
 def _bounded(template: str, where: Path) -> str:

@@ -38,7 +38,8 @@ def try_template(chat: "Chat", file: Path | None, tool_parser: str) -> Trial:
     tool_parser: format of calls that the operator chose.
     """
     try:
-        chat.default.takes_tools  # noqa: B018 (the template is read and parsed)
+        for template in (chat.default, chat.with_tools):
+            template.takes_tools  # noqa: B018 (the template is read and parsed)
     except NoTemplateError as error:
         if tool_parser in CHOSEN_ELSEWHERE:
             return Trial(notes=(f"{error.problem}; until then, conversations are refused",))

@@ -12,10 +12,13 @@ from jaxserve.request import SamplingFields, SamplingParams
 from jaxserve.structure import KINDS, Structure
 
 
-def sampling_flags(group: argparse._ArgumentGroup) -> None:
-    """Add a flag for every field of SamplingParams; the value is None where it is not given."""
+def sampling_flags(group: argparse._ArgumentGroup, of_server: bool = False) -> None:
+    """Add a flag for every field of SamplingParams; the value is None where it is not given.
+
+    of_server: a server decides what is left out, by its model's defaults.
+    """
     _length_flags(group)
-    _choice_flags(group)
+    _choice_flags(group, of_server)
     _token_flags(group)
     _ending_flags(group)
     _report_flags(group)
@@ -40,13 +43,21 @@ def _length_flags(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _choice_flags(group: argparse._ArgumentGroup) -> None:
-    """Flags that decide how the next token is drawn."""
+def _choice_flags(group: argparse._ArgumentGroup, of_server: bool) -> None:
+    """Add the flags that decide how the next token is drawn."""
+
+    def default(value: int) -> str:
+        return (
+            f"(default: {value}, unless the server's model has another)"
+            if of_server
+            else f"(default: {value})"
+        )
+
     group.add_argument(
         "--temperature",
         type=float,
         metavar="X",
-        help="divisor of the logits, 0 to 2; 0 always takes the most probable token (default: 1)",
+        help=f"divisor of the logits, 0 to 2; 0 always takes the most probable token {default(1)}",
     )
     group.add_argument(
         "--seed", type=int, metavar="S", help="seed of the draws (default: another one each time)"
@@ -55,26 +66,26 @@ def _choice_flags(group: argparse._ArgumentGroup) -> None:
         "--top-k",
         type=int,
         metavar="K",
-        help="draw from the K most probable tokens; 0 draws from all (default: 0)",
+        help=f"draw from the K most probable tokens; 0 draws from all {default(0)}",
     )
     group.add_argument(
         "--top-p",
         type=float,
         metavar="P",
-        help="draw from the most probable tokens that have probability P together (default: 1)",
+        help=f"draw from the most probable tokens that have probability P together {default(1)}",
     )
     group.add_argument(
         "--min-p",
         type=float,
         metavar="P",
-        help="draw from tokens with at least P times the highest probability (default: 0)",
+        help=f"draw from tokens with at least P times the highest probability {default(0)}",
     )
     group.add_argument(
         "--repetition-penalty",
         type=float,
         metavar="X",
         help="factor against tokens of the prompt and the output; above 1 makes them less likely "
-        "(default: 1)",
+        f"{default(1)}",
     )
     group.add_argument(
         "--presence-penalty",

@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
         help="print latencies as the client sees them, on standard error",
     )
     _server_flags(p.add_argument_group("server"))
-    sampling_flags(p.add_argument_group("sampling"))
+    sampling_flags(p.add_argument_group("sampling"), of_server=True)
     return p
 
 

@@ -8,19 +8,11 @@ from jaxserve.errors import ModelError, RequestError
 from jaxserve.request import SamplingFields, SamplingParams
 
 FILE: Final = "generation_config.json"
-# Fields that are followed -> ours.
-FOLLOWED: Final = {
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "max_new_tokens": "max_tokens",
-}
+FOLLOWED: Final = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 # Fields that other modules read, or that decide nothing about tokens.
 WITHOUT_EFFECT: Final = frozenset(
     """
-    eos_token_id bos_token_id pad_token_id decoder_start_token_id do_sample transformers_version
+    eos_token_id bos_token_id pad_token_id decoder_start_token_id transformers_version
     _from_model_config _commit_hash max_length use_cache cache_implementation cache_config
     return_dict_in_generate return_legacy_cache output_attentions output_hidden_states
     output_scores output_logits num_return_sequences early_stopping low_memory disable_compile
@@ -29,6 +21,7 @@ WITHOUT_EFFECT: Final = frozenset(
 )
 # Values of other fields that change nothing.
 NEUTRAL: Final[Mapping[str, object]] = {
+    "do_sample": True,
     "num_beams": 1,
     "num_beam_groups": 1,
     "typical_p": 1.0,
@@ -57,33 +50,31 @@ class SamplingDefaults:
             lines.append(f"sampling {values} where a request says nothing ({FILE})")
         if self.not_followed:
             names = ", ".join(self.not_followed)
-            lines.append(f"sampling {FILE} has fields that are not followed: {names}")
+            lines.append(f"sampling not followed, of {FILE}: {names}")
         return lines
 
 
 def sampling_defaults(generation_config: Mapping[str, Any]) -> SamplingDefaults:
-    """Return the defaults that a generation_config.json gives.
+    """Return the defaults that a generation_config.json gives; ModelError if out of bounds.
 
-    Where do_sample is false, the default is greedy decoding, as transformers does it. ModelError is
-    raised for a value out of bounds.
+    As in other servers, do_sample does not count, by which transformers switches between sampling
+    and greedy decoding; nor does max_new_tokens, the length of an answer.
     """
     given = {name: value for name, value in generation_config.items() if value is not None}
-    found = {ours: given[name] for name, ours in FOLLOWED.items() if name in given}
+    found = {name: given[name] for name in FOLLOWED if name in given}
     if found.get("top_k") == -1:  # what vLLM calls all
         found["top_k"] = 0
-    if given.get("do_sample") is False:
-        unused = ("top_k", "top_p", "min_p")
-        found = {name: value for name, value in found.items() if name not in unused}
-        found["temperature"] = 0.0
     try:
         SamplingParams(**found)
     except RequestError as error:
         raise ModelError(f"{FILE}: {error} (--generation-config none leaves it out)") from None
-    known = FOLLOWED.keys() | WITHOUT_EFFECT
+    known = {*FOLLOWED, *WITHOUT_EFFECT}
     others = (name for name, value in given.items() if name not in known and _acts(name, value))
     return SamplingDefaults(cast(SamplingFields, found), tuple(sorted(others)))
 
 
 def _acts(name: str, value: object) -> bool:
     """Return whether a field that is not followed asks for anything."""
-    return value != NEUTRAL.get(name) and value not in (False, 0, [], {}, "")
+    if name in NEUTRAL:
+        return value != NEUTRAL[name]
+    return value not in (False, 0, [], {}, "")

@@ -139,6 +139,10 @@ def _notes_on_sources(named: _EndTokens, tokenizer: Tokenizer) -> tuple[str, ...
             f"answers end with {_named(named.ids, tokenizer)}, as {named.source} says, and with "
             f"{_named(own, tokenizer)}, the tokenizer's end token"
         )
+    if named.source and not named.ids:
+        others = {*named.left_out, *tokenizer.eos_ids}
+        beside = f", and not {_named(sorted(others), tokenizer)}" if others else ""
+        return (f"no token ends an answer, as {named.source} says{beside}",)
     left_out = [token for token in named.left_out if token not in tokenizer.eos_ids]
     if left_out:
         notes.append(

@@ -1,5 +1,6 @@
 """Model of a plan: the config.json of a checkpoint, or one that ships with the planner; no jax."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,6 @@ def embeds(given: str) -> bool:
 
         snapshot = find(model)
         if snapshot.files is None:
-            return (snapshot.folder / MODULES).exists()
+            return os.path.lexists(snapshot.folder / MODULES)
         return MODULES in snapshot.files
-    return given not in shipped() and (Path(given) / MODULES).exists()
+    return given not in shipped() and os.path.lexists(Path(given) / MODULES)

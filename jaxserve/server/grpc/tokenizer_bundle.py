@@ -1,6 +1,7 @@
 """The files with which another program tokenizes and renders chats as this server does."""
 
 import io
+import os
 from contextlib import suppress
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
@@ -35,7 +36,7 @@ def tokenizer_bundle(chat: Chat, model_ids: int | None = None) -> bytes:
     files = {JSON_FILE: _tokenizer(chat.folder, model_ids)}
     for name in SETTINGS:
         path = chat.folder / name
-        if path.exists():
+        if os.path.lexists(path):
             files[name] = path.read_bytes()
     with suppress(ChatError):  # a model that does not chat has no template
         files[TEMPLATE_FILE] = chat.template.source.encode()
@@ -50,7 +51,7 @@ def tokenizer_bundle(chat: Chat, model_ids: int | None = None) -> bytes:
 
 def _tokenizer(folder: Path, model_ids: int | None) -> bytes:
     try:
-        if (folder / JSON_FILE).exists():
+        if os.path.lexists(folder / JSON_FILE):
             return complete_json(folder / JSON_FILE, read_settings(folder), model_ids).encode()
         return tokenizer_json(folder, model_ids).encode()
     except TokenizerError as error:

@@ -70,6 +70,17 @@ TOOLS = {f"{ADDITIONAL}/tool_use__jinja": "tools"}
             ("listed", "tools"),
             1,
         ),
+        (TOOLS | FIELD, ("listed", "tools"), 1),
+        ({f"{ADDITIONAL}/default__jinja": "x", "chat_template__jinja": "file"}, ("file", None), 0),
+        ({"chat_template__jinja": "file", f"{ADDITIONAL}/rag__jinja": "\0"}, ("file", None), 1),
+        (
+            {
+                "chat_template__jinja": "file",
+                "tokenizer_config__json": {"chat_template": ["x", None]},
+            },
+            ("file", None),
+            0,
+        ),
         (
             {"chat_template__json": {"chat_template": "a"}}
             | {"tokenizer_config__json": {"chat_template": "b"}},
@@ -102,6 +113,13 @@ def test_a_link_that_leads_nowhere(name: str, tmp_path: Path) -> None:
     write(tmp_path, tokenizer_config__json={"chat_template": "config"})
     (tmp_path / name).symlink_to("gone")
     with pytest.raises(ChatError, match=f"{name}: .*No such file"):
+        read_templates(tmp_path, ByteTokenizer())
+
+
+def test_a_folder_of_templates_that_leads_nowhere(tmp_path: Path) -> None:
+    write(tmp_path, chat_template__jinja="file")
+    (tmp_path / ADDITIONAL).symlink_to("gone")
+    with pytest.raises(ChatError, match=f"{ADDITIONAL}: No such file"):
         read_templates(tmp_path, ByteTokenizer())
 
 
@@ -140,6 +158,10 @@ def test_tokens(tmp_path: Path) -> None:
         (
             {"tokenizer_config__json": {"chat_template": NAMED[:1]}},
             r"none of the chat templates \['tool_use'\] is called",
+        ),
+        (
+            {"tokenizer_config__json": {"chat_template": [*NAMED, NAMED[1]]}},
+            "with a name for each",
         ),
         (
             {"tokenizer_config__json": {"chat_template": 7}},

@@ -107,6 +107,11 @@ def test_the_first_file_that_names_one_which_the_model_has_and_the_tokenizer(
             ],
         ),
         ({"generation": [3, 5], "config": 5}, []),
+        (
+            {"generation": [], "config": 2, "tokenizer": "w2"},
+            ["no token ends an answer, as generation_config.json says, and not 'w2' (2)"],
+        ),
+        ({"generation": []}, ["no token ends an answer, as generation_config.json says"]),
     ],
 )
 def test_sources_that_disagree_are_said(

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import pytest
 
 from jaxserve.client import CallError, Client
 from jaxserve.errors import JaxserveError
+from jaxserve.request import SamplingParams
 from tests.compiled_steps import compiled_steps_folder
 
 pytestmark = pytest.mark.system
@@ -78,8 +81,10 @@ def launch(*flags: str) -> Process:
     port = free_port()
     http = free_port()
     cache = compiled_steps_folder()
-    command = [sys.executable, "-m", "jaxserve.serve", "--model", str(DRAFT), "--port", str(port)]
+    command = [sys.executable, "-m", "jaxserve.serve", "--port", str(port)]
     command += ["--http-port", str(http), "--compilation-cache", str(cache), *SMALL, *flags]
+    if not flags or flags[0].startswith("-"):  # no model
+        command += ["--model", str(DRAFT)]
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     popen = subprocess.Popen(command, cwd=ROOT, text=True, stderr=subprocess.PIPE, env=environment)
     lines: list[str] = []
@@ -214,6 +219,26 @@ def test_logs_are_json_and_without_prompts(server: Process) -> None:
     assert not any("zebra" in line for line in server.lines)
 
 
+def test_sampling_defaults_of_the_model(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(DRAFT, folder)
+    (folder / "generation_config.json").write_text('{"eos_token_id": [4, 2], "top_k": 1}')
+    process = launch(str(folder))
+    try:
+        with process.client() as client:
+            ask = partial(client.generate, "Once upon a time", max_tokens=24)
+            greedy = ask(temperature=0).choices[0].text
+            assert all(ask(seed=seed).choices[0].text == greedy for seed in range(3))
+            others = [ask(SamplingParams(seed=seed)).choices[0].text for seed in range(3)]
+            assert others != [greedy] * 3, "SamplingParams says that top_k is 0"
+            body = {"model": "model", "prompt": "Once upon a time", "max_tokens": 24}
+            http = openai.OpenAI(base_url=f"{process.http}/v1", api_key="none")
+            assert http.completions.create(**body).choices[0].text == greedy
+    finally:
+        process.popen.send_signal(signal.SIGTERM)
+        process.wait()
+
+
 def test_sigterm_lets_a_stream_finish() -> None:
     process = launch("--drain-timeout", "600")
     with process.client() as client:
@@ -249,7 +274,7 @@ def test_a_second_signal_ends_it_at_once() -> None:
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (["--model", "/nowhere"], "/nowhere"),
+        (["/nowhere"], "/nowhere"),
         (["--host", "256.1.1.1"], "--host is 256.1.1.1; it is no"),
         (["--token-file", "/nowhere"], "--token-file is /nowhere; it cannot be read: No such file"),
         (["--tls-cert", "x.pem"], "--tls-cert and --tls-key go together"),

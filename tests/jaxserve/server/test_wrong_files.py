@@ -132,6 +132,49 @@ def test_the_template_of_a_folder(refusal: Callable[..., str], tmp_path: Path) -
     assert line.endswith("(--chat-template FILE gives another)")
 
 
+def test_the_template_for_tools(refusal: Callable[..., str], tmp_path: Path) -> None:
+    named = [{"name": "default", "template": TURN}, {"name": "tool_use", "template": "{% for %}"}]
+    folder = copied(tmp_path, named)
+    assert f"{folder}: the chat template is no valid Jinja" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("flags", "lines"),
+    [
+        (
+            (),
+            [
+                "sampling temperature 0.6, top_p 0.95 where a request says nothing "
+                "(generation_config.json)",
+                "sampling not followed, of generation_config.json: num_beams",
+            ],
+        ),
+        (("--generation-config", "none"), []),
+    ],
+)
+def test_sampling_defaults_are_said(
+    refusal: Callable[..., str],
+    tmp_path: Path,
+    flags: tuple[str, ...],
+    lines: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = copied(tmp_path, TURN)
+    fields = {"do_sample": True, "temperature": 0.6, "top_p": 0.95, "num_beams": 2}
+    (folder / "generation_config.json").write_text(json.dumps(fields))
+    with pytest.raises(Compiled):
+        refusal(folder, *flags)
+    said = capsys.readouterr().err.splitlines()
+    assert [line for line in said if line.startswith("sampling")] == lines
+
+
+def test_a_sampling_default_out_of_bounds(refusal: Callable[..., str], tmp_path: Path) -> None:
+    folder = copied(tmp_path, TURN)
+    (folder / "generation_config.json").write_text('{"temperature": 3}')
+    line = refusal(folder)
+    assert "generation_config.json: temperature is 3" in line and "--generation-config none" in line
+
+
 def test_a_parser_of_calls_without_a_template(refusal: Callable[..., str], tmp_path: Path) -> None:
     line = refusal(copied(tmp_path, None), "--tool-parser", "llama")
     assert "--tool-parser is llama; " in line and "has no chat template" in line
