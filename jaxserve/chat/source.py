@@ -80,25 +80,31 @@ def read_templates(folder: Path, tokenizer: Tokenizer, file: Path | None = None)
         TEMPLATE_JSON: beside.get(FIELD),
         SETTINGS_FILE: settings.chat_template,
     }
-    given = {name: field for name, field in sources.items() if field}
-    if not given:
+    named, notes = _chosen(folder, {name: field for name, field in sources.items() if field})
+    with_tools = made(named[TOOL_USE]) if TOOL_USE in named else None
+    return ChatTemplates(made(named[DEFAULT]), with_tools, notes)
+
+
+def _chosen(folder: Path, sources: dict[str, Any]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the templates of the first source by their names, and lines on what is not used."""
+    if not sources:
         raise NoTemplateError(
             f"{folder} has no chat template; give one with --chat-template FILE", FIELD
         )
-    first = next(iter(given))
-    named = _by_name(folder, given.pop(first))
-    notes = [
+    first = next(iter(sources))
+    named = _by_name(folder, sources.pop(first))
+    notes = tuple(
         f"the chat template of {first} is used, and that of {other} is another one"
-        for other, field in given.items()
+        for other, field in sources.items()
         if _differs(field, named)
-    ]
+    )
     unused = named.keys() - {DEFAULT, TOOL_USE}
     if first != TEMPLATE_FILE:
         unused |= {f"{ADDITIONAL}/{name}" for name in _additional(folder)}
-    if unused := sorted(unused):
-        notes.append(f"the chat templates {', '.join(map(repr, unused))} are not used")
-    with_tools = made(named[TOOL_USE]) if TOOL_USE in named else None
-    return ChatTemplates(made(named[DEFAULT]), with_tools, tuple(notes))
+    if unused:
+        names = ", ".join(map(repr, sorted(unused)))
+        notes += (f"the chat templates {names} are not used",)
+    return named, notes
 
 
 def _in_files(folder: Path) -> list[dict[str, str]]:

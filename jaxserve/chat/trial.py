@@ -31,10 +31,10 @@ class Trial:
 
 
 def try_template(chat: "Chat", file: Path | None, tool_parser: str) -> Trial:
-    """Return what comes of rendering a conversation of one message.
+    """Return what comes of rendering two short conversations.
 
-    file: the template's own file, which has to render it. The template of a model's folder has to
-    be Jinja: it may be made for other conversations, or the model for no conversations at all.
+    file: the template's own file, which has to render one of them. The template of a model's folder
+    only has to be Jinja: it may be made for other conversations, or the model for none at all.
     tool_parser: format of calls that the operator chose.
     """
     try:
@@ -48,8 +48,8 @@ def try_template(chat: "Chat", file: Path | None, tool_parser: str) -> Trial:
         return Trial(_about(chat, file, error.problem))
     failures = [_failure(chat, conversation) for conversation in CONVERSATIONS]
     first = failures[0]
-    is_wanted = None in failures or any(failure and failure.is_refusal for failure in failures)
-    if first and file and not is_wanted:
+    suits_some = None in failures or any(failure and failure.is_refusal for failure in failures)
+    if first and file and not suits_some:
         return Trial(_about(chat, file, first.problem))
     note = f"a conversation of one user's message fails: {first.problem}" if first else None
     return _with_tools(chat, tool_parser, note)
