@@ -60,9 +60,9 @@ class HFCheckpoint:
         tensors: those to use instead of the weights in the folder, such as those of the hub. They
         have shape and dtype, and are sliced as arrays are.
 
-        The weights are model.safetensors if it exists; else the shards of
-        model.safetensors.index.json, including tensors that the index does not list, so that the
-        caller can report them; else all *.safetensors files together. Pickle files are refused.
+        The weights are the shards of model.safetensors.index.json, including tensors that the index
+        does not list, so that the caller can report them; where there is no index, or a shard is
+        missing, model.safetensors; else all *.safetensors files together. Pickle files are refused.
         """
         folder = Path(folder)
         check_folder(folder)
@@ -151,11 +151,11 @@ def is_inside(name: str) -> bool:
 
 
 def _open_tensors(folder: Path) -> dict[str, Any]:
-    if os.path.lexists(folder / SINGLE_FILE):
-        return dict(SafetensorsFile(folder / SINGLE_FILE))
-    if os.path.lexists(folder / INDEX):
+    if _by_index(folder):
         files = sorted(set(read_weight_map(folder / INDEX).values()))
         return join_shards(folder, {file: _open_shard(folder, file) for file in files})
+    if os.path.lexists(folder / SINGLE_FILE):
+        return dict(SafetensorsFile(folder / SINGLE_FILE))
     files = sorted(path.name for path in folder.glob("*.safetensors"))
     if not files:
         raise _no_weights(folder)
@@ -169,9 +169,11 @@ def join_shards(folder: Path, shards: Mapping[str, Shard]) -> dict[str, Any]:
     CheckpointError when a tensor is not where the index puts it, or is in two files and in no
     index.
     """
-    if SINGLE_FILE in shards or not os.path.lexists(folder / INDEX):
+    if not os.path.lexists(folder / INDEX):
         return _merge({}, shards.values())
     weight_map = read_weight_map(folder / INDEX)
+    if not shards.keys() >= set(weight_map.values()):  # model.safetensors beside an old index
+        return _merge({}, shards.values())
     for name, file in weight_map.items():
         if name not in shards[file]:
             raise CheckpointError(
@@ -181,19 +183,35 @@ def join_shards(folder: Path, shards: Mapping[str, Shard]) -> dict[str, Any]:
     return _merge({name: shards[file][name] for name, file in weight_map.items()}, shards.values())
 
 
+def _by_index(folder: Path) -> bool:
+    """Return whether the weights are the shards that an index names.
+
+    An index is what somebody has said of the weights, and so goes before a file that happens to
+    have the usual name; but an old one, whose shards are gone, stays behind when a model is saved
+    again as one file.
+    """
+    if not os.path.lexists(folder / INDEX):
+        return False
+    if not os.path.lexists(folder / SINGLE_FILE):
+        return True
+    try:
+        files = set(read_weight_map(folder / INDEX).values())
+    except CheckpointError:
+        return False
+    return all(os.path.lexists(folder / file) for file in files)
+
+
 def note_on_weights(folder: Path) -> str | None:
-    """Return a line on an index whose files are not read, since a single file goes before it."""
+    """Return a line on an index or a single file that is not read, since the other one counts."""
     single = folder / SINGLE_FILE
     index = folder / INDEX
     if not (os.path.lexists(single) and os.path.lexists(index)):
         return None
-    try:
-        files = set(read_weight_map(index).values())
-    except CheckpointError:  # it is not read for the weights either
-        files = set[str]()
-    if files == {SINGLE_FILE}:
+    if not _by_index(folder):
+        return f"{SINGLE_FILE} is read, and {INDEX}, whose files are not there, is not"
+    if SINGLE_FILE in read_weight_map(index).values():
         return None
-    return f"{SINGLE_FILE} is read, and {INDEX} with its {len(files)} files is not (remove one)"
+    return f"the files of {INDEX} are read, and {SINGLE_FILE} is not"
 
 
 def _no_weights(folder: Path) -> CheckpointError:

@@ -79,13 +79,21 @@ def small_files(paths: Iterable[str]) -> list[str]:
 def weight_files(snapshot: Snapshot, paths: Collection[str]) -> list[str]:
     """Return the paths of the weights, those that HFCheckpoint.open would read, and of their index.
 
-    The index is fetched where there is one. CheckpointError if the model has no safetensors, or its
-    index names files that it does not have, or that are none.
+    The index is fetched where there is one. If it names files that the model does not have,
+    model.safetensors counts, where there is one. CheckpointError if there are no weights in
+    safetensors, or an index names what is none.
     """
+    if INDEX in paths:
+        named = _indexed(snapshot)
+        missing = [path for path in named if path not in paths]
+        if not missing:
+            return [INDEX, *named]
+        if SINGLE_FILE not in paths:
+            raise CheckpointError(
+                f"{snapshot.model}: its {INDEX} names {missing[0]!r}, which it does not have"
+            )
     if SINGLE_FILE in paths:
         return [SINGLE_FILE]
-    if INDEX in paths:
-        return [INDEX, *_indexed(snapshot, paths)]
     found = [path for path in paths if path.endswith(SAFETENSORS) and "/" not in path]
     if not found:
         others = sorted(path for path in paths if not path.startswith("."))
@@ -96,7 +104,8 @@ def weight_files(snapshot: Snapshot, paths: Collection[str]) -> list[str]:
     return found
 
 
-def _indexed(snapshot: Snapshot, paths: Collection[str]) -> list[str]:
+def _indexed(snapshot: Snapshot) -> list[str]:
+    """Return the paths that the model's index names."""
     model = snapshot.model
     with hub_errors(model):
         index = download(model, INDEX, unwatched())
@@ -104,8 +113,6 @@ def _indexed(snapshot: Snapshot, paths: Collection[str]) -> list[str]:
     for path in named:
         if not path.endswith(SAFETENSORS):
             raise CheckpointError(f"{model}: its {INDEX} names {path!r}, no safetensors file")
-        if path not in paths:
-            raise CheckpointError(f"{model}: its {INDEX} names {path!r}, which it does not have")
     return named
 
 

@@ -144,21 +144,31 @@ def test_the_index_decides_between_two_shards_and_leftovers_are_kept(tmp_path: P
     }
 
 
-def test_a_single_file_goes_before_an_index(tmp_path: Path) -> None:
-    files = {"model.safetensors": {"a": tensor(1)}}
-    tensors = HFCheckpoint.open(
-        folder_with(tmp_path, files, weight_map(a="gone.safetensors"))
-    ).tensors
-    assert float(tensors["a"][0, 0]) == 1
+def test_an_index_goes_before_a_single_file(tmp_path: Path) -> None:
+    # Blaizzy/mlx-vlm#1329: a file of another quantization, left beside the shards.
+    files = {"model.safetensors": {"a": tensor(1)}, FIRST: {"a": tensor(2)}}
+    folder = folder_with(tmp_path, files, weight_map(a=FIRST))
+    assert float(HFCheckpoint.open(folder).tensors["a"][0, 0]) == 2
+    assert note_on_weights(folder) == f"the files of {INDEX} are read, and model.safetensors is not"
 
 
-def test_an_index_that_is_not_read_is_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "index",
+    [weight_map(a="gone.safetensors"), weight_map(a=FIRST, b="gone"), {}, {"weight_map": 1}],
+)
+def test_a_single_file_goes_before_an_index_without_its_shards(
+    index: dict[str, Any], tmp_path: Path
+) -> None:
     files = {"model.safetensors": {"a": tensor(1)}}
-    folder = folder_with(tmp_path, files, weight_map(a="gone.safetensors", b="too.safetensors"))
-    assert (note_on_weights(folder) or "").startswith(
-        f"model.safetensors is read, and {INDEX} with its 2 files is not"
-    )
-    (folder / INDEX).write_text(json.dumps(weight_map(a="model.safetensors")))
+    folder = folder_with(tmp_path, files, index)
+    assert float(HFCheckpoint.open(folder).tensors["a"][0, 0]) == 1
+    assert (note_on_weights(folder) or "").startswith(f"model.safetensors is read, and {INDEX}")
+
+
+def test_an_index_of_the_single_file(tmp_path: Path) -> None:
+    files = {"model.safetensors": {"a": tensor(1)}, FIRST: {"a": tensor(2)}}
+    folder = folder_with(tmp_path, files, weight_map(a="model.safetensors"))
+    assert float(HFCheckpoint.open(folder).tensors["a"][0, 0]) == 1
     assert note_on_weights(folder) is None
     (folder / INDEX).unlink()
     assert note_on_weights(folder) is None

@@ -19,6 +19,7 @@ from huggingface_hub import constants
 from safetensors.numpy import load_file, save_file
 
 from jaxserve.checkpoints.errors import CheckpointError
+from jaxserve.checkpoints.hf import HFCheckpoint
 from jaxserve.checkpoints.hub.files import _fetch_all, fetch
 from jaxserve.checkpoints.hub.lookup import HubFile, Snapshot, find
 from jaxserve.checkpoints.hub.names import HubModel, display_name, hub_model, model_of_flag
@@ -159,6 +160,19 @@ def test_an_index_says_which_weights(hub: FakeHub, sharded: HubRepo) -> None:
     folder = fetched()
     names = {path.name for path in folder.glob("*.safetensors*")}
     assert names == {*SHARDS, "model.safetensors.index.json"}
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_single_file_beside_an_index(sharded: HubRepo, is_whole: bool) -> None:
+    sharded.files["model.safetensors"] = sharded.files[SHARDS[0]]
+    if not is_whole:
+        del sharded.files[SHARDS[1]]
+    folder = fetched()
+    weights = {path.name for path in folder.glob("*.safetensors")}
+    assert weights == (set(SHARDS) if is_whole else {"model.safetensors"})
+    tensors = HFCheckpoint.open(folder).tensors
+    whole = {*load_file(BUNDLED / "model.safetensors")}
+    assert (tensors.keys() == whole) == is_whole
 
 
 def test_modules_of_an_embedding_model(hub: FakeHub, tmp_path: Path) -> None:

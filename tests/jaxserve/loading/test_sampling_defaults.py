@@ -1,4 +1,7 @@
-"""Defaults of sampling parameters in generation_config.json, as published models have them."""
+"""Defaults of sampling parameters in generation_config.json, as published models have them.
+
+Blaizzy/mlx-vlm#1331, vllm-project/vllm#11861: servers that read the file for its end tokens alone.
+"""
 
 from typing import Any
 

@@ -1,4 +1,8 @@
-"""Files that serve can open but not use are refused before any step is compiled."""
+"""Files that serve can open but not use are refused before any step is compiled.
+
+openvinotoolkit/model_server#3285: a warning at the start, and then no conversation was answered;
+vllm-project/vllm#35151: base models without a template.
+"""
 
 import json
 import shutil
