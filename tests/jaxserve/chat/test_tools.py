@@ -114,9 +114,7 @@ def test_calls_of_another_shape_are_the_templates_business(calls: Any) -> None:
     assert with_arguments(messages, False, "messages") == messages
 
 
-@pytest.mark.parametrize(
-    "arguments", ["{", "[]", '{"a": Infinity}', 7, '{"a": "\ufdd0"}', "[" * 10**6, '{"' * 10**6]
-)
+@pytest.mark.parametrize("arguments", ["{", "[]", '{"a": Infinity}', 7, "[" * 10**6, '{"' * 10**6])
 def test_arguments_that_are_no_object(arguments: Any) -> None:
     call = {"function": {"name": "f", "arguments": arguments}}
     with pytest.raises(
