@@ -186,19 +186,7 @@ class LLM:
                     self.model = load(files, spread, dtype_name(dtype), told, weights, digests)
                     self.draft = _load_draft(draft_files, self.model, told)
                 self.engine, self.runner = self._build_engine(options, new_runner)
-            vocab_size = self.model.spec.vocab_size
-            eos_ids = self.model.eos_ids
-            self._grammars = Grammars(self.model.tokenizer, eos_ids, vocab_size, grammar_bounds)
-            self.prompts = Prompts(
-                self.model.tokenizer,
-                self._chat,
-                eos_ids,
-                vocab_size,
-                self.runner.config.max_context,
-                partial(max_new_tokens, self.runner.config),
-                self._grammars,
-                self.runner.config.embeds,
-            )
+            self.prompts = self._new_prompts(grammar_bounds)
             self._measured: tuple[Bucket, ...] = ()
             self._interrupts = HeldInterrupts()
             self._streams = DeltaStreams(self.engine, self.model.tokenizer, self._interrupts)
@@ -217,6 +205,23 @@ class LLM:
             self.model.fingerprint,
             new_runner,
             DraftModel(self.draft.spec, self.draft.params) if self.draft else None,
+        )
+
+    def _new_prompts(self, bounds: Bounds) -> Prompts:
+        """Make what checks prompts of the loaded model, and compiles their grammars."""
+        model = self.model
+        config = self.runner.config
+        vocab_size = model.spec.vocab_size
+        self._grammars = Grammars(model.tokenizer, model.eos_ids, vocab_size, bounds)
+        return Prompts(
+            model.tokenizer,
+            self._chat,
+            model.eos_ids,
+            vocab_size,
+            config.max_context,
+            partial(max_new_tokens, config),
+            self._grammars,
+            config.embeds,
         )
 
     # ---- the calls

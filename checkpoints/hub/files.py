@@ -30,8 +30,8 @@ SMALL_FILES = frozenset(
         *(MODULES, "sentence_bert_config.json"),
     }
 )
-# Configurations of sentence-transformers' modules, and further chat templates.
-FURTHER_FILES = re.compile(r"\d+_\w+/config\.json|additional_chat_templates/[^/]+\.jinja")
+# Configurations of sentence-transformers' modules, and the chat template for tools.
+FURTHER_FILES = re.compile(r"\d+_\w+/config\.json|additional_chat_templates/tool_use\.jinja")
 SAFETENSORS = ".safetensors"
 AT_ONCE = 8  # downloads
 SHOWN = 5  # names in an error

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import pytest
 from jaxserve.checkpoints import orbax_store
 from jaxserve.checkpoints.errors import CheckpointError
 from jaxserve.checkpoints.hf import UNFINISHED
-from jaxserve.checkpoints.orbax_store import MANIFEST
+from jaxserve.checkpoints.orbax_store import MANIFEST, WEIGHTS
 from jaxserve.errors import ModelError
 from jaxserve.loading import convert
 from jaxserve.loading.convert import to_orbax
@@ -216,3 +217,12 @@ def test_a_failed_conversion_leaves_nothing(
     ):
         to_orbax(BUNDLED, tmp_path / "target", silent)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_link_to_arrays_that_leads_nowhere(tmp_path: Path) -> None:
+    """The weights beside it are not taken instead."""
+    folder = tmp_path / "model"
+    shutil.copytree(BUNDLED, folder)
+    (folder / WEIGHTS).symlink_to("gone")
+    with pytest.raises(CheckpointError, match="convert the checkpoint again"):
+        open_checkpoint(folder)
