@@ -133,6 +133,7 @@ def serve_jobs(folder: Path, dtype: str, threads: int) -> None:
     from jaxserve.engine.build import build_engine
     from jaxserve.engine.device.runner import DeviceRunner
     from jaxserve.engine.engine import Engine
+    from jaxserve.interrupts import HeldInterrupts
     from jaxserve.loading.parameters import load_params
     from jaxserve.loading.spec import read_spec
     from jaxserve.sharding.mesh import MeshSpec
@@ -157,7 +158,8 @@ def serve_jobs(folder: Path, dtype: str, threads: int) -> None:
         return engines[streams][0]
 
     def run(job: dict[str, Any]) -> float:
-        return timed(engine_for(job["streams"]), job["prompts"], job["lengths"])
+        engine = engine_for(job["streams"])
+        return timed(engine, job["prompts"], job["lengths"], HeldInterrupts())
 
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from jaxserve.__main__ import PROGRAMS
+from jaxserve.programs import PROGRAMS
 
 ROOT = Path(__file__).parent.parent
 TARGET = ROOT / "docs" / "configuration.md"

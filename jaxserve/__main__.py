@@ -1,62 +1,17 @@
-"""Command `jaxserve`, also `python -m jaxserve`: starts one of the programs by its name."""
+"""Command `jaxserve`, also `python -m jaxserve`."""
 
-import argparse
 import sys
-from collections.abc import Sequence
-from importlib import import_module
-from types import MappingProxyType
 
-from jaxserve import __version__
-from jaxserve.cli.parser import Parser
-from jaxserve.interrupts import exit_on_interrupt, interrupts_raise
-
-# Name of a program -> its module, which has the functions main and parser, and what it does.
-PROGRAMS = MappingProxyType(
-    {
-        "generate": ("jaxserve.generate.__main__", "generate text, or chat, with a checkpoint"),
-        "serve": ("jaxserve.serve", "serve a checkpoint over gRPC, and over HTTP as OpenAI's API"),
-        "client": ("jaxserve.client.program", "ask a server for text"),
-        "bench": ("jaxserve.bench.__main__", "measure speed on this machine, or of a server"),
-        "plan": ("jaxserve.plan.__main__", "estimate whether a model fits devices, and its speed"),
-        "convert": ("jaxserve.convert", "convert a checkpoint to Orbax and back, or quantize it"),
-        "doctor": ("jaxserve.doctor.__main__", "look for faults of this machine and installation"),
-    }
-)
-# Programs that have nothing to put back when Ctrl-C ends them, or say themselves where they have.
-END_AT_ONCE = ("generate", "client")
+from jaxserve.sigint import exit_on_interrupt
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program that the first argument names on the others; return its exit code."""
-    if arguments is None:
-        exit_on_interrupt()  # before the imports that take seconds
-        arguments = sys.argv[1:]
-    name = arguments[0] if arguments else ""
-    if name not in PROGRAMS:
-        parser().parse_args(arguments)  # help, the version, or an error
-        parser().error(f"{name} is no program")
-    module = import_module(PROGRAMS[name][0])
-    if name in END_AT_ONCE:
-        return module.main(arguments[1:])
-    with interrupts_raise():
-        return module.main(arguments[1:])
+def main() -> int:
+    """Run the program that the command line names; return its exit code."""
+    exit_on_interrupt()
+    # Imported only now: until the line above has run, Ctrl-C is a traceback.
+    from jaxserve.programs import start
 
-
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command's own flags."""
-    lines = [f"  {name:10}{what}" for name, (_, what) in PROGRAMS.items()]
-    p = Parser(
-        prog="jaxserve",
-        usage="jaxserve PROGRAM ...",
-        description="Inference of large language models on TPUs, GPUs and CPUs.",
-        epilog="\n".join(["programs:", *lines, "", "jaxserve PROGRAM --help lists its flags"]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    p.add_argument(
-        "program", choices=tuple(PROGRAMS), metavar="PROGRAM", help="name of a program, see below"
-    )
-    p.add_argument("--version", action="version", version=f"jaxserve {__version__}")
-    return p
+    return start(sys.argv[1:])
 
 
 if __name__ == "__main__":

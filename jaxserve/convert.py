@@ -1,10 +1,16 @@
 """Entry point of `jaxserve convert`: reads and checks its arguments, without jax."""
 
+from jaxserve.sigint import exit_on_interrupt
+
+if __name__ == "__main__":
+    exit_on_interrupt()  # before the imports that take seconds
+
 import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxserve.backends import importing_jax
 from jaxserve.checkpoints.errors import CheckpointError
 from jaxserve.checkpoints.hub.names import model_of_flag
 from jaxserve.checkpoints.new_folder import check_target
@@ -62,7 +68,8 @@ def run(args: argparse.Namespace) -> int:
         problem = "--to hf writes no quantized weights (leave it out)"
         raise CheckpointError(flag_text("--weights", args.weights, problem))
     source = found_model(args.source)
-    from jaxserve.loading.convert import convert
+    with importing_jax():
+        from jaxserve.loading.convert import convert
 
     convert(source, args.target, args.to, args.weights)
     return 0

@@ -1,49 +1,77 @@
-"""Ctrl-C at any moment: programs exit with 130 and no traceback, and engines survive.
+"""Ctrl-C in code that has something to put back: programs unwind, and engines survive.
 
-Python turns SIGINT into KeyboardInterrupt, which is not enough. In a program that other programs
-call it becomes a traceback during the imports of the start, and in a destructor or in a callback of
-a C library Python prints the exception and goes on as if nothing had happened. In the middle of an
-engine's step it leaves a step behind that nobody reads, and lists that are half changed.
+Everywhere else it ends a program at once, see jaxserve.sigint. Python turns SIGINT into
+KeyboardInterrupt, which is not enough. In a destructor or in a callback of a C library Python
+prints the exception and goes on as if nothing had happened. In the middle of an engine's step it
+leaves a step behind that nobody reads, and lists that are half changed.
 """
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-INTERRUPTED = 130  # exit code, as shells report SIGINT
+from jaxserve.sigint import exit_now
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
 PATIENCE = 5.0  # seconds after which a further Ctrl-C takes effect wherever the program is
-
-
-def exit_on_interrupt() -> None:
-    """End this process at once on Ctrl-C, without a word: what it holds, the system frees.
-
-    A shell without job control starts background jobs with SIGINT ignored; they go on ignoring it,
-    as POSIX wants it of programs.
-    """
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _exit)
+AGAIN = 0.05  # seconds until a KeyboardInterrupt that Python has dropped is raised again
 
 
 @contextmanager
 def interrupts_raise() -> Iterator[None]:
-    """Raise KeyboardInterrupt on Ctrl-C in this block, for code that has something to put back."""
-    if signal.getsignal(signal.SIGINT) is not _exit:
+    """Raise KeyboardInterrupt on Ctrl-C in this block, for code that has something to put back.
+
+    Where Python can only drop the exception, as in a destructor, it is raised again a moment later.
+    Without effect in programs that have not called `exit_on_interrupt`.
+    """
+    if signal.getsignal(signal.SIGINT) is not exit_now:
         yield
         return
+    hook = sys.unraisablehook
+    sys.unraisablehook = _raise_again(hook)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, _exit)
+        signal.signal(signal.SIGINT, exit_now)
+        sys.unraisablehook = hook
 
 
-def _exit(*_: object) -> None:
-    os._exit(INTERRUPTED)
+def _raise_again(
+    hook: "Callable[[UnraisableHookArgs], Any]",
+) -> "Callable[[UnraisableHookArgs], None]":
+    """Return a hook that repeats a Ctrl-C which was dropped, and passes other exceptions on."""
+
+    def repeat(dropped: "UnraisableHookArgs") -> None:
+        if not issubclass(dropped.exc_type, KeyboardInterrupt):
+            hook(dropped)
+            return
+        # Raised in here it would be dropped again.
+        threading.Timer(AGAIN, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    return repeat
+
+
+@contextmanager
+def interrupts_kept() -> Iterator[None]:
+    """Let Ctrl-C do after this block what it did before, for blocks that run an event loop.
+
+    A loop whose signal handlers are removed leaves Python's own handler of SIGINT behind.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if before is not None:  # a handler that was not installed from Python
+            signal.signal(signal.SIGINT, before)
 
 
 class HeldInterrupts:
@@ -89,7 +117,7 @@ class HeldInterrupts:
         self._before = self._since = None
         before = signal.getsignal(signal.SIGINT)
         is_held = isinstance(getattr(before, "__self__", None), HeldInterrupts)
-        if callable(before) and before is not _exit and not is_held:
+        if callable(before) and before is not exit_now and not is_held:
             self._before = before
             signal.signal(signal.SIGINT, self._note)
 

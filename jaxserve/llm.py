@@ -6,11 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
-import jax
 import numpy as np
 from jax.typing import DTypeLike
 from rich.console import Console
 
+from jaxserve.backends import devices as found_devices
 from jaxserve.chat import Chat, Message, Rendered
 from jaxserve.checkpoints.hub.names import Given, display_name
 from jaxserve.compilation_cache import cache_of_llm, compiled_steps_kept
@@ -154,7 +154,7 @@ class LLM:
         new_runner: NewRunner = DeviceRunner,
         digests: WeightDigests | None = None,
     ):
-        spread = mesh_of(mesh, data, expert, tensor).build(devices or jax.devices())
+        spread = mesh_of(mesh, data, expert, tensor).build(devices or found_devices())
         options = options_of(options, max_context)
         check_draft_model(options, draft_model)
         self.digests = digests

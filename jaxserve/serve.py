@@ -1,9 +1,15 @@
 """Entry point of `jaxserve serve`: reads and checks its arguments, without jax."""
 
+from jaxserve.sigint import exit_on_interrupt
+
+if __name__ == "__main__":
+    exit_on_interrupt()  # before the imports that take seconds
+
 import argparse
 import sys
 from collections.abc import Sequence
 
+from jaxserve.backends import importing_jax
 from jaxserve.cli.checks import check_engine_flags, resolve_models
 from jaxserve.cli.exits import exit_code
 from jaxserve.cluster.hosts import Hosts, leave
@@ -16,8 +22,8 @@ from jaxserve.server.security.tls import check_tls_flags
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the server and return its exit code.
 
-    0 after a drain, 2 when the flags ask for something that cannot be done, 70 when the engine, a
-    listener or another host of the pod failed.
+    0 after a drain, 130 after one that Ctrl-C began or cut, 2 when the flags ask for something that
+    cannot be done, 70 when the engine, a listener or another host of the pod failed.
     """
     args = parser().parse_args(arguments)
     configure(args.log_format, args.log_level)
@@ -36,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
     if hosts.alone:
         resolve_models(args)
         check_places(args)
-    from jaxserve.server.program import run as serve
+    with importing_jax():
+        from jaxserve.server.program import run as serve
 
     return serve(args, hosts)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxserve.__main__ import PROGRAMS, parser
+from jaxserve.programs import PROGRAMS, parser
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted(

@@ -18,7 +18,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "errors": ("jaxserve.errors",),
     "names elsewhere": ("jaxserve.names_elsewhere",),
     "request": ("jaxserve.request", "jaxserve.request_values"),
-    "processes": ("jaxserve.interrupts", "jaxserve.sandbox_process"),
+    "processes": ("jaxserve.interrupts", "jaxserve.sandbox_process", "jaxserve.sigint"),
+    "machine": ("jaxserve.backends", "jaxserve.host_memory"),
     "config": ("jaxserve.config",),
     "structure": ("jaxserve.structure",),
     "tokenizer": ("jaxserve.tokenizer",),
@@ -62,7 +63,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "serve": ("jaxserve.serve",),
     "convert": ("jaxserve.convert",),
     "doctor": ("jaxserve.doctor",),
-    "jaxserve": ("jaxserve.__main__",),
+    "jaxserve": ("jaxserve.__main__", "jaxserve.programs"),
 }
 # The package itself only lists names; the converter's entry point imports the loader when it runs.
 LEFT_OUT = ("jaxserve", "checkpoints.convert")

@@ -36,10 +36,13 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "checkpoints": ("checkpoints", "sharding"),
     "training": ("training",),
     # The entry point of the command hands over to jaxserve, which knows the models.
-    "checkpoints.convert": ("jaxserve.convert",),
+    "checkpoints.convert": ("jaxserve.convert", "jaxserve.sigint"),
     "jaxserve.errors": (),
     "jaxserve.config": ("jaxserve.config", "jaxserve.errors"),
-    "jaxserve.interrupts": (),
+    "jaxserve.backends": ("jaxserve.errors",),
+    "jaxserve.host_memory": (),
+    "jaxserve.interrupts": ("jaxserve.sigint",),
+    "jaxserve.sigint": (),
     "jaxserve.sandbox_process": ("jaxserve.interrupts",),
     "jaxserve.names_elsewhere": (),
     "jaxserve.request": (
@@ -66,7 +69,12 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.engine.kv_segment": ("jaxserve.errors",),
     "jaxserve.engine.buckets": ("jaxserve.engine.plan", "jaxserve.config", "jaxserve.errors"),
     "jaxserve.engine.host": (*ENGINE_DATA, "jaxserve.engine.host", "jaxserve.structure.matcher"),
-    "jaxserve.engine.device": (*ENGINE_DATA, "jaxserve.engine.device", *ON_DEVICES),
+    "jaxserve.engine.device": (
+        *ENGINE_DATA,
+        "jaxserve.engine.device",
+        "jaxserve.host_memory",
+        *ON_DEVICES,
+    ),
     "jaxserve.engine.engine": (*ENGINE_DATA, "jaxserve.engine.host"),
     "jaxserve.engine.step_costs": (
         *ENGINE_DATA,
@@ -76,6 +84,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.engine.trace": (*ENGINE_DATA, "jaxserve.engine.host", "jaxserve.engine.engine"),
     "jaxserve.engine.build": (*ENGINE_DATA, "jaxserve.engine", *ON_DEVICES),
     "jaxserve.cluster": (
+        "jaxserve.backends",
         "jaxserve.addresses",
         "checkpoints.hub",
         "checkpoints.identity",
@@ -146,6 +155,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.errors",
     ),
     "jaxserve.loading.convert": (
+        "jaxserve.interrupts",
         "checkpoints",
         "jaxserve.loading.export",
         "jaxserve.loading.model_folder",
@@ -184,7 +194,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "checkpoints.hub",
         "jaxserve.cache_folders",
         "jaxserve.cli",
-        "jaxserve.interrupts",
+        "jaxserve.sigint",
         "jaxserve.chat.conversation",
         "jaxserve.completion",
         "jaxserve.config",
@@ -234,7 +244,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.addresses",
         "jaxserve.tls_files",
         "jaxserve.client",
-        "jaxserve.interrupts",
+        "jaxserve.sigint",
         "jaxserve.cli",
         "jaxserve.errors",
         "jaxserve.request",
@@ -417,6 +427,7 @@ def test_the_engine_needs_nothing_of_the_server() -> None:
 
 
 MAY_READ_JAX_CONFIG_AND_ENVIRONMENT = {
+    "jaxserve.backends",
     "jaxserve.loading.convert",
     "jaxserve.server.observe.traces",  # reads the variables of OpenTelemetry's exporters
     "jaxserve.cache_folders",

@@ -27,10 +27,10 @@ COMMANDS = {
 # The first entry of sys.path is this folder, as with `python -m` and in a notebook.
 SCRIPT = """
 import json, sys
-from jaxserve.__main__ import main
+from jaxserve.programs import start
 codes = {}
 for command, flags in json.loads(sys.argv[1]).items():
-    codes[command] = main([*command.split(), *flags])
+    codes[command] = start([*command.split(), *flags])
 print(json.dumps(codes))
 """
 IMPORTS = """

@@ -10,7 +10,7 @@ from typing import Any
 
 import shtab
 
-from jaxserve.__main__ import PROGRAMS
+from jaxserve.programs import PROGRAMS
 
 FOLDER = Path(__file__).parent
 FILES = {"bash": "jaxserve.bash", "zsh": "_jaxserve", "fish": "jaxserve.fish"}

@@ -1,10 +1,16 @@
 """Entry point of `jaxserve bench serve | offline | startup`."""
 
+from jaxserve.sigint import exit_on_interrupt
+
+if __name__ == "__main__":
+    exit_on_interrupt()  # before the imports that take seconds
+
 import argparse
 import shlex
 import sys
 from collections.abc import Sequence
 
+from jaxserve.backends import importing_jax
 from jaxserve.bench.flags import PROGRAM, parser
 from jaxserve.cli.checks import resolve_models
 from jaxserve.cli.exits import exit_code
@@ -36,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
         from jaxserve.bench.startup import bench_startup
 
         return bench_startup(args)
-    from jaxserve.bench.offline import bench_offline
+    with importing_jax():
+        from jaxserve.bench.offline import bench_offline
 
     return bench_offline(args)
 

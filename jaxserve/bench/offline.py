@@ -30,6 +30,7 @@ from jaxserve.compilation_cache import use_compilation_cache
 from jaxserve.config import EngineOptions
 from jaxserve.engine.engine import Engine
 from jaxserve.errors import EngineError, JaxserveError
+from jaxserve.interrupts import HeldInterrupts, interrupts_raise
 from jaxserve.llm import LLM
 from jaxserve.models.quant import scheme_in
 from jaxserve.progress import Bar
@@ -76,8 +77,12 @@ def bench_offline(args: argparse.Namespace) -> int:
             check_room(case, llm.runner.config)
         compile_for(llm, cases, console)
         try:
-            with Bar(console, "measuring") as bar:
-                for result in measured(llm, cases, args, bar):
+            with (
+                interrupts_raise(),
+                HeldInterrupts() as interrupts,
+                Bar(console, "measuring") as bar,
+            ):
+                for result in measured(llm, cases, args, bar, interrupts):
                     results.append(result)
         finally:  # after Ctrl-C too
             if results:
@@ -119,11 +124,15 @@ def compile_for(llm: LLM, cases: Sequence[Case], console: Console) -> None:
 
 
 def measured(
-    llm: LLM, cases: Sequence[Case], args: argparse.Namespace, bar: Bar
+    llm: LLM,
+    cases: Sequence[Case],
+    args: argparse.Namespace,
+    bar: Bar,
+    interrupts: HeldInterrupts,
 ) -> Iterator[Result]:
     """Run each case once to warm up, then measure the repetitions.
 
-    Raises EngineError if a step was compiled meanwhile.
+    interrupts: passed on between two steps. Raises EngineError if a step was compiled meanwhile.
     """
     rng = np.random.default_rng(args.seed)
     total = len(cases) * (args.repetitions + 1)
@@ -135,7 +144,8 @@ def measured(
                 place * (args.repetitions + 1) + number, total, f"{case.test} x {case.batch}"
             )
             prompts = rng.choice(tokens, (case.batch, case.prompt)).tolist()
-            seconds.append(timed(llm.engine, prompts, [case.output] * case.batch))
+            lengths = [case.output] * case.batch
+            seconds.append(timed(llm.engine, prompts, lengths, interrupts))
         compiles = llm.runner.compiles_after_ready
         if compiles:
             raise EngineError(
@@ -146,7 +156,12 @@ def measured(
     bar.update(total, total, "")
 
 
-def timed(engine: Engine, prompts: Sequence[Sequence[int]], lengths: Sequence[int]) -> float:
+def timed(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    lengths: Sequence[int],
+    interrupts: HeldInterrupts,
+) -> float:
     """Return the seconds that prompts take which are submitted at once.
 
     Each answer is greedy, blind to end tokens, and has exactly its length; otherwise EngineError is
@@ -158,6 +173,7 @@ def timed(engine: Engine, prompts: Sequence[Sequence[int]], lengths: Sequence[in
         params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
         engine.submit(Request(id=str(number), prompt=tuple(prompt), params=params))
     while engine.has_work:
+        interrupts.pass_on()
         made += sum(len(event.tokens) for event in engine.step())
     seconds = time.perf_counter() - began
     if made != sum(lengths):

@@ -32,6 +32,7 @@ from jaxserve.bench.target import Target, address_of, target
 from jaxserve.cli.exits import INTERRUPTED
 from jaxserve.cli.inputs import read_prompts
 from jaxserve.errors import ConfigError
+from jaxserve.interrupts import interrupts_kept
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REFRESHES = 2  # of the progress bar, per second; each refresh holds up the event loop
@@ -52,7 +53,8 @@ def bench_serve(args: argparse.Namespace) -> int:
     console = Console(stderr=True, highlight=False)
     code = 0
     try:
-        asyncio.run(stoppable(args, report, console))
+        with interrupts_kept():
+            asyncio.run(stoppable(args, report, console))
         if not any(point.summary.ok for point in report.points):
             code = NONE_ANSWERED
     except asyncio.CancelledError:

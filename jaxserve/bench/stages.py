@@ -27,16 +27,18 @@ def main() -> int:
 
 def start(args: Any) -> int:
     """Go through all stages."""
-    import jax
     from rich.console import Console
 
-    from jaxserve.bench.offline import about, open_llm
+    from jaxserve.backends import devices, importing_jax
+
+    with importing_jax():
+        from jaxserve.bench.offline import about, open_llm
     from jaxserve.cli.flags import engine_options
     from jaxserve.compilation_cache import use_compilation_cache
     from jaxserve.request import SamplingParams
 
     tell("import")
-    jax.devices()
+    devices()
     tell("device")
     use_compilation_cache(args.compilation_cache)
     with open_llm(args, engine_options(args), Console(stderr=True)) as llm:

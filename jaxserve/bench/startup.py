@@ -24,6 +24,7 @@ from jaxserve.bench.output import Grid, comma_separated, markdown, spread
 from jaxserve.bench.own_server import last_line
 from jaxserve.bench.stages import STAGES
 from jaxserve.errors import ConfigError
+from jaxserve.interrupts import interrupts_raise
 from jaxserve.progress import Bar
 
 KINDS = ("cold", "cached")
@@ -67,7 +68,7 @@ def bench_startup(args: argparse.Namespace) -> int:
     starts: list[Start] = []
     total = len(KINDS) * args.repetitions
     try:
-        with Bar(Console(stderr=True, highlight=False), "starting") as bar:
+        with interrupts_raise(), Bar(Console(stderr=True, highlight=False), "starting") as bar:
             for repetition in range(args.repetitions):
                 with TemporaryDirectory(prefix="jaxserve-bench-") as folder:
                     flags = [*args.asked[1:], "--compilation-cache", folder]

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from jaxserve.checkpoints.errors import CheckpointError
 from jaxserve.errors import JaxserveError
-from jaxserve.interrupts import INTERRUPTED
 from jaxserve.pallas_kernels.errors import KernelError
 from jaxserve.sharding.errors import ChipError, ShardingError
+from jaxserve.sigint import INTERRUPTED
 from jaxserve.tokenizer import TokenizerError
 
 # What a request or a flag can lead to: one line on standard error, and no traceback.

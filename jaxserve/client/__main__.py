@@ -2,7 +2,7 @@
 
 import sys
 
-from jaxserve.interrupts import exit_on_interrupt
+from jaxserve.sigint import exit_on_interrupt
 
 if __name__ == "__main__":
     exit_on_interrupt()

@@ -1,5 +1,10 @@
 """Entry point of `jaxserve doctor`."""
 
+from jaxserve.sigint import exit_on_interrupt
+
+if __name__ == "__main__":
+    exit_on_interrupt()  # before the imports that take seconds
+
 import argparse
 import json
 import sys

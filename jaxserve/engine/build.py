@@ -20,6 +20,7 @@ from jaxserve.engine.device.lowering import Footprint, Lowering, abstract_params
 from jaxserve.engine.device.memory import (
     MemoryBudget,
     affordable_pages,
+    bytes_of_others,
     bytes_per_device,
     cache_bytes,
     check_fits,
@@ -110,12 +111,12 @@ def plan_config(
     planner = _MemoryPlanner(spec, params, mesh, options, draft)
     wanted = planner.config(UNLIMITED_TOKENS)
     cache = planner.cache_bytes(wanted)
-    budget = planner.budget(wanted, device_limit(mesh) if limit is None else limit)
+    budget = planner.budget(wanted, limit)
     if options.cache_tokens:
         check_fits(budget, cache)
         return wanted
     # The compiler is asked only when the cache comes near the limit: each answer is a compile.
-    if budget.weights + budget.rows + budget.transit + cache < budget.limit / 2:
+    if budget.limit - budget.left + cache < budget.limit / 2:
         return wanted
     max_pages = max(pool.pages for pool in wanted.pools)
     room = affordable_pages(budget, planner.cache_bytes_of_pages, max_pages)
@@ -183,13 +184,18 @@ class _MemoryPlanner:
         """Return the bytes per device of the cache with this many pages per lane."""
         return self.cache_bytes(self.config_of_pages(pages))
 
-    def budget(self, config: EngineConfig, limit: int) -> MemoryBudget:
-        """Return what each device has and what the engine takes of it, steps left out."""
+    def budget(self, config: EngineConfig, limit: int | None) -> MemoryBudget:
+        """Return what each device has and what is taken of it, steps left out.
+
+        limit: see plan_config.
+        """
         drafter_params = self._drafter.params if self._drafter else {}
         page_io = PageIO(self._spec, config, self._mesh, self._kernel, self._dtype)
+        own = [self._params, drafter_params]
         return MemoryBudget(
-            limit,
-            weights=bytes_per_device([self._params, drafter_params]),
+            device_limit(self._mesh) if limit is None else limit,
+            others=bytes_of_others(self._mesh, own) if limit is None else 0,
+            weights=bytes_per_device(own),
             rows=bytes_per_device(
                 abstract_state(self._spec, config, self._mesh, self._kernel).rows
             ),

@@ -1,5 +1,10 @@
 """Entry point of `jaxserve generate`: reads and checks its arguments, without jax."""
 
+from jaxserve.sigint import exit_on_interrupt
+
+if __name__ == "__main__":
+    exit_on_interrupt()  # before the imports that take seconds
+
 import argparse
 import os
 import sys
@@ -7,11 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from jaxserve.interrupts import exit_on_interrupt
-
-if __name__ == "__main__":
-    exit_on_interrupt()  # before the imports that take seconds
-
+from jaxserve.backends import importing_jax
 from jaxserve.checkpoints.errors import CheckpointError
 from jaxserve.cli.checks import (
     check_engine_flags,
@@ -58,7 +59,8 @@ def run(args: argparse.Namespace) -> int:
             resolve_models(args)
         check_file("--chat-template", args.chat_template)
         prompts = [] if args.chat else prompts_of(args)
-    from jaxserve.generate.program import generate
+    with importing_jax():
+        from jaxserve.generate.program import generate
 
     return generate(args, hosts, params, prompts)
 

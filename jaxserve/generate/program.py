@@ -34,7 +34,6 @@ from jaxserve.sharding.mesh import MeshSpec, device_kind
 from jaxserve.sharding.params import stored_bytes
 
 
-@interrupts_raise()
 def generate(
     args: argparse.Namespace, hosts: Hosts, params: SamplingParams, prompts: list[str] | None
 ) -> int:
@@ -53,7 +52,7 @@ def generate(
             introduce(llm, args, console)
             if pod.leads is False:  # the other hosts of a pod run the leader's steps
                 return pod.follow(llm.runner)
-            with llm.trace(args.trace) if args.trace else nullcontext():
+            with interrupts_raise(), llm.trace(args.trace) if args.trace else nullcontext():
                 if args.chat:
                     return talk(llm, turns, params, args, console)
                 return run(llm, prompts, params, args, console)

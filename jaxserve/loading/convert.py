@@ -24,6 +24,7 @@ from jaxserve.checkpoints.orbax_store import (
 )
 from jaxserve.checkpoints.orbax_writer import CHUNK_BYTES, Writer
 from jaxserve.checkpoints.quantized import dequantized
+from jaxserve.interrupts import HeldInterrupts, interrupts_raise
 from jaxserve.loading.export import PublishedTensor, published_tensors
 from jaxserve.loading.model_folder import model_folder
 from jaxserve.loading.parameters import load_params
@@ -48,11 +49,21 @@ def convert(source: Given, target: Path, to: str, weights: str) -> None:
     console = Console(stderr=True, highlight=False)
     with Bar(console, "downloading", in_bytes=True) as bar:
         folder = model_folder(source, bar.update)
-    with Bar(console, "converting", in_bytes=True) as bar:
+    # After Ctrl-C the unfinished folder is removed.
+    with (
+        interrupts_raise(),
+        HeldInterrupts() as interrupts,
+        Bar(console, "converting", in_bytes=True) as bar,
+    ):
+
+        def report(done: int, total: int, name: str) -> None:
+            interrupts.pass_on()
+            bar.update(done, total, name)
+
         if to == "orbax":
-            to_orbax(folder, target, bar.update, weights=weights)
+            to_orbax(folder, target, report, weights=weights)
         else:
-            to_hf(folder, target, bar.update)
+            to_hf(folder, target, report)
 
 
 def to_orbax(

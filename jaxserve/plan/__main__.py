@@ -1,9 +1,15 @@
 """Entry point of `jaxserve plan`: reads and checks its arguments, without jax."""
 
+from jaxserve.sigint import exit_on_interrupt
+
+if __name__ == "__main__":
+    exit_on_interrupt()  # before the imports that take seconds
+
 import argparse
 import sys
 from collections.abc import Sequence
 
+from jaxserve.backends import importing_jax
 from jaxserve.cli.exits import exit_code
 from jaxserve.cli.flags import engine_options
 from jaxserve.cli.output import prepare_output
@@ -31,7 +37,8 @@ def run(args: argparse.Namespace) -> int:
     args.model = pinned(args.model)
     model = read_config(args.model)
     check_options(engine_options(args))
-    from jaxserve.plan.program import plan
+    with importing_jax():
+        from jaxserve.plan.program import plan
 
     return plan(args, topology, model)
 

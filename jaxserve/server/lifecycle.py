@@ -1,9 +1,9 @@
 """The life of a server's process, from loading to its exit code.
 
-    loading --(every step compiled)--> ready --(SIGTERM, SIGINT, Drain)--> draining --> exit 0
+    loading --(every step compiled)--> ready --(SIGTERM, SIGINT, Drain)--> draining --> exit
 
 While it drains, clients are sent to other servers, and whatever still comes is served: no client
-can know of a drain before it has heard of it.
+can know of a drain before it has heard of it. The exit code is 0, and 130 after SIGINT.
 
 From any of these phases, a failed engine or listener, a step that hangs, or a lost host leads to
 exit 70, which tells a supervisor to start the server again.
@@ -24,6 +24,7 @@ from jaxserve.errors import DrainingError, RestartingError
 from jaxserve.server.core.service import Service
 from jaxserve.server.readiness import Phase, Readiness
 from jaxserve.server.serving_state import ServingState
+from jaxserve.sigint import INTERRUPTED
 
 FAILED = 70  # sysexits.h: an internal software error
 GRACE = 1.0  # seconds for statuses to reach their clients
@@ -68,6 +69,7 @@ class Lifecycle:
     leaving: Callable[[], int] | None = None
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
     _signalled: bool = False
+    _interrupted: bool = False
     _failure: BaseException | None = None
 
     def drain(self) -> None:
@@ -104,16 +106,20 @@ class Lifecycle:
     def _on_signal(self, number: signal.Signals) -> None:
         is_loading = self.readiness.phase is Phase.LOADING
         if is_loading or self._signalled or self._failure is not None:
-            log.warning("ended by %s", number.name)
+            if number != signal.SIGINT:  # whoever pressed Ctrl-C knows
+                log.warning("ended by %s", number.name)
             self.exit(self._code_at_once(is_loading, number))
         self._signalled = True
+        self._interrupted = number == signal.SIGINT
         log.info("draining after %s, for %g s at most", number.name, self.drain_timeout)
         self.drain()
 
     def _code_at_once(self, is_loading: bool, number: signal.Signals) -> int:
         if self._failure is not None:
             return FAILED
-        return 0 if is_loading else 128 + number
+        if is_loading and number == signal.SIGTERM:
+            return 0
+        return 128 + number
 
     async def run(self, load: Callable[[], ServingState]) -> int:
         """Load, serve until told to stop, drain; return the exit code.
@@ -142,7 +148,7 @@ class Lifecycle:
         if not all(await asyncio.gather(*closings)):
             log.error("a step of the engine did not end")
             return FAILED
-        return 0
+        return INTERRUPTED if self._interrupted else 0
 
     async def _load(self, load: Callable[[], ServingState]) -> ServingState:
         """Load on a thread; end the process if it is told to stop meanwhile.

@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import jax
 from prometheus_client import CollectorRegistry
 
+from jaxserve.backends import devices
 from jaxserve.cluster.heartbeat import PodFailure
 from jaxserve.config import EngineConfig
 from jaxserve.engine.device.weight_report import describe_weights, weight_sizes
@@ -163,7 +163,7 @@ class ServerProcess:
         exchanges_pages: with other servers. meshes: where prompts have a mesh of their own.
         provider: of traces.
         """
-        first, second = places(meshes, jax.devices()) if meshes else (None, None)
+        first, second = places(meshes, devices()) if meshes else (None, None)
         # The prefill engine is compiled completely before the other one begins to count compiles.
         prefill = self.load_prefill(loader, first) if first else None
         llm = loader.open(second)

@@ -14,6 +14,7 @@ from jaxserve.cluster.bootstrap import SingleHost, join
 from jaxserve.cluster.hosts import Hosts
 from jaxserve.cluster.hub_model import model_of_pod
 from jaxserve.compilation_cache import use_compilation_cache
+from jaxserve.interrupts import interrupts_kept
 from jaxserve.plan.bundle import Manifest
 from jaxserve.server.disaggregation.flags import Meshes, disaggregation, meshes
 from jaxserve.server.disaggregation.roles import role_of
@@ -46,7 +47,8 @@ def run(args: argparse.Namespace, hosts: Hosts) -> int:
         if pod.leads is False:
             return follow(args, console, pod, manifest)
         serving = serve(args, console, pod, manifest, separate_meshes, resources)
-        code = asyncio.run(serving, loop_factory=uvloop.new_event_loop)
+        with interrupts_kept():
+            code = asyncio.run(serving, loop_factory=uvloop.new_event_loop)
         if code == FAILED:
             pod.fail()
             # Not sys.exit: it waits for threads, and the engine's may hang for ever.

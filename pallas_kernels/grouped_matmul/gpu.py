@@ -73,6 +73,7 @@ def block_rows(dtype: jnp.dtype, rows_per_expert: int) -> int:
     return min(max(LEAST_ROWS, next_power_of_two(2 * rows_per_expert)), BLOCKS[-1])
 
 
+@jax.enable_x64(False)
 def multiply(
     x: Float[Array, "M K"],
     weight: Num[Array, "E C K N"],

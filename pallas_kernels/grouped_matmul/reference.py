@@ -32,6 +32,7 @@ def block_rows(dtype: jnp.dtype, rows_per_expert: int) -> int:
     return min(next_power_of_two(rows_per_expert), MOST_ROWS)
 
 
+@jax.enable_x64(False)
 def multiply(
     x: Float[Array, "M K"],
     weight: Num[Array, "E C K N"],

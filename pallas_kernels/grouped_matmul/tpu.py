@@ -90,6 +90,7 @@ def block_rows(dtype: jnp.dtype, rows_per_expert: int) -> int:
     return max(LEAST, next_power_of_two(wanted))
 
 
+@jax.enable_x64(False)
 def multiply(
     x: Float[Array, "M K"],
     weight: Num[Array, "E C K N"],

@@ -95,6 +95,7 @@ def check(options: Options, demand: Demand) -> None:
     many_plan(options, heads)
 
 
+@jax.enable_x64(False)
 def attend(
     q: Float[Array, "T N H"],
     k: Float[Array, "T K H"],

@@ -49,6 +49,7 @@ def axes(layout: Layout) -> Pages:
     return Pages("P_ZH", None, scale and "P_Z", None)  # one head, for every shard
 
 
+@jax.enable_x64(False)
 def allocate(num_pages: int, layout: Layout) -> Pages:
     """Return zeroed pages.
 
@@ -129,6 +130,7 @@ def write_back(pages: Pages, ids: Int[Array, "n"], canonical: Pages, layout: Lay
     )
 
 
+@jax.enable_x64(False)
 def attend(
     q: Float[Array, "T N H"],
     k: Float[Array, "T K H"],

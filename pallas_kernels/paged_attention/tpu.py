@@ -92,6 +92,7 @@ def axes(layout: Layout) -> Pages:
     return Pages("P_Z_", None, scale and "P__Z", None)  # one head, for every shard
 
 
+@jax.enable_x64(False)
 def allocate(num_pages: int, layout: Layout) -> Pages:
     """Return zeroed pages: k [P, K, Z, C], with a token's key and value side by side in C lanes.
 
@@ -132,6 +133,7 @@ def write_back(pages: Pages, ids: Int[Array, "n"], canonical: Pages, layout: Lay
     )
 
 
+@jax.enable_x64(False)
 def attend(
     q: Float[Array, "T N H"],
     k: Float[Array, "T K H"],

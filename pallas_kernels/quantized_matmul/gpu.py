@@ -54,6 +54,7 @@ def check(options: Options, demand: Demand) -> None:
         )
 
 
+@jax.enable_x64(False)
 def multiply(
     x: Float[Array, "T K"],
     numbers: Int4[Array, "K *N"],

@@ -17,6 +17,7 @@ def check(options: Options, demand: Demand) -> None:
     """Accept any size."""
 
 
+@jax.enable_x64(False)
 def multiply(
     x: Float[Array, "T K"],
     numbers: Int4[Array, "K *N"],

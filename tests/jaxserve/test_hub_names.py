@@ -58,8 +58,8 @@ def test_a_name_that_the_hub_does_not_have(hub: FakeHub, call: Call) -> None:
 
 def test_a_name_is_looked_up_before_jax_is_imported(hub: FakeHub, tmp_path: Path) -> None:
     script = (
-        "import sys; from jaxserve.__main__ import main; "
-        "code = main(['generate', 'some/thing', 'x']); "
+        "import sys; from jaxserve.programs import start; "
+        "code = start(['generate', 'some/thing', 'x']); "
         "sys.exit(3 if 'jax' in sys.modules else code)"
     )
     done = subprocess.run(

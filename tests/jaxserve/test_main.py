@@ -8,14 +8,14 @@ from importlib.metadata import version
 import pytest
 
 import jaxserve
-from jaxserve.__main__ import PROGRAMS, main
 from jaxserve.cli.flags import parser as generate_parser
+from jaxserve.programs import PROGRAMS, start
 from jaxserve.client.flags import parser as client_parser
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        main(["--version"])
+        start(["--version"])
     assert end.value.code == 0
     assert capsys.readouterr().out == f"jaxserve {jaxserve.__version__}\n"
     assert jaxserve.__version__ == version("jaxserve")
@@ -31,7 +31,7 @@ def test_a_program_gets_the_other_arguments(program: str, monkeypatch: pytest.Mo
         return 7
 
     monkeypatch.setattr(import_module(module), "main", run)
-    assert main([program, "--flag", "value"]) == 7
+    assert start([program, "--flag", "value"]) == 7
     assert seen == [["--flag", "value"]]
 
 
@@ -47,7 +47,7 @@ def test_a_program_that_there_is_not(
     arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
-        main(arguments)
+        start(arguments)
     assert end.value.code == 2 and problem in capsys.readouterr().err
 
 
@@ -55,12 +55,14 @@ INTERRUPTED = """
 import os, signal, sys
 import jaxserve.convert
 from jaxserve.__main__ import main
+from jaxserve.interrupts import interrupts_raise
 
 def convert(_):
-    try:
-        os.kill(os.getpid(), signal.SIGINT)
-    finally:
-        print("put back", flush=True)
+    with interrupts_raise():
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        finally:
+            print("put back", flush=True)
 
 jaxserve.convert.main = convert
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -56,6 +56,12 @@ def test_prefill_is_dense_attention(shape: Shape) -> None:
     check()
 
 
+@every_shape
+def test_in_a_program_whose_types_are_64_bits_wide(shape: Shape) -> None:
+    with jax.enable_x64(True):
+        check_decode(Case(reference, shape, [1, 9, 0, 4, 2], [1, 1, 1, 1, 1]), TOLERANCE)
+
+
 @pytest.mark.parametrize("stored", [ml_dtypes.bfloat16, np.int8, ml_dtypes.float8_e4m3fn], ids=str)
 def test_bfloat16_is_within_its_rounding(stored: type) -> None:
     """Products are float32, and weights round to bfloat16 before they meet v.

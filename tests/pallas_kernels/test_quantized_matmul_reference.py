@@ -1,5 +1,6 @@
 """Both forms of the quantized product in plain XLA are right against float64."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -20,3 +21,8 @@ def test_rows_times_a_weight_in_int4(group: int, columns: tuple[int, ...]) -> No
         check(
             reference, Shape(rows, 2 * group, columns, group, BF16), EXACT if by_group else ROUNDED
         )
+
+
+def test_in_a_program_whose_types_are_64_bits_wide() -> None:
+    with jax.enable_x64(True):
+        check(reference, Shape(4, 64, (24,), 32, np.float32), EXACT)

@@ -18,7 +18,6 @@ from jaxserve.cli.exits import BAD_INPUT, PIPE_CLOSED
 from jaxserve.cluster import heartbeat
 from jaxserve.config import PAGE_DTYPES, PROPOSERS
 from jaxserve.doctor.__main__ import FAULTS
-from jaxserve.interrupts import INTERRUPTED
 from jaxserve.loading.parameters import DTYPES
 from jaxserve.models.precision import HEAD
 from jaxserve.models.quant import SCHEMES
@@ -27,6 +26,7 @@ from jaxserve.plan.model_config import shipped
 from jaxserve.plan.program import DOES_NOT_FIT
 from jaxserve.server import lifecycle
 from jaxserve.sharding.chips import CHIPS
+from jaxserve.sigint import INTERRUPTED
 from tests.public_names import shown
 
 PROGRAMS = (

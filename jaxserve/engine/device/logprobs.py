@@ -31,9 +31,9 @@ def no_log_probabilities(logits: Float[Array, "B V"], tokens: Int[Array, "B"]) -
     """Return zeros in the shapes of log_probabilities, for steps in which no row asks."""
     rows = logits.shape[0]
     return (
-        jnp.zeros(rows),
+        jnp.zeros(rows, jnp.float32),
         jnp.zeros((rows, MAX_LOGPROBS), jnp.int32),
-        jnp.zeros((rows, MAX_LOGPROBS)),
+        jnp.zeros((rows, MAX_LOGPROBS), jnp.float32),
     )
 
 

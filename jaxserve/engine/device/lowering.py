@@ -51,11 +51,15 @@ class Footprint(NamedTuple):
 class Lowering:
     """Lowering of an engine's steps, row writers and page programs, with the kernels they use.
 
+    Everything is lowered with types of 32 bits, whatever jax_enable_x64 says, which belongs to the
+    program around the engine.
+
     params: abstract values with shardings, in the structure of param_specs. drafter: of tokens that
     the device drafts, if it does. Raises KernelError when a kernel that the configuration names
     cannot run what the engine needs.
     """
 
+    @jax.enable_x64(False)
     def __init__(
         self,
         spec: ModelSpec,
@@ -96,6 +100,7 @@ class Lowering:
     def _state_shardings(self) -> Any:
         return jax.tree.map(lambda x: x.sharding, self.state)
 
+    @jax.enable_x64(False)
     def step(self, bucket: Bucket) -> jax.stages.Lowered:
         """Lower a step: (params, state, upload [A, n]) -> (state, download [A, m]).
 
@@ -114,6 +119,7 @@ class Lowering:
         """Shape of set_masks: rows per launch, sampling slots, words of 32 tokens."""
         return MASKED_AT_ONCE, 1 + self.config.draft_tokens, -(-self.spec.vocab_size // 32)
 
+    @jax.enable_x64(False)
     def writers(self) -> dict[str, jax.stages.Lowered]:
         """Lower the row writers, by name: (state, *values) -> state, the state donated."""
         vocab = self.spec.vocab_size
@@ -140,6 +146,7 @@ class Lowering:
             for name, (write, values) in writers.items()
         }
 
+    @jax.enable_x64(False)
     def page_programs(self) -> dict[str, jax.stages.Lowered]:
         """Lower the programs for KV transfer, by name; none without config.page_exchange."""
         if not self.config.page_exchange:

@@ -1,12 +1,12 @@
 """Memory of a device: how many pages it has room for, planned from what the compiler reports."""
 
-import os
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +17,18 @@ from jax.sharding import Mesh
 
 from jaxserve.config import EngineConfig
 from jaxserve.errors import ConfigError, MemoryLimitError
+from jaxserve.host_memory import host_memory
 from jaxserve.models.spec import ModelSpec
 from jaxserve.pallas_kernels.paged_attention.api import Layout, PagedAttention
 from jaxserve.sharding.mesh import spans_hosts
 from jaxserve.sharding.params import stored_bytes
 
 UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}  # powers of 2, as XLA's messages name them
-HOST_SHARE = 0.5  # of a machine's memory, where the device is the host itself
+# Where the device is the host itself, arrays take this share of its memory at most. Python, the
+# compiler and compiled steps take as much of a small host as of a large one: their bytes go first.
+HOST_SHARE = 0.5
+HOST_PROGRAM = 2**30
+LEAST_SHARE = 1 / 8  # for arrays, on a host that has hardly more than that
 MIB = 2**20
 
 
@@ -37,12 +42,13 @@ class MemoryBudget:
     temporaries: int = 0  # of the step with the most, since one step runs at a time
     programs: int = 0  # of all compiled steps; 0 where the compiler does not say (XLA:GPU)
     transit: int = 0  # pages on their way from and to other engines
+    others: int = 0  # arrays of this process that are not this engine's, as of another engine
 
     @property
     def left(self) -> int:
         """Bytes for the KV cache; negative when there is not enough for the rest."""
-        taken = self.weights + self.rows + self.temporaries + self.programs + self.transit
-        return self.limit - taken
+        steps = self.temporaries + self.programs
+        return self.limit - self.weights - self.rows - steps - self.transit - self.others
 
     def __str__(self) -> str:
         taken = {
@@ -51,6 +57,7 @@ class MemoryBudget:
             "temporaries of the largest step": self.temporaries,
             "compiled steps": self.programs,
             "pages for other engines": self.transit,
+            "other arrays of this process": self.others,
         }
         return ", ".join(f"{name} {size / 2**30:.2f}" for name, size in taken.items() if size)
 
@@ -68,6 +75,33 @@ def device_limit(mesh: Mesh) -> int:
     return int(multihost_utils.process_allgather(np.int32(limit // MIB)).min()) * MIB
 
 
+def bytes_of_others(mesh: Mesh, own: object) -> int:
+    """Return the bytes that arrays of this process take on each device of a mesh, but for its own.
+
+    Such as those of another engine. own: pytree of arrays that are not counted. On several hosts,
+    that is the most of any of them. The virtual devices of a CPU share one memory: there the arrays
+    of all devices count.
+    """
+    ignored = {id(array) for array in jax.tree.leaves(own)}
+    others = [array for array in jax.live_arrays() if id(array) not in ignored]
+    taken = max(_bytes_here(others, device) for device in mesh.local_devices)
+    if mesh.local_devices[0].platform == "cpu":
+        everywhere = sum(_bytes_here(others, device) for device in jax.local_devices(backend="cpu"))
+        taken = everywhere // len(mesh.local_devices)
+    if not spans_hosts(mesh):
+        return taken
+    return int(multihost_utils.process_allgather(np.int32(-(-taken // MIB))).max()) * MIB
+
+
+def _bytes_here(arrays: Iterable[jax.Array], device: Any) -> int:
+    """Return the bytes that arrays take on one device of this host."""
+    return sum(
+        stored_bytes(array.sharding.shard_shape(array.shape), array.dtype)
+        for array in arrays
+        if device in array.sharding.addressable_devices
+    )
+
+
 def _limit_here(mesh: Mesh) -> int:
     device = mesh.local_devices[0]
     stats = device.memory_stats()
@@ -78,8 +112,9 @@ def _limit_here(mesh: Mesh) -> int:
             f"{device.device_kind} does not report its memory, so the size of the KV cache cannot "
             "be planned; give it by --cache-tokens"
         )
-    host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return int(host * HOST_SHARE) // len(mesh.local_devices)
+    memory = host_memory()
+    arrays = min(memory * HOST_SHARE, max(memory - HOST_PROGRAM, memory * LEAST_SHARE))
+    return int(arrays) // len(mesh.local_devices)
 
 
 def bytes_per_device(tree: object) -> int:
@@ -130,9 +165,11 @@ def affordable_pages(budget: MemoryBudget, cache: Callable[[int], int], wanted: 
     """
     pages = bisect_right(range(1, wanted + 1), budget.left, key=cache)
     if pages == 0:
+        share = "give other engines of this process fewer --cache-tokens, " if budget.others else ""
         raise MemoryLimitError(
             f"no memory is left for the KV cache: a device has {budget.limit / 2**30:.2f} GiB, "
-            f"which {budget} take up (lower --max-batch, use --prefer latency, or raise --tensor)",
+            f"which {budget} take up ({share}lower --max-batch, use --prefer latency, or raise "
+            f"--tensor)",
             missing=cache(1) - budget.left,
         )
     return pages

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from jaxserve.__main__ import PROGRAMS
 from jaxserve.checkpoints import orbax_store
 from jaxserve.cli.checks import check_file
 from jaxserve.cli.flags import parser
 from jaxserve.cli.inputs import prompts_of
+from jaxserve.programs import PROGRAMS
 from jaxserve.config.options import KERNELS
 from jaxserve.generate.__main__ import main
 from jaxserve.loading.parameters import DTYPES
@@ -151,13 +151,13 @@ REFUSED = [
 SCRIPT = """
 import contextlib, io, json, sys
 sys.modules.update(jax=None, jaxlib=None)
-from jaxserve.__main__ import main
+from jaxserve.programs import start
 lines = []
 for command in json.load(sys.stdin):
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
         try:
-            code = main(command.split())
+            code = start(command.split())
         except SystemExit as end:
             code = end.code
         except BaseException as error:

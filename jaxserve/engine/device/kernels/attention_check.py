@@ -48,6 +48,7 @@ class Extent(NamedTuple):
         return Extent(max(8, min(48, 3072 // page_size)), -(-2048 // page_size))
 
 
+@jax.enable_x64(False)
 def check_attention(
     name: str, steps: Iterable[Options], heads: int, dtype: jnp.dtype, device: Any
 ) -> None:

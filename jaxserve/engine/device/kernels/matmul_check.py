@@ -29,6 +29,7 @@ BLOCK_EXPERTS: Final = (0, 1, 1, 2)
 BOUND: Final = 0.05
 
 
+@jax.enable_x64(False)
 def check_quantized_matmul(demands: Iterable[tuple[Any, quantized.Demand]], device: Any) -> None:
     """Raise EngineError when a kernel and the reference multiply quantized weights differently.
 
@@ -74,6 +75,7 @@ def _with_fewer_columns(
     return fewer
 
 
+@jax.enable_x64(False)
 def check_grouped_matmul(
     kernel: Any, demands: Iterable[tuple[grouped.Options, grouped.Demand]], device: Any
 ) -> None:

@@ -3,17 +3,20 @@
 from dataclasses import replace
 
 import jax
+import numpy as np
 import pytest
 from jax.errors import JaxRuntimeError
 
 from jaxserve.config import EngineOptions, resolve
 from jaxserve.engine import build
 from jaxserve.engine.buckets import Bucket, BucketPlan
+from jaxserve.engine.device import memory
 from jaxserve.engine.device.draft_model import DraftModel, ModelDrafter
 from jaxserve.engine.device.lowering import Footprint, Lowering
 from jaxserve.engine.device.memory import (
     MemoryBudget,
     affordable_pages,
+    bytes_of_others,
     bytes_per_device,
     cache_bytes,
     device_limit,
@@ -89,8 +92,51 @@ def test_affordable_pages() -> None:
     assert caught.value.missing == 5
 
 
-def test_the_host_lends_half_of_its_memory() -> None:
-    assert 2**28 < device_limit(MESH.build(jax.devices())) < 2**44
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("host", "arrays"),
+    [
+        (64 * GIB, 32 * GIB),
+        (GIB * 3 // 2, GIB // 2),  # a container: Python and compiled steps take about 0.8 GiB
+        (GIB, GIB // 8),
+    ],
+)
+def test_the_host_lends_a_part_of_its_memory(
+    host: int, arrays: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "host_memory", lambda: host)
+    assert device_limit(MESH.build(jax.devices())) == arrays
+    assert device_limit(MeshSpec(tensor=2).build(jax.devices())) == arrays // 2
+
+
+def test_arrays_of_others_take_memory_from_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays of another engine, or of the program around it, on any of the CPU's devices."""
+    mesh = MESH.build(jax.devices())
+    two = MeshSpec(tensor=2).build(jax.devices())
+    params = make_params(mesh)
+    before = bytes_of_others(mesh, params)
+    assert bytes_of_others(mesh, ()) == before + bytes_per_device(params)
+    other = jax.device_put(np.zeros(2**20, np.int32), jax.devices()[-1])
+    assert bytes_of_others(mesh, params) == before + other.nbytes
+    assert bytes_of_others(two, params) == (before + other.nbytes) // 2
+    held = bytes_of_others(mesh, params)
+    options = EngineOptions(max_batch=64, step_tokens=64, page_size=16)
+    wish = build.plan_config(SPEC, params, mesh, options)
+    state = abstract_state(SPEC, wish, mesh, reference)
+    own = bytes_per_device(params) + bytes_per_device(state.rows)
+    limit = own + held + wish.capacity * 256
+    monkeypatch.setattr(build, "device_limit", lambda mesh: limit)
+    smaller = build.plan_config(
+        SPEC, params, mesh, options, footprint=lambda *_: Footprint(temporaries=2**12, program=0)
+    )
+    assert smaller.capacity * 256 == wish.capacity * 256 - 2**12
+    monkeypatch.setattr(build, "device_limit", lambda mesh: own + held)
+    with pytest.raises(MemoryLimitError, match="give other engines of this process fewer"):
+        build.plan_config(SPEC, params, mesh, options, footprint=lambda *_: Footprint(0, 0))
+    del other
+    assert bytes_of_others(mesh, params) == before
 
 
 def test_a_small_device_gets_a_smaller_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,6 +150,7 @@ def test_a_small_device_gets_a_smaller_cache(monkeypatch: pytest.MonkeyPatch) ->
     fixed = bytes_per_device(params) + bytes_per_device(state.rows)
     limit = fixed + wish.capacity * 256  # no room for the temporaries
     monkeypatch.setattr(build, "device_limit", lambda mesh: limit)
+    monkeypatch.setattr(build, "bytes_of_others", lambda mesh, own: 0)
     planned = build.plan_config(SPEC, params, mesh, options)
     assert 0 < planned.capacity < wish.capacity
     assert fixed + planned.capacity * 256 < limit

@@ -1,0 +1,88 @@
+"""Memory of the machine that this process may use: all of it, or what its control groups allow.
+
+A container or a systemd unit with a limit is a control group (cgroup). When it takes more than the
+limit, the kernel kills it without a word.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+GROUP_FILES = {"cgroup2": "memory.max", "cgroup": "memory.limit_in_bytes"}
+
+
+class _Mount(NamedTuple):
+    """A mounted hierarchy of control groups. root: the group that its folder `point` shows."""
+
+    kind: str
+    root: str
+    point: str
+
+
+def host_memory(root: Path = Path("/")) -> int:
+    """Return the bytes of memory that this process may use, swap left out.
+
+    root: folder with the machine's `proc` and `sys`.
+    """
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([machine, *_group_limits(root)])
+
+
+def _group_limits(root: Path) -> Iterator[int]:
+    """Yield the limits of the control groups that this process is in, and of those around them."""
+    # A process has one group in the hierarchy of version 2, and one in each hierarchy of version 1,
+    # see cgroups(7). Version 1 may have the controller of memory beside a version 2 without it.
+    groups = _groups(root)
+    for mount in _mounts(root):
+        if mount.kind not in groups:
+            continue
+        folder = root / mount.point.lstrip("/")
+        inner = _below(groups[mount.kind], mount.root)
+        for group in (inner, *inner.parents):
+            limit = _text(folder / group / GROUP_FILES[mount.kind]).strip()
+            if limit.isdecimal():  # "max" where there is none, in version 2
+                yield int(limit)
+
+
+def _groups(root: Path) -> dict[str, str]:
+    """Return the paths of this process's groups, by the kind of the hierarchy's file system."""
+    groups = {}
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            groups["cgroup2"] = path
+        elif "memory" in controllers.split(","):
+            groups["cgroup"] = path
+    return groups
+
+
+def _mounts(root: Path) -> Iterator[_Mount]:
+    """Yield the mounted hierarchies that can limit memory, as proc(5) describes mountinfo."""
+    for line in _text(root / "proc/self/mountinfo").splitlines():
+        mount, _, system = line.partition(" - ")
+        kind, _, options = system.split(" ", 2)
+        has_memory = kind == "cgroup2" or (kind == "cgroup" and "memory" in options.split(","))
+        if has_memory:
+            _, _, _, shown, point, *_ = mount.split(" ")
+            yield _Mount(kind, shown, point)
+
+
+def _below(group: str, shown: str) -> PurePosixPath:
+    """Return a group's path below the one that a mount shows; the empty one if it is not there.
+
+    A container without a namespace of its own for groups sees its full path in /proc, and in /sys
+    the part that begins with its own group.
+    """
+    path = PurePosixPath(group)
+    if path.is_relative_to(shown):
+        return path.relative_to(shown)
+    return PurePosixPath()
+
+
+def _text(path: Path) -> str:
+    """Return what a file says; nothing where it cannot be read, as outside of Linux."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

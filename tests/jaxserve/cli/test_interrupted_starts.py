@@ -1,0 +1,105 @@
+"""Ctrl-C at any moment of the first seconds of any command: 130, no traceback, never lost."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.system
+ROOT = Path(__file__).parents[3]
+MODEL = ROOT / "checkpoints" / "bundled" / "tiny-chat"
+SECONDS = 3.0
+STEP = 0.02
+AT_ONCE = 3  # processes that run beside each other
+COMMANDS = (
+    "-m jaxserve generate MODEL --prompt text --max-tokens 500",
+    "-m jaxserve.generate MODEL --prompt text --max-tokens 500",
+    "-m jaxserve serve MODEL --port 0 --http-port 0 --drain-timeout 1",
+    "-m jaxserve.serve MODEL --port 0 --http-port 0 --drain-timeout 1",
+    "-m jaxserve client --address SILENT text",
+    "-m jaxserve.client --address SILENT text",
+    "-m jaxserve bench offline --model MODEL",
+    "-m jaxserve.bench startup --model MODEL",
+    "-m jaxserve.bench serve --target grpc://SILENT",
+    "-m jaxserve plan MODEL --topology cpu",
+    "-m jaxserve.plan MODEL --topology cpu",
+    "-m jaxserve convert MODEL TARGET",
+    "-m jaxserve.convert MODEL TARGET",
+    "-m jaxserve.doctor",
+    "-m checkpoints.convert MODEL TARGET",
+)
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """Address of a server that accepts connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def is_of_python_s_start(traceback: str) -> bool:
+    """Return whether Ctrl-C came before a program could have installed its handler.
+
+    The last line of this project in the traceback is the one that imports the handler, or there is
+    none.
+    """
+    lines = traceback.splitlines()
+    own = f'File "{ROOT}/'
+    places = [n for n, line in enumerate(lines) if own in line and ".venv" not in line]
+    if not places:
+        return True
+    where = lines[places[-1]]
+    what = lines[places[-1] + 1]
+    is_handler = "jaxserve/sigint.py" in where or "jaxserve/__init__.py" in where
+    return is_handler or "from jaxserve.sigint import" in what
+
+
+def fault_of(words: list[str], after: float) -> str:
+    """Interrupt a command; return what is wrong with its end, "" if nothing is."""
+    process = subprocess.Popen(
+        [sys.executable, *words],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(after)
+    ended = process.poll() is not None  # before it was interrupted
+    process.send_signal(signal.SIGINT)
+    try:
+        _, said = process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return f"it goes on: {process.communicate()[1]}"
+    if "Exception ignored" in said or ("Traceback" in said and not is_of_python_s_start(said)):
+        return said
+    if "Traceback" in said:
+        return ""
+    # A process without a handler yet dies of the signal itself, which shells report as 130 as well.
+    expected = (130, -signal.SIGINT)
+    return "" if ended or process.returncode in expected else f"{process.returncode}: {said}"
+
+
+def test_ctrl_c_at_any_moment_of_any_command(silent: str, tmp_path: Path) -> None:
+    """Every 20 ms of the first three seconds, each at a command after the other."""
+    jobs = []
+    for number, command in zip(range(round(SECONDS / STEP)), cycle(COMMANDS), strict=False):
+        places = {"MODEL": str(MODEL), "SILENT": silent, "TARGET": str(tmp_path / str(number))}
+        for name, place in places.items():
+            command = command.replace(name, place)
+        jobs.append((command.split(), STEP * number))
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        faults = list(pool.map(lambda job: fault_of(*job), jobs))
+    found = zip(jobs, faults, strict=True)
+    wrong = [f"{words} after {at:.2f} s: {fault}" for (words, at), fault in found if fault]
+    assert not wrong, "\n".join(wrong)
+    left = [path.name for path in tmp_path.iterdir() if not path.name.isdecimal()]
+    assert not left, "an unfinished folder of a conversion"
