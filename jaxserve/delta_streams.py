@@ -5,11 +5,11 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from jaxserve.call_guard import CallGuard
 from jaxserve.completion import Delta
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.events import TokenEvent
 from jaxserve.errors import EngineError
-from jaxserve.interrupts import HeldInterrupts
 from jaxserve.open_choices import OpenChoices
 from jaxserve.progress import Bar
 from jaxserve.prompts import Prepared
@@ -27,21 +27,22 @@ class _Live:
 class DeltaStreams:
     """Runs prepared prompts on an engine for any number of open iterators.
 
-    Not thread-safe. Nothing runs in the background: asking any iterator for its next delta steps
-    the engine, and the events of other iterators' requests go to their inboxes meanwhile. A Ctrl-C
-    takes effect between two steps; it ends the iterator that was asked, and the engine goes on.
+    Nothing runs in the background: asking any iterator for its next delta steps the engine, and the
+    events of other iterators' requests go to their inboxes meanwhile. Each iterator is for one
+    thread; those of several threads wait for each other's steps. A Ctrl-C takes effect between two
+    steps; it ends the iterator that was asked, and the engine goes on.
     """
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, interrupts: HeldInterrupts):
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, guard: CallGuard):
         self._engine = engine
         self._tokenizer = tokenizer
-        self._interrupts = interrupts
+        self._guard = guard
         self._live: dict[str, _Live] = {}  # by request id
 
     @property
     def unfinished(self) -> list[Prepared]:
         """Prompts of all open iterators that have not finished."""
-        return [live.prompt for live in self._live.values()]
+        return [live.prompt for live in list(self._live.values())]
 
     def run(self, prompts: Sequence[Prepared]) -> Iterator[Delta]:
         """Run prompts together and yield their text as it grows.
@@ -53,7 +54,7 @@ class DeltaStreams:
         places: dict[str, int] = {}  # request id -> position among the prompts
         inbox: deque[TokenEvent] = deque()
         try:
-            with self._interrupts:
+            with self._guard:
                 for place, p in enumerate(prompts):
                     seed = self._engine.submit(p.request)
                     self._live[p.request.id] = _Live(p, inbox)
@@ -69,7 +70,7 @@ class DeltaStreams:
                 piece, completion = unfinished.take(event)
                 if not unfinished:
                     del choices[event.request_id]
-                    del self._live[event.request_id]
+                    self._live.pop(event.request_id, None)
                 yield Delta(
                     places[event.request_id],
                     event.index,
@@ -78,23 +79,23 @@ class DeltaStreams:
                     completion,
                 )
         finally:
-            with self._interrupts:
+            with self._guard:
                 self._abandon(places)
 
     def _fill(self, inbox: deque[TokenEvent], request_ids: Iterable[str]) -> None:
         """Run steps until an event has come for an iterator with these requests."""
-        with self._interrupts:
+        with self._guard:
             try:
                 while not inbox:
                     self._step()
-                    self._interrupts.pass_on()
+                    self._guard.pass_on()
             except BaseException:
                 # Here, where a further Ctrl-C cannot keep the requests from being aborted.
                 self._abandon(request_ids)
                 raise
 
     def _stop(self, request_id: str, index: int) -> TokenEvent | None:
-        with self._interrupts:
+        with self._guard:
             return self._engine.stop(request_id, index)
 
     def _step(self) -> None:
@@ -103,8 +104,9 @@ class DeltaStreams:
         if not self._engine.has_work:
             raise EngineError("the engine is idle while a request waits for its end")
         for event in self._engine.step():
-            if event.request_id in self._live:
-                self._live[event.request_id].inbox.append(event)
+            # Another thread's iterator may take its request out at any time.
+            if live := self._live.get(event.request_id):
+                live.inbox.append(event)
 
     def _abandon(self, request_ids: Iterable[str]) -> None:
         """Abort the requests of an iterator that has ended, as far as they have not."""

@@ -11,6 +11,7 @@ from jax.typing import DTypeLike
 from rich.console import Console
 
 from jaxserve.backends import devices as found_devices
+from jaxserve.call_guard import CallGuard
 from jaxserve.chat import Chat, Message, Rendered
 from jaxserve.checkpoints.hub.names import Given, display_name
 from jaxserve.compilation_cache import cache_of_llm, compiled_steps_kept
@@ -27,7 +28,6 @@ from jaxserve.engine.request_limits import max_new_tokens
 from jaxserve.engine.step_costs import measure
 from jaxserve.engine.trace import StepTrace, write_trace
 from jaxserve.errors import RequestError
-from jaxserve.interrupts import HeldInterrupts
 from jaxserve.llm_arguments import (
     OTHER_KEYWORDS,
     dtype_name,
@@ -61,7 +61,8 @@ class LLM:
     """A checkpoint on this machine's devices, ready to generate text or to embed.
 
     Close it, or use it as a context manager, to free its device memory. Steps are compiled when the
-    first prompts that need them come, before any of these prompts runs. An LLM is not thread-safe.
+    first prompts that need them come, before any of these prompts runs. Threads may share an LLM:
+    each call, and each step of `stream` and `run`, waits for those of other threads. Forks may not.
     A Ctrl-C takes effect between two steps: the call raises KeyboardInterrupt, its requests are
     aborted, and the next call is answered as if nothing had happened. For this a call on the main
     thread replaces the handler of SIGINT until it ends. A second Ctrl-C, five seconds after one
@@ -172,7 +173,7 @@ class LLM:
         self._chat = Chat(
             folder,
             files.tokens.tokenizer,
-            Path(chat_template) if chat_template else None,
+            Path(chat_template).absolute() if chat_template else None,
             tool_parser=tool_parser,
             reasoning_parser=reasoning_parser,
         )
@@ -188,8 +189,8 @@ class LLM:
                 self.engine, self.runner = self._build_engine(options, new_runner)
             self.prompts = self._new_prompts(grammar_bounds)
             self._measured: tuple[Bucket, ...] = ()
-            self._interrupts = HeldInterrupts()
-            self._streams = DeltaStreams(self.engine, self.model.tokenizer, self._interrupts)
+            self._guard = CallGuard()
+            self._streams = DeltaStreams(self.engine, self.model.tokenizer, self._guard)
             self._next_id = 0
             on_failure.pop_all()
 
@@ -251,7 +252,7 @@ class LLM:
             EngineError: The LLM is closed, or a step has failed.
         """
         named = named_prompts(prompts)
-        with self._interrupts:
+        with self._guard:
             self._check(embed=False)
             return self._complete(self._encode(named), params, sampling)
 
@@ -283,7 +284,7 @@ class LLM:
             EngineError: The LLM is closed, or a step has failed.
         """
         named = named_conversations(messages)
-        with self._interrupts:
+        with self._guard:
             self._check(embed=False)
             rendered = {name: self._render(given, name) for name, given in named.items()}
             return self._complete(rendered, params, sampling)
@@ -307,7 +308,7 @@ class LLM:
             EngineError: The LLM is closed, or a step has failed.
         """
         named = named_prompts(prompts)
-        with self._interrupts:
+        with self._guard:
             self._check(embed=True)
             for name, prompt in named.items():
                 if is_conversation(prompt):
@@ -326,12 +327,12 @@ class LLM:
     def _encode(self, named: Mapping[str, Prompt]) -> dict[str, Rendered]:
         encoded = {}
         for name, prompt in named.items():
-            self._interrupts.pass_on()
+            self._guard.pass_on()
             encoded[name] = self.prompts.encode(prompt, name)
         return encoded
 
     def _render(self, conversation: Sequence[Message], name: str) -> Rendered:
-        self._interrupts.pass_on()
+        self._guard.pass_on()
         return self._chat.render(conversation, name)
 
     def _complete(
@@ -396,14 +397,14 @@ class LLM:
             NotBuiltInError: The model makes embeddings and generates no text.
             EngineError: The LLM is closed.
         """
-        with self._interrupts:
+        with self._guard:
             self._check(embed=False)
             name = name or ("messages" if is_conversation(prompt) else "prompt")
             return self._checked(self.prompts.encode(prompt, name), params_of(params, {}), name)
 
     def _checked(self, prompt: Rendered, params: SamplingParams, name: str) -> Prepared:
         """Compile the grammar, if any, and check the request under an id of its own."""
-        self._interrupts.pass_on()
+        self._guard.pass_on()
         self._next_id += 1
         params = self.prompts.constrain(prompt, params)
         grammar = self._grammars.compile(params.structure) if params.structure else None
@@ -425,7 +426,8 @@ class LLM:
             EngineError: The LLM is closed, or a step has failed.
         """
         if prompts:
-            self.warm_up([*self._streams.unfinished, *prompts])
+            with self._guard:
+                self.warm_up([*self._streams.unfinished, *prompts])
             yield from self._streams.run(prompts)
 
     # ---- getting ready, and figures
@@ -480,7 +482,7 @@ class LLM:
     def _compile(self, buckets: Iterable[Bucket]) -> None:
         """Compile these steps unless they are compiled, and measure what is new."""
         buckets = tuple(buckets)
-        with self._interrupts:
+        with self._guard:
             if not self.runner.executables.has(buckets):
                 with compiled_steps_kept(self._cache), self._bar("compiling") as bar:
                     self.runner.warm_up(buckets, self._told(self._on_compile or bar.update))
@@ -490,7 +492,7 @@ class LLM:
         """Return a function that tells of the progress, and lets a Ctrl-C take effect."""
 
         def told(done: int, total: int, what: str) -> None:
-            self._interrupts.pass_on()
+            self._guard.pass_on()
             progress(done, total, what)
 
         return told
@@ -507,7 +509,7 @@ class LLM:
         compiled = self.runner.compiled
         if self.engine.speculates and compiled != self._measured:
             config = self.runner.config
-            with self._interrupts:
+            with self._guard:
                 costs = measure(self.runner, compiled, config.lanes, no_row=config.max_batch)
             self.engine.set_step_costs(costs)
             self._measured = compiled
@@ -550,9 +552,12 @@ class LLM:
     def close(self) -> None:
         """Free parameters, pages and rows.
 
-        Open iterators end with EngineError. Closing a closed LLM does nothing.
+        Open iterators end with EngineError. Nothing happens if the LLM is closed, or in a fork of the
+        process that made it.
         """
-        with self._interrupts:
+        if self._guard.in_fork:
+            return
+        with self._guard:
             self._chat.close()
             self._grammars.close()
             self.engine.close()

@@ -24,14 +24,16 @@ def model_of_llm(
 ) -> tuple[Path, Mapping[str, Stored] | None]:
     """Return the folder of a model, and its weights where they are read from the hub.
 
+    The path is absolute: templates are read later, when the program may work in another folder.
     A model of the hub is fetched; where the mesh spans several hosts, each reads its part of the
     weights only. Raises MemoryLimitError, before anything large is fetched, if the weights alone do
     not fit the devices of the mesh. dtype, weights: see LLM. Other errors: see `model_folder`.
     """
     check = partial(_check_fits, display_name(given), mesh, dtype, weights)
     if spans_hosts(mesh):
-        return remote_model(given, report, check)
-    return model_folder(given, report, check), None
+        folder, tensors = remote_model(given, report, check)
+        return folder.absolute(), tensors
+    return model_folder(given, report, check).absolute(), None
 
 
 def _check_fits(name: str, mesh: Mesh, dtype: str, weights: str, spec: ModelSpec) -> None:

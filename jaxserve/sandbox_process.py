@@ -1,8 +1,10 @@
 """Child process that answers lines of JSON, and is killed when an answer takes too long."""
 
 import json
+import os
 import subprocess
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import Event, Lock, Timer
 from typing import Any
@@ -17,7 +19,8 @@ class LineProcess:
 
     The process starts with the first request, and writes the line {} when it is ready. It is killed
     when an answer takes longer than `seconds` of clock time; after its death the next request
-    starts another one. Answers are at most `max_answer_bytes` long.
+    starts another one. It ends with this object, or with the program, at the latest. Answers are at
+    most `max_answer_bytes` long.
     """
 
     def __init__(self, command: Sequence[str], seconds: float, max_answer_bytes: int) -> None:
@@ -27,6 +30,7 @@ class LineProcess:
         self._lock = Lock()
         self._interrupts = HeldInterrupts()
         self._process: subprocess.Popen[bytes] | None = None
+        self._ending: Callable[[], object] = lambda: None
 
     def ask(self, request: str) -> dict[str, Any] | None:
         """Return the answer to a line of JSON; None where the process crashed or was killed.
@@ -54,6 +58,7 @@ class LineProcess:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C on a terminal does not reach the process
             )
+            self._ending = weakref.finalize(self, _end, self._process, os.getpid())
             if self._exchange(self._process, b"", START_SECONDS) is None:
                 raise ChildProcessError("the process does not start")
         return self._process
@@ -92,12 +97,16 @@ class LineProcess:
 
     def _end(self) -> None:
         """Kill the process, if any, and close its pipes."""
-        if self._process is None:
-            return
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            with suppress(BrokenPipeError):  # closing flushes what the process has not read
-                if pipe:
-                    pipe.close()
+        self._ending()
         self._process = None
+
+
+def _end(process: subprocess.Popen[bytes], parent: int) -> None:
+    """Kill a process and close its pipes; in a fork of its parent, close them only."""
+    if os.getpid() == parent:
+        process.kill()
+        process.wait()
+    for pipe in (process.stdin, process.stdout):
+        with suppress(BrokenPipeError):  # closing flushes what the process has not read
+            if pipe:
+                pipe.close()

@@ -45,7 +45,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "progress": ("jaxserve.progress",),
     "llm": (
         *("jaxserve.llm", "jaxserve.llm_arguments", "jaxserve.llm_folder"),
-        "jaxserve.delta_streams",
+        *("jaxserve.delta_streams", "jaxserve.call_guard"),
     ),
     "generate": ("jaxserve.generate",),
     "plan": ("jaxserve.plan",),

@@ -1,5 +1,6 @@
 """Exit codes of the programs, and the line on standard error that goes with them."""
 
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -18,6 +19,7 @@ EXPECTED = (
 )
 BAD_INPUT = 2
 PIPE_CLOSED = 141  # as shells report SIGPIPE
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of writes to standard output
 
 
 def complain(error: object) -> int:
@@ -29,15 +31,29 @@ def complain(error: object) -> int:
 def exit_code(work: Callable[[], int]) -> int:
     """Do the work of a program and return the exit code.
 
-    The work's own; 2 for an expected error, 130 after Ctrl-C, 141 if standard output was closed.
+    The work's own; 2 for an expected error or output that cannot be written, 130 after Ctrl-C, 141
+    if standard output was closed.
     """
     try:
-        return work()
+        code = work()
+        if sys.stdout:  # None if it was closed before the start
+            sys.stdout.flush()  # Python does so at its end, where an error is no exception
+        return code
     except EXPECTED as error:
         return complain(error)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Python flushes standard output once more at its end, which would fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return PIPE_CLOSED
+    except OSError as error:
+        # An error about a file that was opened by its name has that name.
+        if error.filename is not None or error.errno not in NO_ROOM:
+            raise
+        _drop_output()
+        return complain(f"the output cannot be written: {error.strerror}")
+
+
+def _drop_output() -> None:
+    """Lead standard output nowhere: Python flushes it once more at its end, and would fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

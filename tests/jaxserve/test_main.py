@@ -9,8 +9,8 @@ import pytest
 
 import jaxserve
 from jaxserve.cli.flags import parser as generate_parser
-from jaxserve.programs import PROGRAMS, start
 from jaxserve.client.flags import parser as client_parser
+from jaxserve.programs import PROGRAMS, start
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:

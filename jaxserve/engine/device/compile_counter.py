@@ -1,5 +1,7 @@
 """Count of what the process compiles, so that "ready means compiled" can be checked."""
 
+import weakref
+
 import jax.monitoring
 
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
@@ -7,26 +9,47 @@ HIT_EVENT = "/jax/compilation_cache/cache_hits"
 
 
 class CompileCounter:
-    """Counter of all compiles of the process until `close`, those of eager jnp calls included.
+    """Counter of all compiles of the process, those of eager jnp calls included.
 
-    hits: compiles that the persistent cache answered; `count` includes them.
+    It counts until `close`, or until nothing refers to it any more.
     """
 
     def __init__(self) -> None:
-        self.count = 0
+        # jax holds the listener, so the listener does not hold this object.
+        listener = _Listener()
+        self._seen = listener
+        jax.monitoring.register_event_duration_secs_listener(listener.on_compile)
+        jax.monitoring.register_event_listener(listener.on_event)
+        self._closing = weakref.finalize(self, listener.unregister)
+
+    @property
+    def count(self) -> int:
+        """Number of compiles, with those that the persistent cache answered."""
+        return self._seen.compiles
+
+    @property
+    def hits(self) -> int:
+        """Number of compiles that the persistent cache answered."""
+        return self._seen.hits
+
+    def close(self) -> None:
+        """Stop counting; closing again does nothing."""
+        self._closing()
+
+
+class _Listener:
+    def __init__(self) -> None:
+        self.compiles = 0
         self.hits = 0
-        jax.monitoring.register_event_duration_secs_listener(self._on_compile)
-        jax.monitoring.register_event_listener(self._on_event)
 
-    def _on_compile(self, event: str, duration_secs: float, **_: str | int) -> None:
+    def on_compile(self, event: str, duration_secs: float, **_: str | int) -> None:
         if event == COMPILE_EVENT:
-            self.count += 1
+            self.compiles += 1
 
-    def _on_event(self, event: str, **_: str | int) -> None:
+    def on_event(self, event: str, **_: str | int) -> None:
         if event == HIT_EVENT:
             self.hits += 1
 
-    def close(self) -> None:
-        """Stop counting."""
-        jax.monitoring.unregister_event_duration_listener(self._on_compile)
-        jax.monitoring.unregister_event_listener(self._on_event)
+    def unregister(self) -> None:
+        jax.monitoring.unregister_event_duration_listener(self.on_compile)
+        jax.monitoring.unregister_event_listener(self.on_event)

@@ -3,11 +3,13 @@
 They never contain prompts or completions.
 """
 
+import io
 import json
 import logging
 import sys
+import threading
 import time
-from typing import Literal
+from typing import Literal, TextIO
 
 from jaxserve.errors import JaxserveError
 from jaxserve.server.core.answer import Answer
@@ -38,6 +40,42 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(entry, ensure_ascii=False)
 
 
+class JsonLines(io.TextIOBase):
+    """Standard error whose lines become objects, of a handler that formats records as JSON.
+
+    For what libraries and this program print beside the logs: lines of the start, warnings, the
+    error that ends the program. What C++ code prints does not pass through here.
+    """
+
+    def __init__(self, handler: "logging.StreamHandler[TextIO]"):
+        self._handler = handler
+        self._begun = threading.local()  # each thread's line that has no end yet
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        """Return the descriptor of the real standard error, for what dumps stacks there."""
+        return self._handler.stream.fileno()
+
+    def write(self, text: str) -> int:
+        *lines, rest = (getattr(self._begun, "line", "") + text).split("\n")
+        self._begun.line = rest
+        for line in lines:
+            self._show(line.rstrip())
+        return len(text)
+
+    def _show(self, line: str) -> None:
+        """Write a record of a line, unless it is empty; the level of the logs does not hide it."""
+        if not line:
+            return
+        problem = line.removeprefix("error: ")
+        level = logging.INFO if problem == line else logging.ERROR
+        record = {"name": "jaxserve.stderr", "levelno": level, "msg": problem}
+        record["levelname"] = logging.getLevelName(level)
+        self._handler.handle(logging.makeLogRecord(record))
+
+
 class TextFormatter(logging.Formatter):
     """Formats a record as text, followed by its fields as key=value."""
 
@@ -60,9 +98,14 @@ def _one_line(value: object) -> str:
 
 
 def configure(format: Format, level: str) -> None:
-    """Send logs of jaxserve, and warnings of libraries, to standard error."""
+    """Send logs of jaxserve, and warnings of libraries, to standard error.
+
+    As JSON, so does everything else that Python code writes there.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
+    if format == "json":
+        sys.stderr = JsonLines(handler)
     for name in ("jaxserve", "uvicorn.error", "opentelemetry", "huggingface_hub"):
         logger = logging.getLogger(name)
         logger.handlers = [handler]

@@ -18,6 +18,7 @@ from jaxserve.bench.offline import Result, timed
 from jaxserve.bench.offline_cases import Case, cases_of
 from jaxserve.config import EngineOptions
 from jaxserve.errors import EngineError
+from jaxserve.interrupts import HeldInterrupts
 from jaxserve.llm import LLM
 
 BUNDLED = Path(__file__).parents[3] / "checkpoints" / "bundled" / "tiny-chat-draft"
@@ -75,9 +76,9 @@ def test_what_is_run(call, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     jobs = list[tuple[list[list[int]], list[int]]]()
 
-    def counted(engine, prompts, lengths) -> float:
+    def counted(engine, prompts, lengths, interrupts) -> float:
         jobs.append((prompts, lengths))
-        timed(engine, prompts, lengths)
+        timed(engine, prompts, lengths, interrupts)
         return float(len(jobs))
 
     monkeypatch.setattr(offline, "timed", counted)
@@ -152,7 +153,7 @@ def test_tokens_that_do_not_come_are_an_error() -> None:
             pass
 
     with pytest.raises(EngineError, match="0 tokens were made instead of 3"):
-        timed(Idle(), [[1]], [3])  # pyright: ignore[reportArgumentType]
+        timed(Idle(), [[1]], [3], HeldInterrupts())  # pyright: ignore[reportArgumentType]
 
 
 def test_a_compile_while_measuring_is_an_error(call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,5 +214,5 @@ def test_a_batch_runs_together() -> None:
     )
     with LLM(BUNDLED, options=options) as llm:
         llm.warm_up()
-        timed(llm.engine, [[5]] * 4, [8] * 4)
+        timed(llm.engine, [[5]] * 4, [8] * 4, HeldInterrupts())
         assert 8 <= llm.runner.total.launches <= 10

@@ -15,13 +15,13 @@ from jaxserve.checkpoints import orbax_store
 from jaxserve.cli.checks import check_file
 from jaxserve.cli.flags import parser
 from jaxserve.cli.inputs import prompts_of
-from jaxserve.programs import PROGRAMS
 from jaxserve.config.options import KERNELS
 from jaxserve.generate.__main__ import main
 from jaxserve.loading.parameters import DTYPES
 from jaxserve.models.precision import AS_STORED, DTYPE_NAMES, FORMS
 from jaxserve.models.quant import SCHEMES
 from jaxserve.pallas_kernels import dispatch
+from jaxserve.programs import PROGRAMS
 
 ROOT = Path(__file__).parents[3]
 BUNDLED = str(ROOT / "checkpoints" / "bundled" / "tiny-chat")

@@ -105,6 +105,7 @@ def server() -> Iterator[Process]:
         process.popen.send_signal(signal.SIGTERM)
         code, text = process.wait()
         assert code == 0, text
+        assert all(isinstance(json.loads(line), dict) for line in text.splitlines())
         assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
 
 

@@ -2,11 +2,14 @@
 
 import json
 import logging
+import sys
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from jaxserve.errors import QueueFullError
 from jaxserve.server.core.engine_thread import Loads
@@ -20,7 +23,9 @@ def loggers_as_before() -> Any:
     before = [
         (log := logging.getLogger(name), log.handlers, log.level, log.propagate) for name in names
     ]
+    stderr = sys.stderr
     yield
+    sys.stderr = stderr
     for log, handlers, level, propagate in before:
         log.handlers, log.propagate = handlers, propagate
         log.setLevel(level)
@@ -90,3 +95,26 @@ def test_a_line_per_request_is_asked_for(
     log.refused(None, QueueFullError("full", 1.0))  # type: ignore[arg-type]
     entries = [json.loads(line) for line in lines(capsys)]
     assert [entry["reason"] for entry in entries] == ["QUEUE_FULL"] * shown
+
+
+def test_all_that_is_written_to_standard_error_becomes_json(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Whatever the level, in whole lines, and each thread's lines for themselves."""
+    configure("json", "error")
+    print("engine   16 rows", "balanced", sep=", ", file=sys.stderr)
+    print("error: --port is 1; it is taken\n\nat", file=sys.stderr, end=" ")
+    other = threading.Thread(target=lambda: print("of another thread", file=sys.stderr))
+    other.start()
+    other.join()
+    print("the end", file=sys.stderr, flush=True)
+    Console(stderr=True).print("ready: gRPC [::1]:8000", soft_wrap=True, markup=False)
+    found = [json.loads(line) for line in lines(capsys)]
+    assert [(entry["level"], entry["message"]) for entry in found] == [
+        ("info", "engine   16 rows, balanced"),
+        ("error", "--port is 1; it is taken"),
+        ("info", "of another thread"),
+        ("info", "at the end"),
+        ("info", "ready: gRPC [::1]:8000"),
+    ]
+    assert all(entry["time"].endswith("Z") and entry["logger"] for entry in found)

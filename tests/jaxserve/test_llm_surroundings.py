@@ -1,0 +1,138 @@
+"""An LLM beside what its program does: changes of folder, threads, forks, and no close()."""
+
+import gc
+import multiprocessing
+import os
+import threading
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import jax
+import pytest
+
+from jaxserve import LLM, Completion, EngineOptions, Structure
+from jaxserve.errors import EngineError
+
+MODEL = Path(__file__).parents[2] / "checkpoints" / "bundled" / "tiny-chat"
+OPTIONS = EngineOptions(max_batch=4, step_tokens=32, page_size=16, max_context=128)
+HELLO = [{"role": "user", "content": "Hello"}]
+STORY = "Once upon a time"
+
+
+def new_llm(model: Path | str = MODEL) -> LLM:
+    return LLM(model, options=OPTIONS, progress=False)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with new_llm() as llm:
+        yield llm
+
+
+def answer(llm: LLM, prompt: str = STORY) -> tuple[int, ...]:
+    (done,) = llm.generate([prompt], temperature=0, max_tokens=24)
+    return done.token_ids
+
+
+def test_a_relative_folder_stays_the_one_that_was_meant(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ messages[0].content }}")
+    monkeypatch.chdir(MODEL.parent)
+    with new_llm(MODEL.name) as moved:
+        monkeypatch.chdir(tmp_path)
+        asked = {"temperature": 0, "max_tokens": 8}
+        assert moved.chat(HELLO, **asked)[0].text == llm.chat(HELLO, **asked)[0].text
+    with LLM(MODEL, chat_template="template.jinja", options=OPTIONS) as other:
+        monkeypatch.chdir(MODEL)
+        assert other.chat(HELLO, max_tokens=2)[0].prompt == "Hello"
+
+
+def children() -> set[str]:
+    """Return the ids of the child processes that any thread of this process has started."""
+    tasks = Path("/proc/self/task").iterdir()
+    return {child for task in tasks for child in (task / "children").read_text().split()}
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="processes are read from /proc")
+def test_an_llm_that_is_dropped_leaves_nothing_behind() -> None:
+    """No process, no descriptor, no array: close() frees them earlier, and nothing more."""
+
+    def held() -> tuple[set[str], int, int]:
+        gc.collect()
+        return children(), len(os.listdir("/proc/self/fd")), len(jax.live_arrays())
+
+    before = held()
+    llm = new_llm()
+    llm.chat(HELLO, max_tokens=2)
+    llm.generate([STORY], max_tokens=8, structure=Structure.of("regex", "[a-z]+"))
+    assert len(children() - before[0]) == 2, "templates and grammars have a process each"
+    del llm
+    assert held() == before
+
+
+def test_threads_wait_for_each_other(llm: LLM) -> None:
+    """Calls and streams of several threads give what each gives alone."""
+    prompts = [f"{STORY}, {number} cats" for number in range(4)]
+    alone = [answer(llm, prompt) for prompt in prompts]
+    found: dict[int, object] = {}
+
+    def call(number: int) -> None:
+        try:
+            if number % 2:
+                found[number] = answer(llm, prompts[number])
+            else:
+                deltas = llm.stream(prompts[number], temperature=0, max_tokens=24)
+                found[number] = tuple(token for delta in deltas for token in delta.token_ids)
+        except BaseException as error:
+            found[number] = error
+
+    for _ in range(3):
+        threads = [threading.Thread(target=call, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [found[number] for number in range(4)] == alone
+    assert not llm.engine.has_work
+    llm.engine.scheduler.check_invariants()
+
+
+def use_in_fork(llm: LLM, sender: Connection) -> None:
+    calls = {
+        "generate": lambda: llm.generate([STORY], max_tokens=1),
+        "chat": lambda: llm.chat(HELLO, max_tokens=1),
+        "stream": lambda: list(llm.stream(STORY, max_tokens=1)),
+        "prepare": lambda: llm.prepare(STORY),
+        "warm_up": lambda: llm.warm_up(),
+    }
+    for name, call in calls.items():
+        try:
+            call()
+        except EngineError as error:
+            sender.send((name, str(error)))
+    llm.close()
+    sender.send(("close", "done"))
+
+
+@pytest.mark.system
+@pytest.mark.filterwarnings("ignore:.*fork.*:RuntimeWarning", "ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_is_told_that_it_cannot_use_it(llm: LLM) -> None:
+    """Before, it waited for threads that it does not have; the process that made it goes on."""
+    expected = answer(llm)
+    llm.chat(HELLO, max_tokens=2)
+    fork = multiprocessing.get_context("fork")
+    receiver, sender = fork.Pipe(duplex=False)
+    child = fork.Process(target=use_in_fork, args=(llm, sender))
+    child.start()
+    sender.close()
+    told = [receiver.recv() for _ in range(6)]
+    child.join()
+    assert [name for name, _ in told] == [
+        *("generate", "chat", "stream", "prepare", "warm_up", "close")
+    ]
+    assert all("spawn or forkserver" in text for _, text in told[:5])
+    assert answer(llm) == expected
+    assert isinstance(llm.chat(HELLO, max_tokens=2)[0], Completion), "its process was not ended"
