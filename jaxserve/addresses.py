@@ -13,6 +13,17 @@ NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")  # also an IPv
 GRPC_NAMES = tuple("dns: ipv4: ipv6: unix: unix-abstract: vsock: xds: passthrough:".split())
 
 
+def joined(host: str, port: int) -> str:
+    """Return HOST:PORT, with an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def without_brackets(host: str) -> str:
+    """Return a host as sockets take it: ::1 of [::1]."""
+    is_bracketed = host.startswith("[") and host.endswith("]") and _is_ipv6(host[1:-1])
+    return host[1:-1] if is_bracketed else host
+
+
 def address_problem(text: str) -> str | None:
     """Return why a text is not HOST:PORT; None if it is.
 
@@ -46,22 +57,29 @@ def check_address(flag: str, text: str) -> None:
 def check_listening_host(flag: str, host: str) -> None:
     """Raise ConfigError unless this machine can listen on a host, the value of a flag."""
     try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = listening_addresses(host, 0)
     except (OSError, UnicodeError) as error:
         problem = f"it is no name or address without a port: {_reason(error)}"
         raise ConfigError(flag_text(flag, host, problem)) from None
-    problems = [
-        _why_not_here(family, protocol, address) for family, _, protocol, _, address in found
-    ]
+    problems = [_why_not_here(family, address) for family, address in found]
     if all(problems):
         problem = f"it is no address of this machine: {problems[0]}"
         raise ConfigError(flag_text(flag, host, problem))
 
 
-def _why_not_here(family: int, protocol: int, address: Any) -> str | None:
+def listening_addresses(host: str, port: int) -> list[tuple[int, Any]]:
+    """Return family and address of every socket that listens on a host; a name may have several.
+
+    Raises OSError or UnicodeError for what is no name or address.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+
+
+def _why_not_here(family: int, address: Any) -> str | None:
     """Return why no socket can be bound to an address; None if one can."""
     try:
-        with socket.socket(family, socket.SOCK_STREAM, protocol) as trial:
+        with socket.socket(family, socket.SOCK_STREAM) as trial:
             trial.bind(address)
     except OSError as error:
         return _reason(error)

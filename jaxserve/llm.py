@@ -552,8 +552,8 @@ class LLM:
     def close(self) -> None:
         """Free parameters, pages and rows.
 
-        Open iterators end with EngineError. Nothing happens if the LLM is closed, or in a fork of the
-        process that made it.
+        Open iterators end with EngineError. Nothing happens if the LLM is closed already, or in a
+        fork of the process that made it.
         """
         if self._guard.in_fork:
             return

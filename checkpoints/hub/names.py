@@ -59,4 +59,12 @@ def model_of_flag(text: str) -> Path | HubModel:
 def display_name(given: Given) -> str:
     """Return the name by which a model is known: org/name, or the name of its folder."""
     model = hub_model(given)
-    return model.repo if model else Path(str(given)).resolve().name
+    return model.repo if model else folder_name(Path(str(given)))
+
+
+def folder_name(folder: Path) -> str:
+    """Return the name of a folder as text; bytes of it that are not UTF-8 become U+FFFD.
+
+    Messages of gRPC and JSON cannot hold what Python makes of such bytes.
+    """
+    return os.fsencode(folder.resolve().name).decode("utf-8", "replace")

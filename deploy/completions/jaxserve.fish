@@ -131,7 +131,7 @@ complete -c jaxserve -n '_shtab_jaxserve_using serve' -l chat-template -xka "(__
 complete -c jaxserve -n '_shtab_jaxserve_using serve' -l generation-config -xka "auto none" -d 'sampling parameters that a request leaves open: auto takes those of the model'"'"'s generation_config.json, none takes none of it (default: auto)'
 complete -c jaxserve -n '_shtab_jaxserve_using serve' -l tool-parser -xka "auto llama hermes mistral deepseek none" -d 'format in which the model writes calls of functions; none turns tools off (default: auto, by the marks in the chat template)'
 complete -c jaxserve -n '_shtab_jaxserve_using serve' -l reasoning-parser -xka "auto think none" -d 'format in which the model writes its reasoning; think tells <think>...</think> from the answer (default: auto, think if the chat template has these marks)'
-complete -c jaxserve -n '_shtab_jaxserve_using serve' -l host -x -d 'address to listen on (default: 127.0.0.1, for this machine only)'
+complete -c jaxserve -n '_shtab_jaxserve_using serve' -l host -x -d 'address to listen on, or a name: then on all of its addresses (default: 127.0.0.1, for this machine only)'
 complete -c jaxserve -n '_shtab_jaxserve_using serve' -l port -x -d 'port of gRPC; 0 takes any free one (default: 50051)'
 complete -c jaxserve -n '_shtab_jaxserve_using serve' -l http-port -x -d 'port of HTTP; 0 takes any free one (default: 8000)'
 complete -c jaxserve -n '_shtab_jaxserve_using serve' -l no-http -d 'serve gRPC only'

@@ -5,7 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from jaxserve.addresses import check_listening_host
+from jaxserve.addresses import check_listening_host, without_brackets
 from jaxserve.cache_folders import folder_problem
 from jaxserve.chat.answers import REASONING_PARSERS, TOOL_PARSERS
 from jaxserve.cli.checks import check_file
@@ -85,8 +85,10 @@ def _parser_flags(group: argparse._ArgumentGroup) -> None:
 def _address_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--host",
+        type=without_brackets,
         default="127.0.0.1",
-        help="address to listen on (default: 127.0.0.1, for this machine only)",
+        help="address to listen on, or a name: then on all of its addresses (default: 127.0.0.1, "
+        "for this machine only)",
     )
     group.add_argument(
         "--port",

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from jaxserve.addresses import joined
 from jaxserve.errors import ConfigError, flag_text
 
 
@@ -19,7 +20,7 @@ def serving_health(host: str, port: int) -> Iterator[None]:
     servicer = health.HealthServicer()
     servicer.set("", health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    address = joined(host, port)
     try:
         server.add_insecure_port(address)
     except RuntimeError:

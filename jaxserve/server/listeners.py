@@ -8,6 +8,7 @@ import grpc
 from grpc import aio  # type: ignore[attr-defined]
 from prometheus_client.metrics_core import Metric
 
+from jaxserve.addresses import joined
 from jaxserve.errors import ConfigError
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.grpc.admin import AdminServicer
@@ -58,7 +59,7 @@ class Listeners:
     @property
     def addresses(self) -> str:
         """The addresses in words, once they are bound."""
-        return ", ".join(f"{name} {self._host}:{port}" for name, port in self.ports.items())
+        return ", ".join(f"{name} {joined(self._host, port)}" for name, port in self.ports.items())
 
     async def start(
         self,

@@ -131,6 +131,13 @@ def test_a_path_that_exists_comes_first(tmp_path: Path, monkeypatch: pytest.Monk
     assert hub_model(Path("org/other")) is None
 
 
+def test_the_name_of_a_folder_whose_bytes_are_not_utf_8(tmp_path: Path) -> None:
+    """Such as one of another encoding; messages of gRPC and JSON hold UTF-8 alone."""
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/mod\xe8le"))
+    assert display_name(folder) == "mod\N{REPLACEMENT CHARACTER}le"
+    assert display_name(tmp_path / "mod\u00e8le") == "mod\u00e8le"
+
+
 # ---- what is fetched
 
 

@@ -10,6 +10,7 @@ from grpc import aio  # type: ignore[attr-defined]
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from jaxserve.addresses import joined
 from jaxserve.errors import ConfigError, JaxserveError, flag_text
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.grpc.admin import AdminServicer
@@ -191,7 +192,7 @@ def bind(
 
     flag: that gave the port, for the ConfigError when it is taken.
     """
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    address = joined(host, port)
     try:
         bound = (
             server.add_secure_port(address, credentials)

@@ -1,13 +1,18 @@
-"""The socket that an HTTP server listens on, and its end."""
+"""The sockets that an HTTP server listens on, and their end."""
 
 import contextlib
 import ctypes
+import errno
 import select
 import socket
 import struct
 import sys
+from typing import Any
 
+from jaxserve.addresses import joined, listening_addresses
 from jaxserve.errors import ConfigError, flag_text
+
+NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 SO_ATTACH_FILTER = 26  # asm-generic/socket.h; Python's module has no name for it
 # Classic BPF, run by the kernel on each TCP segment: Documentation/networking/filter.rst.
@@ -19,19 +24,43 @@ DROP_SYN = (
 )
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound to an address; ConfigError if the port is taken."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+def listen(host: str, port: int) -> list[socket.socket]:
+    """Return sockets that are bound to all addresses of a host, with one port.
+
+    The port is chosen by the system where `port` is 0. An address that this machine does not have,
+    such as that of IPv6 where it is switched off, is passed over if there is another. Raises
+    ConfigError if there is none, or the port is taken at any of them.
+    """
+    bound = list[socket.socket]()
+    missing: OSError | None = None
+    try:
+        for family, address in listening_addresses(host, port):
+            chosen = bound[0].getsockname()[1] if bound else port
+            try:
+                bound.append(_bound(family, (address[0], chosen, *address[2:])))
+            except OSError as error:
+                if error.errno not in NOT_HERE:
+                    raise
+                missing = error
+        if missing and not bound:
+            raise missing
+    except OSError as error:
+        for listener in bound:
+            listener.close()
+        problem = f"nothing can listen on {joined(host, port)}: {error.strerror}"
+        raise ConfigError(flag_text("--http-port", port, problem)) from None
+    return bound
+
+
+def _bound(family: int, address: Any) -> socket.socket:
     # asyncio sets TCP_NODELAY only on sockets whose protocol is given as TCP.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((host, port))
-    except OSError as error:
+        listener.bind(address)
+    except OSError:
         listener.close()
-        raise ConfigError(
-            flag_text("--http-port", port, f"nothing can listen on {host}:{port}: {error.strerror}")
-        ) from None
+        raise
     listener.setblocking(False)
     return listener
 

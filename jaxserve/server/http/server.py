@@ -97,9 +97,9 @@ class HttpServer:
     """An HTTP server that holds its port from its creation on; ConfigError if the port is taken."""
 
     def __init__(self, app: Starlette, host: str, port: int, tls: Tls | None, limits: Limits):
-        self._socket = listen(host, port)
+        self._sockets = listen(host, port)
         self._traffic = Traffic()
-        self.port: int = self._socket.getsockname()[1]
+        self.port: int = self._sockets[0].getsockname()[1]
         config = uvicorn.Config(
             app,
             http=partial(  # type: ignore[arg-type]
@@ -127,7 +127,7 @@ class HttpServer:
             if not task.cancelled() and (error := task.exception()):
                 failed(error)
 
-        self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+        self._task = asyncio.create_task(self._server.serve(sockets=self._sockets))
         self._task.add_done_callback(ended)
 
     @property
@@ -152,12 +152,13 @@ class HttpServer:
     async def close_port(self) -> None:
         """Refuse new connections, and accept those that have begun."""
         if not self._server.started:
-            return  # uvicorn does not listen yet; `stop` closes the socket
-        begin_no_more(self._socket)
+            return  # uvicorn does not listen yet; `stop` closes the sockets
+        for listener in self._sockets:
+            begin_no_more(listener)
         self._traffic.note()
         until = time.monotonic() + LONGEST_QUEUE
         await asyncio.sleep(HANDSHAKE)
-        while has_waiting(self._socket) and time.monotonic() < until:
+        while any(map(has_waiting, self._sockets)) and time.monotonic() < until:
             await asyncio.sleep(0)  # uvloop accepts one in each of its turns
         for server in self._server.servers:
             server.close()
@@ -170,7 +171,8 @@ class HttpServer:
         while self._task and not self._task.done():
             await asyncio.wait((self._task,), timeout=LINGER)
             self._abort_silent()
-        self._socket.close()
+        for listener in self._sockets:
+            listener.close()
 
     def _abort_silent(self) -> None:
         """End connections that are closed here, and whose clients do not confirm it as TLS asks."""

@@ -407,7 +407,7 @@ def test_connections_that_nobody_has_accepted_yet_are_served(tmp_path: Path) -> 
 @pytest.mark.skipif(sys.platform != "linux", reason="a filter of Linux's kernel")
 def test_no_connection_begins_between_the_last_accept_and_the_close() -> None:
     """One that did would be reset with its request, which no proxy repeats (nodejs/node#60617)."""
-    with contextlib.closing(listen("127.0.0.1", 0)) as listener:
+    with contextlib.closing(*listen("127.0.0.1", 0)) as listener:
         listener.listen()
         address = listener.getsockname()
         with socket.create_connection(address) as first, socket.socket() as second:
