@@ -1,0 +1,150 @@
+"""Schemas whose numbers or references the library would not follow are refused, with their place.
+
+What the library does with such numbers was tried on llguidance 1.9.1: a bound of
+9007199254740993 lets 9007199254740992 through, and a constant becomes its neighbour (mlc-ai/xgrammar
+and outlines have had reports of the kind; JSON Schema 2020-12 gives numbers any precision).
+"""
+
+import json
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxserve.errors import GrammarError
+from jaxserve.structure import Structure
+from jaxserve.structure.grammars import Grammars
+from jaxserve.structure.schema_check import grammar_problem, schema_problem
+from tests.byte_tokenizer import ByteTokenizer
+
+BIG = 2**53 + 1
+END = 257  # the end token of ByteTokenizer
+AS_DOUBLE = (
+    "numbers of a schema are held as floating-point numbers of 64 bits, and the nearest one is"
+)
+REFUSED = {
+    '{"type": "integer", "minimum": 9007199254740993}': f"/minimum is {BIG}; {AS_DOUBLE} 90071992547",
+    '{"maximum": 0.30000000000000000001}': f"/maximum is 0.30000000000000000001; {AS_DOUBLE} 0.3",
+    '{"type": "integer", "exclusiveMinimum": 9007199254740992}': "for integers it must be below 2^53",
+    '{"properties": {"a/b": {"items": [{"maximum": 9007199254740993}]}}}': "/properties/a~1b/items/0/m",
+    '{"const": {"x": [1, 9007199254740993]}}': "/const/x/1 is 9007199254740993; numbers of",
+    '{"anyOf": [{}, {"enum": ["a", 18446744073709551617]}]}': "/anyOf/1/enum/1 is 184467440737095516",
+    '{"multipleOf": 9007199254740993}': "/multipleOf is",
+    '{"minimum": 1e400}': "/minimum is 1E+400; such large or small numbers cannot be followed",
+    '{"minimum": 1e-300}': "such large or small numbers",
+    '{"minimum": 1e99999999999999999999}': "such large or small numbers",
+    '{"type": "integer", "minimum": 1e18}': "/minimum is 1E+18; such a far bound cannot be followed",
+    '{"type": "number", "maximum": 1e19}': "/maximum is 1E+19; such a far bound",
+    '{"type": "integer", "minimum": -9223372036854775808}': "/minimum is -9223372036854775808",
+    '{"type": "string", "minLength": 9007199254740993}': "it must be at most 2147483647",
+    '{"$ref": "#"}': "/$ref leads back to itself, so that no text follows it",
+    '{"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}}': "/$defs/a/allOf/0/$ref",
+    '{"$ref": "#named", "$defs": {"a": {"$anchor": "named", "minimum": 9007199254740993}}}': "/$defs/a/",
+}
+FOLLOWED = [
+    '{"type": "integer", "minimum": 9007199254740992}',
+    '{"type": "integer", "minimum": 0, "maximum": 18446744073709551615}',  # of unsigned 64 bits
+    '{"type": "integer", "minimum": 1000000000000000000, "maximum": 2000000000000000000}',
+    '{"type": "number", "minimum": 0.1, "maximum": 1e18, "multipleOf": 0.01}',
+    '{"const": 1.10}',
+    '{"enum": [1e2, -0.0]}',
+    '{"type": "string", "maxLength": 100}',
+    '{"properties": {"minimum": {"type": "integer"}, "enum": {"type": "null"}}}',
+    '{"type": "integer", "default": 9007199254740993, "examples": [9007199254740993]}',
+    '{"type": "integer", "$defs": {"unused": {"minimum": 9007199254740993}, "b": {"$ref": "#/$defs/b"}}}',
+    '{"type": "object", "properties": {"next": {"$ref": "#"}}}',
+    '{"anyOf": [{"$ref": "#"}, {"type": "null"}]}',
+    '{"not json',
+]
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    grammars = Grammars(ByteTokenizer(), (END,), ByteTokenizer.vocab_size)  # type: ignore[arg-type]
+    yield grammars
+    grammars.close()
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_would_not_be_followed_is_refused(text: str, compiler: Grammars) -> None:
+    with pytest.raises(GrammarError) as caught:
+        compiler.compile(Structure.of("json_schema", text, "response_format"))
+    problem = str(caught.value)
+    assert problem.startswith("response_format cannot be used: /") and REFUSED[text] in problem
+    assert schema_problem(text) and len(problem) < 300
+
+
+@pytest.mark.parametrize("text", FOLLOWED)
+def test_what_can_be_followed_is_not(text: str) -> None:
+    assert schema_problem(text) is None
+
+
+def test_schemas_inside_of_a_grammar(compiler: Grammars) -> None:
+    """Calls of tools are such grammars."""
+    lark = (
+        'start: a "," b\na: %json {"type": "integer"}\nb: %json {"type": "integer", "minimum": %s}'
+    )
+    compiler.compile(Structure.of("lark", lark.replace("%s", "5")))
+    with pytest.raises(GrammarError, match=f"/minimum is {BIG}; numbers of a schema"):
+        compiler.compile(Structure.of("lark", lark.replace("%s", str(BIG))))
+    assert grammar_problem('start: "%json"') is None
+
+
+def accepts(compiler: Grammars, schema: dict[str, Any], text: str) -> bool:
+    """Return whether a text follows a schema, as the library has it."""
+    grammar = compiler.compile(Structure.of("json_schema", json.dumps(schema)))
+    matcher = grammar.matcher()
+    tokens = list(text.encode())
+    return (
+        matcher.fits(tokens) == len(tokens)
+        and all(map(matcher.accept, tokens))
+        and may_end(matcher)
+    )
+
+
+def may_end(matcher: Any) -> bool:
+    mask = int.from_bytes(matcher.masks()[0], "little")
+    return matcher.ended or bool(mask >> END & 1)
+
+
+@settings(deadline=None, max_examples=60, derandomize=True, database=None)
+@given(
+    st.sampled_from(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"]),
+    st.integers(-(2**64), 2**64) | st.integers(-(2**54), 2**54) | st.integers(-99, 99),
+    st.sampled_from(["integer", "number"]),
+)
+def test_bounds_that_are_taken_hold(compiler: Grammars, key: str, bound: int, kind: str) -> None:
+    """The neighbours of a bound are on the side that arithmetic says, or the bound is refused."""
+    schema = {"type": kind, key: bound}
+    if schema_problem(json.dumps(schema)):
+        return
+    for value in (bound - 1, bound, bound + 1):
+        right = {
+            "minimum": value >= bound,
+            "maximum": value <= bound,
+            "exclusiveMinimum": value > bound,
+            "exclusiveMaximum": value < bound,
+        }[key]
+        taken = accepts(compiler, schema, str(value))
+        is_capped = kind == "integer" and value > 2**63 - 1  # narrower than asked, never wider
+        assert taken == right or (is_capped and not taken), (schema, value)
+
+
+@settings(deadline=None, max_examples=40, derandomize=True, database=None)
+@given(st.decimals(-(10**6), 10**6, allow_nan=False, places=6) | st.integers(-(2**70), 2**70))
+def test_constants_that_are_taken_come_out(compiler: Grammars, value: Decimal | int) -> None:
+    text = f'{{"const": {value}}}'
+    if schema_problem(text):
+        assert Decimal(repr(float(value))) != value
+        return
+    grammar = compiler.compile(Structure.of("json_schema", text))
+    matcher = grammar.matcher()
+    said = b""
+    while not may_end(matcher):
+        mask = int.from_bytes(matcher.masks()[0], "little")
+        token = mask.bit_length() - 1
+        said += ByteTokenizer().token_bytes(token)[0]
+        assert matcher.accept(token)
+    assert Decimal(said.decode()) == value
