@@ -33,7 +33,7 @@ def importing_jax() -> Iterator[None]:
 def _is_about_environment(message: str) -> bool:
     """Return whether jax complains of a variable JAX_NAME: as such, as jax_name or as jax.name."""
     names = [name.removeprefix("JAX_") for name in os.environ if name.startswith("JAX_")]
-    return any(name.lower() in message.lower() for name in names)
+    return any(name and name.lower() in message.lower() for name in names)
 
 
 def devices() -> Sequence[Any]:
@@ -56,4 +56,6 @@ def _reason(error: Exception) -> str:
     # jax advises to set JAX_PLATFORMS='' where the variable is the fault, and beside other faults.
     reason = reason.partition(" (set JAX_PLATFORMS=")[0].partition(" (you may need to")[0]
     advice = f"unset {PLATFORMS}={chosen}, or install what it names; " if chosen else ""
+    if "in use" in reason:
+        advice = "end the other process; "
     return f"{reason} ({advice}{DOCTOR})"

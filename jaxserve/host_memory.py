@@ -5,6 +5,7 @@ limit, the kernel kills it without a word.
 """
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -48,24 +49,26 @@ def _group_limits(root: Path) -> Iterator[int]:
 def _groups(root: Path) -> dict[str, str]:
     """Return the paths of this process's groups, by the kind of the hierarchy's file system."""
     groups = {}
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        number, controllers, path = line.split(":", 2)
-        if number == "0":
-            groups["cgroup2"] = path
-        elif "memory" in controllers.split(","):
-            groups["cgroup"] = path
+    for line in _lines(root / "proc/self/cgroup"):
+        match line.split(":", 2):
+            case ["0", _, path]:
+                groups["cgroup2"] = path
+            case [_, controllers, path] if "memory" in controllers.split(","):
+                groups["cgroup"] = path
     return groups
 
 
 def _mounts(root: Path) -> Iterator[_Mount]:
     """Yield the mounted hierarchies that can limit memory, as proc(5) describes mountinfo."""
-    for line in _text(root / "proc/self/mountinfo").splitlines():
+    for line in _lines(root / "proc/self/mountinfo"):
         mount, _, system = line.partition(" - ")
-        kind, _, options = system.split(" ", 2)
-        has_memory = kind == "cgroup2" or (kind == "cgroup" and "memory" in options.split(","))
-        if has_memory:
-            _, _, _, shown, point, *_ = mount.split(" ")
-            yield _Mount(kind, shown, point)
+        match mount.split(" "), system.split(" "):
+            case [_, _, _, shown, point, *_], ["cgroup2", *_]:
+                yield _Mount("cgroup2", _unescaped(shown), _unescaped(point))
+            case [_, _, _, shown, point, *_], ["cgroup", _, options] if "memory" in options.split(
+                ","
+            ):
+                yield _Mount("cgroup", _unescaped(shown), _unescaped(point))
 
 
 def _below(group: str, shown: str) -> PurePosixPath:
@@ -80,9 +83,19 @@ def _below(group: str, shown: str) -> PurePosixPath:
     return PurePosixPath()
 
 
+def _unescaped(path: str) -> str:
+    """Return a path of mountinfo, where white space and backslashes are octal numbers."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), path)
+
+
+def _lines(path: Path) -> list[str]:
+    """Return the lines of a file, which may have any bytes in names of folders."""
+    return _text(path).split("\n")
+
+
 def _text(path: Path) -> str:
     """Return what a file says; nothing where it cannot be read, as outside of Linux."""
     try:
-        return path.read_text()
+        return os.fsdecode(path.read_bytes())
     except OSError:
         return ""

@@ -107,8 +107,11 @@ class HeldInterrupts:
             self.pass_on()
 
     def pass_on(self) -> None:
-        """Let a Ctrl-C that was noted take effect: as a rule KeyboardInterrupt is raised."""
-        if self._since is not None:
+        """Let a Ctrl-C that was noted take effect: as a rule KeyboardInterrupt is raised.
+
+        On other threads than the main one nothing happens: it was not for them.
+        """
+        if _on_main_thread() and self._since is not None:
             self._since = None
             assert self._before, "only its own handler notes a Ctrl-C"
             self._before(signal.SIGINT, None)

@@ -464,6 +464,10 @@ class LLM:
             EngineError: The LLM is closed, or a step has failed.
             MemoryLimitError: A step needs more memory than the devices have.
         """
+        with self._guard:
+            self._warm_up(prompts)
+
+    def _warm_up(self, prompts: Sequence[Prepared] | None) -> None:
         self.engine.check_usable()
         plan = self.runner.buckets
         if not prompts:
@@ -482,11 +486,10 @@ class LLM:
     def _compile(self, buckets: Iterable[Bucket]) -> None:
         """Compile these steps unless they are compiled, and measure what is new."""
         buckets = tuple(buckets)
-        with self._guard:
-            if not self.runner.executables.has(buckets):
-                with compiled_steps_kept(self._cache), self._bar("compiling") as bar:
-                    self.runner.warm_up(buckets, self._told(self._on_compile or bar.update))
-            self.measure_steps()
+        if not self.runner.executables.has(buckets):
+            with compiled_steps_kept(self._cache), self._bar("compiling") as bar:
+                self.runner.warm_up(buckets, self._told(self._on_compile or bar.update))
+        self.measure_steps()
 
     def _told(self, progress: Progress) -> Progress:
         """Return a function that tells of the progress, and lets a Ctrl-C take effect."""
@@ -506,13 +509,13 @@ class LLM:
         The engine drafts only as many tokens as pay off by these times. Nothing is measured
         unless steps were compiled since the last call.
         """
-        compiled = self.runner.compiled
-        if self.engine.speculates and compiled != self._measured:
-            config = self.runner.config
-            with self._guard:
+        with self._guard:
+            compiled = self.runner.compiled
+            if self.engine.speculates and compiled != self._measured:
+                config = self.runner.config
                 costs = measure(self.runner, compiled, config.lanes, no_row=config.max_batch)
-            self.engine.set_step_costs(costs)
-            self._measured = compiled
+                self.engine.set_step_costs(costs)
+                self._measured = compiled
 
     @contextmanager
     def trace(self, path: str | Path) -> Iterator[None]:
@@ -520,6 +523,7 @@ class LLM:
 
         Steps with their times, the chunks of every row, prefix hits, preemptions, and curves of
         rows, waiting sequences and pages. A step adds a few hundred bytes for each of its rows.
+        Blocks may lie inside of each other, but not overlap in other ways.
 
         Args:
             path: File to write when the block ends, as it should or by an exception.
@@ -527,12 +531,16 @@ class LLM:
         Raises:
             ConfigError: The file cannot be written.
         """
-        write_trace(path, "")  # errors come before the work
-        with StepTrace(self.engine) as trace:
+        path = Path(path).absolute()
+        with self._guard:
+            write_trace(path, "")  # errors come before the work
+            trace = StepTrace(self.engine)
+        with trace:
             try:
                 yield
             finally:
-                write_trace(path, trace.to_json())
+                with self._guard:
+                    write_trace(path, trace.to_json())
 
     @property
     def padding_share(self) -> float:

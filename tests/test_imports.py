@@ -84,7 +84,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.engine.trace": (*ENGINE_DATA, "jaxserve.engine.host", "jaxserve.engine.engine"),
     "jaxserve.engine.build": (*ENGINE_DATA, "jaxserve.engine", *ON_DEVICES),
     "jaxserve.cluster": (
-        "jaxserve.backends",
         "jaxserve.addresses",
         "checkpoints.hub",
         "checkpoints.identity",

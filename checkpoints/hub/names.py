@@ -63,8 +63,13 @@ def display_name(given: Given) -> str:
 
 
 def folder_name(folder: Path) -> str:
-    """Return the name of a folder as text; bytes of it that are not UTF-8 become U+FFFD.
+    """Return the name of a folder as text, see as_text."""
+    return as_text(folder.resolve().name)
+
+
+def as_text(name: str) -> str:
+    """Return the name of a file as text; bytes of it that are not UTF-8 become U+FFFD.
 
     Messages of gRPC and JSON cannot hold what Python makes of such bytes.
     """
-    return os.fsencode(folder.resolve().name).decode("utf-8", "replace")
+    return os.fsencode(name).decode("utf-8", "replace")

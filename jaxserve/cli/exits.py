@@ -19,7 +19,7 @@ EXPECTED = (
 )
 BAD_INPUT = 2
 PIPE_CLOSED = 141  # as shells report SIGPIPE
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of writes to standard output
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def complain(error: object) -> int:
@@ -47,7 +47,7 @@ def exit_code(work: Callable[[], int]) -> int:
         _drop_output()
         return PIPE_CLOSED
     except OSError as error:
-        # An error about a file that was opened by its name has that name.
+        # Where a file cannot be opened, the error has its name.
         if error.filename is not None or error.errno not in NO_ROOM:
             raise
         _drop_output()
@@ -56,4 +56,5 @@ def exit_code(work: Callable[[], int]) -> int:
 
 def _drop_output() -> None:
     """Lead standard output nowhere: Python flushes it once more at its end, and would fail."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if sys.stdout:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -14,7 +14,6 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxserve.backends import devices
 from jaxserve.cluster.compatibility import Facts, Judge
 from jaxserve.cluster.heartbeat import FAILED, PodFailure, print_failure
 from jaxserve.cluster.hosts import Hosts, leave
@@ -136,7 +135,7 @@ def _initialize(hosts: Hosts) -> None:
 
 
 def _check_devices() -> None:
-    counts = Counter(device.process_index for device in devices())
+    counts = Counter(device.process_index for device in jax.devices())
     if len(set(counts.values())) > 1:
         shown = ", ".join(f"host {host} has {count}" for host, count in sorted(counts.items()))
         raise ConfigError(f"all hosts of a pod need the same number of devices: {shown}")

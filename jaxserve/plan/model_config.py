@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxserve.checkpoints.hf import MODULES
-from jaxserve.checkpoints.hub.names import folder_name, hub_model
+from jaxserve.checkpoints.hub.names import as_text, folder_name, hub_model
 from jaxserve.checkpoints.safetensors_reader import parse_json_object
 from jaxserve.cli.checks import found_model
 from jaxserve.errors import ModelError, flag_text
@@ -50,8 +50,8 @@ def read_config(given: str) -> tuple[str, dict[str, Any]]:
                 f"of the hub, or one of {', '.join(shipped())})",
             )
         ) from None
-    named = path.resolve().parent if path.name == "config.json" else path.with_suffix("")
-    return folder_name(named), parse_json_object(raw, path)
+    name = folder_name(path.parent) if path.name == "config.json" else as_text(path.stem)
+    return name, parse_json_object(raw, path)
 
 
 def embeds(given: str) -> bool:

@@ -11,6 +11,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from jaxserve.addresses import joined
 from jaxserve.errors import ConfigError, flag_text
+from jaxserve.sigint import INTERRUPTED
 
 
 @contextmanager
@@ -32,19 +33,24 @@ def serving_health(host: str, port: int) -> Iterator[None]:
     server.stop(0)
 
 
-def on_signals(leave: Callable[[], None]) -> None:
-    """Call `leave` at the first SIGTERM or SIGINT, and end the process at the second.
+class LeavesOnSignals:
+    """Calls `leave` at the first SIGTERM or SIGINT, and ends the process at the second.
 
     leave: tells the leader, which drains and ends the pod.
     """
-    has_left = False
 
-    def act(number: int, _: object) -> None:
-        nonlocal has_left
-        if has_left:
+    def __init__(self, leave: Callable[[], None]):
+        self._leave = leave
+        self._first: int | None = None  # the signal that came
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._act)
+
+    def _act(self, number: int, _: object) -> None:
+        if self._first is not None:
             os._exit(128 + number)
-        has_left = True  # before the call: the second signal may come during it
-        leave()
+        self._first = number  # before the call: the second signal may come during it
+        self._leave()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, act)
+    def exit_code(self, code: int) -> int:
+        """Return the exit code of a process whose pod has ended with a code."""
+        return INTERRUPTED if code == 0 and self._first == signal.SIGINT else code

@@ -148,6 +148,10 @@ class Lifecycle:
         if not all(await asyncio.gather(*closings)):
             log.error("a step of the engine did not end")
             return FAILED
+        return self._code_after_drain
+
+    @property
+    def _code_after_drain(self) -> int:
         return INTERRUPTED if self._interrupted else 0
 
     async def _load(self, load: Callable[[], ServingState]) -> ServingState:
@@ -162,7 +166,7 @@ class Lifecycle:
         if self._stop.is_set():
             log.warning("told to end while loading")
             await self.listeners.stop(GRACE)
-            self.exit(0 if self._failure is None else FAILED)
+            self.exit(self._code_after_drain if self._failure is None else FAILED)
         return await loading
 
     async def _drain(self, state: ServingState, until: float) -> None:

@@ -19,7 +19,7 @@ from jaxserve.plan.bundle import Manifest
 from jaxserve.server.disaggregation.flags import Meshes, disaggregation, meshes
 from jaxserve.server.disaggregation.roles import role_of
 from jaxserve.server.flags import check_places, limits, tokens
-from jaxserve.server.follower import on_signals, serving_health
+from jaxserve.server.follower import LeavesOnSignals, serving_health
 from jaxserve.server.lifecycle import FAILED
 from jaxserve.server.model_loader import ModelLoader, use_bundle
 from jaxserve.server.observe.traces import open_provider
@@ -62,8 +62,8 @@ def follow(
     """Compute what the leader of the pod says, which alone takes requests; return the exit code."""
     with serving_health(args.host, args.port), ExitStack() as resources:
         llm = ModelLoader(args, console, pod, manifest, resources).open()
-        on_signals(pod.leave)
-        return pod.follow(llm.runner)
+        signals = LeavesOnSignals(pod.leave)
+        return signals.exit_code(pod.follow(llm.runner))
 
 
 async def serve(

@@ -26,7 +26,7 @@ def fake(root: Path, groups: str, mounts: list[str], files: dict[str, str]) -> P
     for name, content in contents.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
+        path.write_bytes(os.fsencode(content))
     return root
 
 
@@ -51,6 +51,15 @@ CASES = {
             "sys/fs/cgroup/a/memory.max": f"{2 * LIMIT}\n",
             "sys/fs/cgroup/a/b/memory.max": f"{LIMIT}\n",
         },
+    ),
+    "v2, beside names of other encodings and with spaces": (
+        "0::/a b\n\n",
+        [
+            "29 1 0:25 / /media/caf\udce9 rw - vfat /dev/sdb rw",
+            "28 1 0:24 / /media/a\x0cb rw - vfat /dev/sdc rw",
+            "30 23 0:26 / /sys/fs/my\\040groups rw - cgroup2 cgroup rw",
+        ],
+        {"sys/fs/my groups/a b/memory.max": f"{LIMIT}\n"},
     ),
     "v1, a group of the machine": (
         "4:memory:/jobs/one\n1:cpu,cpuacct:/\n0::/\n",

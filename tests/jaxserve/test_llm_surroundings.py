@@ -3,7 +3,9 @@
 import gc
 import multiprocessing
 import os
+import signal
 import threading
+import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -12,6 +14,7 @@ import jax
 import pytest
 
 from jaxserve import LLM, Completion, EngineOptions, Structure
+from jaxserve.engine.events import TokenEvent
 from jaxserve.errors import EngineError
 
 MODEL = Path(__file__).parents[2] / "checkpoints" / "bundled" / "tiny-chat"
@@ -98,6 +101,49 @@ def test_threads_wait_for_each_other(llm: LLM) -> None:
         assert [found[number] for number in range(4)] == alone
     assert not llm.engine.has_work
     llm.engine.scheduler.check_invariants()
+
+
+def test_ctrl_c_is_for_the_main_thread_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for its turn, or computes; the call of the other thread goes on."""
+    alone = answer(llm)
+    found: dict[str, object] = {}
+    holds = threading.Event()
+    pressed = threading.Event()
+    step = llm.engine.step
+
+    def slow_step() -> list[TokenEvent]:
+        if threading.current_thread() is not threading.main_thread():
+            holds.set()
+            assert pressed.wait(60)
+        return step()
+
+    def call() -> None:
+        try:
+            found["answer"] = answer(llm)
+        except BaseException as error:
+            found["answer"] = error
+
+    def press() -> None:
+        while signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            time.sleep(0.001)  # until the main thread waits
+        os.kill(os.getpid(), signal.SIGINT)
+        pressed.set()
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr(llm.engine, "step", slow_step)
+    threads = [threading.Thread(target=call), threading.Thread(target=press)]
+    try:
+        threads[0].start()
+        assert holds.wait(60)
+        threads[1].start()
+        with pytest.raises(KeyboardInterrupt):
+            answer(llm)
+    finally:
+        pressed.set()
+        for thread in threads:
+            thread.join()
+        signal.signal(signal.SIGINT, before)
+    assert found["answer"] == alone
 
 
 def use_in_fork(llm: LLM, sender: Connection) -> None:

@@ -1,6 +1,7 @@
 """Count of what the process compiles, so that "ready means compiled" can be checked."""
 
 import weakref
+from contextlib import suppress
 
 import jax.monitoring
 
@@ -51,5 +52,6 @@ class _Listener:
             self.hits += 1
 
     def unregister(self) -> None:
-        jax.monitoring.unregister_event_duration_listener(self.on_compile)
-        jax.monitoring.unregister_event_listener(self.on_event)
+        with suppress(AssertionError):  # the program has cleared all listeners
+            jax.monitoring.unregister_event_duration_listener(self.on_compile)
+            jax.monitoring.unregister_event_listener(self.on_event)

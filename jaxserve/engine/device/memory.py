@@ -79,15 +79,11 @@ def bytes_of_others(mesh: Mesh, own: object) -> int:
     """Return the bytes that arrays of this process take on each device of a mesh, but for its own.
 
     Such as those of another engine. own: pytree of arrays that are not counted. On several hosts,
-    that is the most of any of them. The virtual devices of a CPU share one memory: there the arrays
-    of all devices count.
+    that is the most of any of them.
     """
     ignored = {id(array) for array in jax.tree.leaves(own)}
     others = [array for array in jax.live_arrays() if id(array) not in ignored]
     taken = max(_bytes_here(others, device) for device in mesh.local_devices)
-    if mesh.local_devices[0].platform == "cpu":
-        everywhere = sum(_bytes_here(others, device) for device in jax.local_devices(backend="cpu"))
-        taken = everywhere // len(mesh.local_devices)
     if not spans_hosts(mesh):
         return taken
     return int(multihost_utils.process_allgather(np.int32(-(-taken // MIB))).max()) * MIB
@@ -98,7 +94,7 @@ def _bytes_here(arrays: Iterable[jax.Array], device: Any) -> int:
     return sum(
         stored_bytes(array.sharding.shard_shape(array.shape), array.dtype)
         for array in arrays
-        if device in array.sharding.addressable_devices
+        if device in array.sharding.addressable_devices and not _is_elsewhere(array, device)
     )
 
 
@@ -114,7 +110,14 @@ def _limit_here(mesh: Mesh) -> int:
         )
     memory = host_memory()
     arrays = min(memory * HOST_SHARE, max(memory - HOST_PROGRAM, memory * LEAST_SHARE))
-    return int(arrays) // len(mesh.local_devices)
+    # The virtual devices of a CPU share one memory, also those that other engines use.
+    return int(arrays) // jax.local_device_count("cpu")
+
+
+def _is_elsewhere(array: jax.Array, device: Any) -> bool:
+    """Return whether an array of a device is in the memory of its host."""
+    kind = array.sharding.memory_kind
+    return kind is not None and kind != device.default_memory().kind
 
 
 def bytes_per_device(tree: object) -> int:

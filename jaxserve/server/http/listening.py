@@ -12,6 +12,7 @@ from typing import Any
 from jaxserve.addresses import joined, listening_addresses
 from jaxserve.errors import ConfigError, flag_text
 
+TRIES = 20  # of ports that the system chooses, until one is free at all addresses
 NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 SO_ATTACH_FILTER = 26  # asm-generic/socket.h; Python's module has no name for it
@@ -31,31 +32,46 @@ def listen(host: str, port: int) -> list[socket.socket]:
     such as that of IPv6 where it is switched off, is passed over if there is another. Raises
     ConfigError if there is none, or the port is taken at any of them.
     """
+    tries = TRIES if port == 0 else 1
+    while True:
+        try:
+            return _all_bound(listening_addresses(host, port))
+        except OSError as error:
+            tries -= 1
+            if tries == 0 or error.errno != errno.EADDRINUSE:
+                problem = f"nothing can listen on {joined(host, port)}: {error.strerror}"
+                raise ConfigError(flag_text("--http-port", port, problem)) from None
+
+
+def _all_bound(addresses: list[tuple[int, Any]]) -> list[socket.socket]:
+    """Return sockets that are bound to addresses; a port of 0 becomes one that all of them have."""
     bound = list[socket.socket]()
     missing: OSError | None = None
     try:
-        for family, address in listening_addresses(host, port):
+        for family, (host, port, *scope) in addresses:
             chosen = bound[0].getsockname()[1] if bound else port
             try:
-                bound.append(_bound(family, (address[0], chosen, *address[2:])))
+                bound.append(_bound(family, (host, chosen, *scope), alone=len(addresses) == 1))
             except OSError as error:
                 if error.errno not in NOT_HERE:
                     raise
                 missing = error
         if missing and not bound:
             raise missing
-    except OSError as error:
+    except OSError:
         for listener in bound:
             listener.close()
-        problem = f"nothing can listen on {joined(host, port)}: {error.strerror}"
-        raise ConfigError(flag_text("--http-port", port, problem)) from None
+        raise
     return bound
 
 
-def _bound(family: int, address: Any) -> socket.socket:
+def _bound(family: int, address: Any, alone: bool) -> socket.socket:
+    """Return a bound socket. alone: an address of IPv6 that is that of every IPv4 host as well."""
     # asyncio sets TCP_NODELAY only on sockets whose protocol is given as TCP.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if family == socket.AF_INET6:
+        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not alone)
     try:
         listener.bind(address)
     except OSError:

@@ -9,6 +9,7 @@ import logging
 import sys
 import threading
 import time
+from types import TracebackType
 from typing import Literal, TextIO
 
 from jaxserve.errors import JaxserveError
@@ -40,6 +41,16 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(entry, ensure_ascii=False)
 
 
+class _QuietHandler(logging.StreamHandler[TextIO]):
+    """Handler that drops records where standard error cannot be written any more.
+
+    logging would report that on standard error, which leads here again.
+    """
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass
+
+
 class JsonLines(io.TextIOBase):
     """Standard error whose lines become objects, of a handler that formats records as JSON.
 
@@ -51,12 +62,22 @@ class JsonLines(io.TextIOBase):
         self._handler = handler
         self._begun = threading.local()  # each thread's line that has no end yet
 
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._handler.stream.encoding
+
     def writable(self) -> bool:
         return True
 
     def fileno(self) -> int:
         """Return the descriptor of the real standard error, for what dumps stacks there."""
         return self._handler.stream.fileno()
+
+    def flush(self) -> None:
+        """Show what was written without the end of its line."""
+        if rest := getattr(self._begun, "line", ""):
+            self._begun.line = ""
+            self._show(rest.rstrip())
 
     def write(self, text: str) -> int:
         *lines, rest = (getattr(self._begun, "line", "") + text).split("\n")
@@ -102,16 +123,33 @@ def configure(format: Format, level: str) -> None:
 
     As JSON, so does everything else that Python code writes there.
     """
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
+    handler: logging.StreamHandler[TextIO] = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(TextFormatter())
     if format == "json":
-        sys.stderr = JsonLines(handler)
+        handler = _log_as_json(sys.stderr)
     for name in ("jaxserve", "uvicorn.error", "opentelemetry", "huggingface_hub"):
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.propagate = False
         logger.setLevel(level.upper() if name == "jaxserve" else logging.WARNING)
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it warns of every retry
+
+
+def _log_as_json(stderr: TextIO | None) -> "logging.StreamHandler[TextIO]":
+    """Replace standard error by JsonLines, unless it was closed; return the handler of the logs."""
+    if isinstance(stderr, io.TextIOWrapper):
+        stderr.reconfigure(encoding="utf-8", errors="replace")  # as JSON has to be
+    handler = _QuietHandler(stderr or io.StringIO())
+    handler.setFormatter(JsonFormatter())
+    if stderr:
+        sys.stderr = JsonLines(handler)
+        sys.excepthook = _log_failure
+    return handler
+
+
+def _log_failure(kind: type[BaseException], error: BaseException, _: TracebackType | None) -> None:
+    """Log the exception that ends the program in one record."""
+    logging.getLogger("jaxserve").critical("the program ends", exc_info=error)
 
 
 class RequestLog:

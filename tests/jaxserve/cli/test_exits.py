@@ -17,7 +17,7 @@ FULL = Path("/dev/full")
 @pytest.mark.system
 @pytest.mark.skipif(not FULL.exists(), reason="a device of Linux")
 @pytest.mark.parametrize(
-    "flags", ["doctor", "doctor --json", "plan llama3.1-8b --topology v5e-8 --no-compile"]
+    "flags", ["doctor", "doctor --json", "plan llama3.1-8b --topology h200x8 --no-compile"]
 )
 def test_output_that_cannot_be_written(flags: str) -> None:
     """Whether it is written line by line, or at the end."""

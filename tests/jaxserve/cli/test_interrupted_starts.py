@@ -1,5 +1,6 @@
 """Ctrl-C at any moment of the first seconds of any command: 130, no traceback, never lost."""
 
+import re
 import signal
 import socket
 import subprocess
@@ -37,6 +38,14 @@ COMMANDS = (
 )
 
 
+@pytest.fixture(autouse=True)
+def not_ignored() -> Iterator[None]:
+    """Children that Ctrl-C reaches, also where a shell started the tests with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def silent() -> Iterator[str]:
     """Address of a server that accepts connections and says nothing."""
@@ -47,18 +56,17 @@ def silent() -> Iterator[str]:
 def is_of_python_s_start(traceback: str) -> bool:
     """Return whether Ctrl-C came before a program could have installed its handler.
 
-    The last line of this project in the traceback is the one that imports the handler, or there is
-    none.
+    The last line of this project in the traceback is that of a package's __init__.py, or one before
+    the handler is installed, or there is none.
     """
-    lines = traceback.splitlines()
-    own = f'File "{ROOT}/'
-    places = [n for n, line in enumerate(lines) if own in line and ".venv" not in line]
-    if not places:
+    places = re.findall(rf'File "({ROOT}/[^"]+)", line (\d+)', traceback)
+    own = [(Path(path), int(line)) for path, line in places if ".venv" not in path]
+    if not own:
         return True
-    where = lines[places[-1]]
-    what = lines[places[-1] + 1]
-    is_handler = "jaxserve/sigint.py" in where or "jaxserve/__init__.py" in where
-    return is_handler or "from jaxserve.sigint import" in what
+    path, line = own[-1]
+    before = path.read_text().splitlines()[: line - 1]
+    is_package = path.name in ("__init__.py", "sigint.py")
+    return is_package or not any("exit_on_interrupt()" in each for each in before)
 
 
 def fault_of(words: list[str], after: float) -> str:

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import errno
 import socket
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from jaxserve.client import AsyncClient
 from jaxserve.errors import ConfigError
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.flags import parser
+from jaxserve.server.http import listening
 from jaxserve.server.http.listening import listen
 from jaxserve.server.listeners import Listeners
 from jaxserve.server.security.auth import BearerTokens
@@ -83,6 +85,44 @@ def test_a_name_with_addresses_of_both_families(localhost: list[Any]) -> None:
             listen("localhost", taken)
         # What was bound before was closed again.
         socket.create_server(("::1", taken), family=socket.AF_INET6).close()
+
+
+@needs_ipv6
+def test_a_port_that_is_free_at_all_addresses(
+    localhost: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system chooses one for the first address, and again where another has it taken."""
+    bound = listening._bound
+    refusals = iter([True, True, False])
+
+    def taken_at_first(family: int, address: Any, alone: bool) -> socket.socket:
+        if family == socket.AF_INET and next(refusals):
+            raise OSError(errno.EADDRINUSE, "Address already in use")
+        return bound(family, address, alone)
+
+    monkeypatch.setattr(listening, "_bound", taken_at_first)
+    six, four = listen("localhost", 0)
+    assert six.getsockname()[1] == four.getsockname()[1] and next(refusals, None) is None
+    for listener in (six, four):
+        listener.close()
+
+
+@needs_ipv6
+def test_the_addresses_of_all_hosts_in_both_families(localhost: list[Any]) -> None:
+    """Alone, :: is that of IPv4 as well."""
+    localhost[:] = [(*IPV6[:4], ("::", 0, 0, 0)), (*IPV4[:4], ("0.0.0.0", 0))]
+    both = listen("localhost", 0)
+    for listener in both:
+        listener.listen()
+    port = both[0].getsockname()[1]
+    for host in ("::1", "127.0.0.1"):
+        socket.create_connection((host, port)).close()
+    for listener in both:
+        listener.close()
+    (one,) = listen("::", 0)
+    one.listen()
+    socket.create_connection(("127.0.0.1", one.getsockname()[1])).close()
+    one.close()
 
 
 def test_an_address_that_this_machine_does_not_have(localhost: list[Any]) -> None:

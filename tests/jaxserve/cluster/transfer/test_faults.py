@@ -383,13 +383,16 @@ def test_hundreds_of_transfers_with_faults_leave_nothing_behind(batches: int) ->
             outcomes = Counter[str]()
             s.source.before = partial(failing_engine, rng)
             s.servicer._seconds = 0.7
-            for _ in range(batches):
+            done = 0
+            # On a slow machine most transfers meet their deadline before another fault.
+            while done < batches or (not outcomes.keys() >= KINDS and done < 10 * batches):
                 outcomes.update(await asyncio.gather(*(receivers.transfer() for _ in range(100))))
                 s.offers.check_invariants()
+                done += 1
             s.source.before = do_nothing
             s.servicer._seconds = SECONDS
             await s.wait_until_idle()
-            assert outcomes.total() == 100 * batches and outcomes["OK"] > 10 * batches, outcomes
+            assert outcomes.total() == 100 * done and outcomes["OK"] > 10 * done, outcomes
             assert outcomes.keys() >= KINDS, outcomes
             assert len(await s.fetch_all()) == len(PIECES), "it serves on"
             await s.wait_until_idle()

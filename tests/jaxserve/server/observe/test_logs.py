@@ -2,6 +2,8 @@
 
 import json
 import logging
+import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -24,8 +26,10 @@ def loggers_as_before() -> Any:
         (log := logging.getLogger(name), log.handlers, log.level, log.propagate) for name in names
     ]
     stderr = sys.stderr
+    hook = sys.excepthook
     yield
     sys.stderr = stderr
+    sys.excepthook = hook
     for log, handlers, level, propagate in before:
         log.handlers, log.propagate = handlers, propagate
         log.setLevel(level)
@@ -107,7 +111,7 @@ def test_all_that_is_written_to_standard_error_becomes_json(
     other = threading.Thread(target=lambda: print("of another thread", file=sys.stderr))
     other.start()
     other.join()
-    print("the end", file=sys.stderr, flush=True)
+    print("the end", file=sys.stderr, end="", flush=True)
     Console(stderr=True).print("ready: gRPC [::1]:8000", soft_wrap=True, markup=False)
     found = [json.loads(line) for line in lines(capsys)]
     assert [(entry["level"], entry["message"]) for entry in found] == [
@@ -118,3 +122,40 @@ def test_all_that_is_written_to_standard_error_becomes_json(
         ("info", "ready: gRPC [::1]:8000"),
     ]
     assert all(entry["time"].endswith("Z") and entry["logger"] for entry in found)
+
+
+def test_the_end_of_a_program_is_one_record(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("json", "info")
+    try:
+        raise ValueError("odd")
+    except ValueError as error:
+        sys.excepthook(ValueError, error, error.__traceback__)
+    (entry,) = [json.loads(line) for line in lines(capsys)]
+    assert entry["level"] == "critical" and entry["exception"].endswith("ValueError: odd")
+
+
+SCRIPT = """
+import logging, sys
+from jaxserve.server.observe.log import configure
+configure("json", "info")
+for _ in range(3):
+    logging.getLogger("jaxserve.serve").info("caf\u00e9 \U0001f600")
+    print("said", file=sys.stderr, flush=True)
+print("went on")
+"""
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("where", ["2>/dev/full", "2>&-"])
+def test_a_log_that_cannot_be_written_ends_nothing(where: str) -> None:
+    command = f"{sys.executable} - {where}"
+    done = subprocess.run(["sh", "-c", command], input=SCRIPT, capture_output=True, text=True)
+    assert done.stdout.endswith("went on\n")  # print() without standard error prints there, too
+
+
+@pytest.mark.system
+def test_lines_are_utf_8_in_any_locale() -> None:
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True)
+    entries = [json.loads(line) for line in done.stderr.decode("utf-8").splitlines()]
+    assert [entry["message"] for entry in entries] == ["caf\u00e9 \U0001f600", "said"] * 3
