@@ -1,4 +1,8 @@
-"""An LLM beside what its program does: changes of folder, threads, forks, and no close()."""
+"""An LLM beside what its program does: changes of folder, threads, forks, and no close().
+
+Origins: abetlen/llama-cpp-python#471 (threads), ymahlau/fdtdx#56 (a fork that waits for ever),
+vllm-project/vllm#1908 and #21073 (an object that is deleted and frees nothing).
+"""
 
 import gc
 import multiprocessing

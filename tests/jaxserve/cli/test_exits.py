@@ -1,4 +1,7 @@
-"""Ends of programs: what is expected is one line, and everything else stays an exception."""
+"""Ends of programs: what is expected is one line, and everything else stays an exception.
+
+Output to /dev/full, where every write fails, is how GNU coreutils test their own tools.
+"""
 
 import errno
 import os

@@ -1,8 +1,8 @@
 """Schemas whose numbers or references the library would not follow are refused, with their place.
 
-What the library does with such numbers was tried on llguidance 1.9.1: a bound of
-9007199254740993 lets 9007199254740992 through, and a constant becomes its neighbour (mlc-ai/xgrammar
-and outlines have had reports of the kind; JSON Schema 2020-12 gives numbers any precision).
+Origin: networknt/json-schema-validator#132, bounds that doubles round. llguidance 1.9.1 lets
+9007199254740992 through a bound of 9007199254740993, and makes a constant its neighbour. JSON Schema
+2020-12 (core, 4.2.1 and 6.3) compares numbers as they are written.
 """
 
 import json
