@@ -1,7 +1,7 @@
 """JAX's backends that do not start are one line that says what to do, and exit code 2.
 
-Origin: jax-ml/jax#13260, a traceback of many lines whose last one has the reason. The errors are those
-of jax 0.12.0.
+Origin: jax-ml/jax#13260, a traceback of many lines whose last one has the reason. The errors are
+those of jax 0.12.0.
 """
 
 import os

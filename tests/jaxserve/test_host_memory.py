@@ -1,8 +1,8 @@
 """The smaller of the machine's memory and of what the control groups allow.
 
-Origin: vllm-project/vllm#45086, a cache sized by a host of 693 GiB in a container with 150. The files
-are as Linux shows them: the examples of cgroups(7) and proc(5), and of containers that Docker,
-Podman and systemd start.
+Origin: vllm-project/vllm#45086, a cache sized by a host of 693 GiB in a container with 150. The
+files are as Linux shows them: the examples of cgroups(7) and proc(5), and of containers that
+Docker, Podman and systemd start.
 """
 
 import os

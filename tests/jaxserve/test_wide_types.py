@@ -1,7 +1,8 @@
 """Types of 64 bits, which a program around the engine may have switched on, change nothing.
 
-JAX_ENABLE_X64, jax_enable_x64 and jax.enable_x64 make numbers without a dtype 64 bits wide. Origins:
-openxla/tokamax#1349 and jax-ml/jax#18847, kernels that fail then. Right are the answers without.
+JAX_ENABLE_X64, jax_enable_x64 and jax.enable_x64 make numbers without a dtype 64 bits wide.
+Origins: openxla/tokamax#1349 and jax-ml/jax#18847, kernels that fail then. Right are the answers
+without.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Ctrl-C at any moment of the first seconds of any command: 130, no traceback, never lost.
 
-Origins: vllm-project/vllm#31527 and #39854, servers that Ctrl-C does not end while they start. 130 is
-what shells report of a program that SIGINT ended (POSIX, 2.8.2 Exit Status).
+Origins: vllm-project/vllm#31527 and #39854, servers that Ctrl-C does not end while they start. 130
+is what shells report of a program that SIGINT ended (POSIX, 2.8.2 Exit Status).
 """
 
 import re

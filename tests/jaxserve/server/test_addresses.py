@@ -1,7 +1,7 @@
 """Addresses that a server listens on: names with several, and those of IPv6.
 
-Origin: ggml-org/llama.cpp#5372, on what localhost, ::1 and :: are. Names have all of their addresses
-(RFC 6724), and an address of IPv6 is written in brackets before a port (RFC 3986, 3.2.2).
+Origin: ggml-org/llama.cpp#5372, on what localhost, ::1 and :: are. Names have all of their
+addresses (RFC 6724), and an address of IPv6 is written in brackets before a port (RFC 3986, 3.2.2).
 """
 
 import argparse
