@@ -1,4 +1,8 @@
-"""Whatever an answer holds, a later request may hold in its history: over HTTP and over gRPC."""
+"""Whatever an answer holds, a later request may hold in its history: over HTTP and over gRPC.
+
+Origins: ggml-org/llama.cpp#25510 and local-inference-lab/vllm#684, arguments of calls that a server
+wrote and from the next turn on refuses.
+"""
 
 import asyncio
 import random
