@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from jaxserve.errors import GrammarError, NotBuiltInError, RequestError
 from jaxserve.sandbox_process import LineProcess
-from jaxserve.structure.schema_check import grammar_problem, schema_problem
 from jaxserve.structure.spec import Structure
 from jaxserve.structure.spelling import RecentSpellings, Speller
 from jaxserve.tokenizer import Tokenizer, TokenizerError
@@ -147,9 +146,7 @@ class Grammars:
         self._worker.close()
 
     def _checked(self, structure: Structure) -> str:
-        """Return llguidance's form of a structure that is checked now, and remember it."""
-        if problem := _schema_problem(structure):
-            raise GrammarError(structure.field, f"cannot be used: {problem}")
+        """Return llguidance's form of a structure that the worker checks now, and remember it."""
         try:
             answer = self._worker.ask(json.dumps({"kind": structure.kind, "text": structure.text}))
         except ChildProcessError:
@@ -178,16 +175,6 @@ class Grammars:
         vocabulary = _Vocabulary(self._tokenizer, self._eos_ids, self._vocab_size)
         ends = list(self._eos_ids) or vocabulary.eos_token_id
         return LLTokenizer(vocabulary, eos_token=ends, slices=LLTokenizer.json_slices())  # type: ignore[arg-type]
-
-
-def _schema_problem(structure: Structure) -> str | None:
-    """Return what is wrong with the JSON schemas of a structure; None if nothing is."""
-    match structure.kind:
-        case "json_schema":
-            return schema_problem(structure.text)
-        case "lark":
-            return grammar_problem(structure.text)
-    return None
 
 
 class _Vocabulary:

@@ -3,10 +3,14 @@
 The library keeps numbers as floating-point numbers of 64 bits, and prints them with as few digits
 as tell them apart. A bound, constant or step with more digits would become another number, without
 an error. A reference that leads back to itself becomes a grammar that no text follows.
+
+Schemas come from clients: the process that checks grammars (worker.py) runs this, under its bounds
+of time and memory. It imports nothing of jaxserve.
 """
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
@@ -14,10 +18,8 @@ from urllib.parse import unquote
 
 LOWER: Final = ("minimum", "exclusiveMinimum")
 UPPER: Final = ("maximum", "exclusiveMaximum")
-COUNTS: Final = (
-    *("minLength", "maxLength", "minItems", "maxItems"),
-    *("minProperties", "maxProperties", "minContains", "maxContains"),
-)
+LENGTHS: Final = ("minLength", "maxLength")
+COUNTS: Final = ("minItems", "maxItems", "minProperties", "maxProperties")
 VALUES: Final = ("const", "enum")  # keywords whose numbers are values of answers
 BY_NAME: Final = ("properties", "patternProperties", "dependentSchemas")  # schemas by their names
 INNER: Final = (  # a schema, or a list of them
@@ -25,14 +27,29 @@ INNER: Final = (  # a schema, or a list of them
     *("items", "prefixItems", "additionalItems", "contains"),
     *("additionalProperties", "propertyNames"),
 )
-DEFINITIONS: Final = ("$defs", "definitions")  # in force where something refers to them
 EXACT: Final = 2**53  # below it every integer is a number of 64 bits
 WIDEST: Final = 2**63 - 1  # integers are bounded with 64 bits
 FARTHEST: Final = 10**18  # of a bound away from 0, with no bound on the other side
-SMALLEST: Final = Decimal("1e-30")  # smaller ones take an expression that cannot be compiled
-MAX_COUNT: Final = 2**31 - 1
+SMALLEST: Final = Decimal("1e-30")  # smaller bounds take an expression that cannot be compiled
+MOST_OF_STEPS: Final = 2**32  # the library multiplies steps that hold together in so many numbers
+MAX_LENGTH: Final = 2**32 - 1
+MAX_COUNT: Final = 2**64 - 1
+MAX_DIGITS: Final = 10  # of an index in a path
 HELD: Final = "numbers of a schema are held as floating-point numbers of 64 bits"
-MARK: Final = "%json"  # a schema inside of a grammar
+MARK: Final = re.compile(r"%json\s*")  # a schema inside of a grammar follows
+
+
+def problem_of(kind: str, text: str) -> str | None:
+    """Return why a structure's schemas would not be followed as written; None if nothing is found.
+
+    kind, text: see Structure.
+    """
+    match kind:
+        case "json_schema":
+            return schema_problem(text)
+        case "lark":
+            return grammar_problem(text)
+    return None
 
 
 def schema_problem(text: str) -> str | None:
@@ -49,19 +66,20 @@ def schema_problem(text: str) -> str | None:
 
 
 def grammar_problem(text: str) -> str | None:
-    """Return the problem of the first schema inside of a Lark grammar; see `schema_problem`."""
+    """Return the problem of the first schema inside of a Lark grammar; see `schema_problem`.
+
+    What only looks like a schema, as in a comment, is passed over.
+    """
     decoder = _decoder()
-    place = text.find(MARK)
-    while place >= 0:
-        begin = place + len(MARK)
-        begin += len(text[begin:]) - len(text[begin:].lstrip())
+    place = 0
+    while mark := MARK.search(text, place):
+        place = mark.end()
         try:
-            schema, _ = decoder.raw_decode(text, begin)
+            schema, place = decoder.raw_decode(text, place)
         except (ValueError, RecursionError):
-            return None
+            continue
         if problem := next(_problems(schema), None):
-            return problem
-        place = text.find(MARK, begin)
+            return f"the schema in line {1 + text.count(chr(10), 0, mark.start())}: {problem}"
     return None
 
 
@@ -80,50 +98,76 @@ def _number(text: str) -> Decimal:
 def _problems(root: Any) -> Iterator[str]:
     for path, schema in _schemas(root):
         yield from _numbers(path, schema)
-        if "$ref" in schema and _leads_back(root, schema):
-            yield f"{path}/$ref leads back to itself, so that no text follows it"
+        yield from _steps(root, path, schema)
+    if loop := _loop(root):
+        yield f"{loop} leads back to itself, so that no text follows it"
 
 
 def _schemas(root: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield all schemas that are in force with their paths, outer ones first, without recursion."""
+    """Yield all schemas that are in force with their paths, outer ones first, without recursion.
+
+    Where references go by names, every object of the schema may be in force, and is yielded.
+    """
+    has_names = any(map(_goes_by_name, _objects(root)))
     waiting = [("", root)]
     seen = set[int]()
     while waiting:
         path, schema = waiting.pop()
-        if id(schema) in seen:
+        if not isinstance(schema, Mapping | list) or id(schema) in seen:
             continue
+        seen.add(id(schema))
         if isinstance(schema, Mapping):
-            seen.add(id(schema))
             yield path, schema
-        waiting += reversed([*_inner(path, schema), *_referred(root, schema)])
+        inner = _everything(path, schema) if has_names else _inner(path, schema)
+        waiting += reversed([*inner, *_referred(root, schema)])
+
+
+def _objects(root: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield all objects of a value, without recursion."""
+    waiting = [root]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Mapping):
+            yield value
+        inner = value.values() if isinstance(value, Mapping) else value
+        if isinstance(value, Mapping | list):
+            waiting += [item for item in inner if isinstance(item, Mapping | list)]
+
+
+def _goes_by_name(schema: Mapping[str, Any]) -> bool:
+    reference = schema.get("$ref")
+    return isinstance(reference, str) and not _is_path(reference)
+
+
+def _everything(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
+    for key, item in pairs:
+        if isinstance(item, Mapping | list) and key not in VALUES:
+            yield f"{path}/{_escaped(str(key))}", item
 
 
 def _inner(path: str, schema: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(schema, list):
         for number, item in enumerate(schema):
-            yield f"{path}/{number}", item
-    if not isinstance(schema, Mapping):
+            if isinstance(item, Mapping):
+                yield f"{path}/{number}", item
         return
     for key, value in schema.items():
         if key in BY_NAME and isinstance(value, Mapping):
             for name, item in value.items():
-                yield f"{path}/{key}/{_escaped(name)}", item
+                if isinstance(item, Mapping):
+                    yield f"{path}/{key}/{_escaped(name)}", item
         elif key in INNER:
             yield f"{path}/{key}", value
 
 
 def _referred(root: Any, schema: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the schema that another one refers to; all definitions where it goes by a name."""
+    """Yield the schema that another one refers to by its path."""
     reference = schema.get("$ref") if isinstance(schema, Mapping) else None
-    if not isinstance(reference, str):
-        return
-    if _is_path(reference):
-        yield unquote(reference[1:]), _found(root, reference)
-        return
-    for key in DEFINITIONS if isinstance(root, Mapping) else ():
-        if isinstance(found := root.get(key), Mapping):
-            for name, item in found.items():
-                yield f"/{key}/{_escaped(name)}", item
+    if isinstance(reference, str) and _is_path(reference):
+        found = _found(root, reference)
+        if isinstance(found, Mapping):
+            yield unquote(reference[1:]), found
 
 
 def _escaped(name: str) -> str:
@@ -134,15 +178,29 @@ def _escaped(name: str) -> str:
 
 
 def _numbers(path: str, schema: Mapping[str, Any]) -> Iterator[str]:
-    yield from _bounds(path, schema)
-    if isinstance(step := schema.get("multipleOf"), Decimal):
-        yield from _inexact(f"{path}/multipleOf", step)
+    if _has_numbers(schema.get("type")):
+        yield from _bounds(path, schema)
+        if isinstance(step := schema.get("multipleOf"), Decimal):
+            yield from _inexact(f"{path}/multipleOf", step)
     for key in VALUES:
         for place, value in _values(f"{path}/{key}", schema.get(key)):
             yield from _inexact(place, value)
-    for key in COUNTS:
-        if isinstance(value := schema.get(key), Decimal) and value > MAX_COUNT:
-            yield f"{path}/{key} is {_shown(value)}; it must be at most {MAX_COUNT}"
+    for keys, most in ((LENGTHS, MAX_LENGTH), (COUNTS, MAX_COUNT)):
+        for key in keys:
+            if isinstance(value := schema.get(key), Decimal) and value > most:
+                yield f"{path}/{key} is {_shown(value)}; it must be at most {most}"
+
+
+def _has_numbers(kind: Any) -> bool:
+    """Return whether a schema's type allows numbers; it does if there is none."""
+    kinds = kind if isinstance(kind, list) else [kind]
+    return kind is None or "integer" in kinds or "number" in kinds
+
+
+def _is_integer(kind: Any) -> bool:
+    """Return whether the numbers that a schema's type allows are integers."""
+    kinds = kind if isinstance(kind, list) else [kind]
+    return "integer" in kinds and "number" not in kinds
 
 
 def _bounds(path: str, schema: Mapping[str, Any]) -> Iterator[str]:
@@ -151,11 +209,14 @@ def _bounds(path: str, schema: Mapping[str, Any]) -> Iterator[str]:
         value = schema.get(key)
         if not isinstance(value, Decimal) or _bounds_nothing(key, value, whole):
             continue
-        yield from _inexact(f"{path}/{key}", value)
-        if whole and key.startswith("exclusive") and abs(value) >= EXACT:
-            yield f"{path}/{key} is {_shown(value)}; for integers it must be below 2^53"
+        place = f"{path}/{key}"
         if _is_too_far(key, value, schema):
-            yield f"{path}/{key} is {_shown(value)}; such a far bound cannot be followed"
+            yield f"{place} is {_shown(value)}; such a far bound cannot be followed"
+        if 0 < abs(value) < SMALLEST:
+            yield f"{place} is {_shown(value)}; such small bounds cannot be followed"
+        if key.startswith("exclusive") and abs(value) >= EXACT:
+            yield f"{place} is {_shown(value)}; exclusive bounds must be below 2^53"
+        yield from _inexact(place, value, whole)
 
 
 def _is_too_far(key: str, value: Decimal, schema: Mapping[str, Any]) -> bool:
@@ -167,23 +228,42 @@ def _is_too_far(key: str, value: Decimal, schema: Mapping[str, Any]) -> bool:
     return outward > WIDEST or outward <= -FARTHEST
 
 
-def _is_integer(kind: Any) -> bool:
-    """Return whether the numbers that a schema's type allows are integers."""
-    kinds = kind if isinstance(kind, list) else [kind]
-    return "integer" in kinds and "number" not in kinds
-
-
 def _bounds_nothing(key: str, value: Decimal, whole: bool) -> bool:
     """Return whether a bound is beyond the integers that the library counts to: its own holds."""
-    return whole and key == "maximum" and value >= WIDEST
+    beyond = WIDEST if key == "maximum" else WIDEST + 1
+    return whole and key in UPPER and value >= beyond
 
 
-def _inexact(place: str, value: Decimal) -> Iterator[str]:
+def _inexact(place: str, value: Decimal, whole: bool = False) -> Iterator[str]:
+    """Yield the problem of a number that would become another one.
+
+    whole: bounds of integers, which are used as they are held, and not as they are printed.
+    """
     nearest = float(value)
-    if not math.isfinite(nearest) or 0 < abs(value) < SMALLEST:
+    if not math.isfinite(nearest) or (nearest == 0 and value != 0):
         yield f"{place} is {_shown(value)}; such large or small numbers cannot be followed"
-    elif Decimal(repr(nearest)) != value:
-        yield f"{place} is {_shown(value)}; {HELD}, and the nearest one is {nearest!r}"
+        return
+    held = Decimal(nearest) if whole and nearest.is_integer() else Decimal(repr(nearest))
+    if held != value:
+        shown = int(nearest) if nearest.is_integer() and abs(nearest) < 10**18 else nearest
+        yield f"{place} is {_shown(value)}; {HELD}, and the nearest one is {shown}"
+
+
+def _steps(root: Any, path: str, schema: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the problem of steps that hold together and whose common multiple is too large."""
+    if "$ref" not in schema and "allOf" not in schema:
+        return
+    steps = set[Decimal]()
+    for part in _with_needed(root, schema):
+        if isinstance(step := part.get("multipleOf"), Decimal) and step.is_finite() and step:
+            steps.add(abs(step))
+    if len(steps) < 2 or max(steps) / min(steps) > MOST_OF_STEPS:
+        too_many = len(steps) > 1
+    else:
+        unit = Decimal(1).scaleb(min(int(step.as_tuple().exponent) for step in steps))
+        too_many = math.lcm(*(int(step / unit) for step in steps)) >= MOST_OF_STEPS
+    if too_many:
+        yield f"{path or '/'} has several multipleOf at once, whose common multiple is too large"
 
 
 def _values(path: str, value: Any) -> Iterator[tuple[str, Decimal]]:
@@ -207,30 +287,49 @@ def _shown(value: Decimal) -> str:
 # ---- references
 
 
-def _leads_back(root: Any, schema: Mapping[str, Any]) -> bool:
-    """Return whether a schema must be followed to follow itself, by $ref and allOf alone."""
+def _loop(root: Any) -> str | None:
+    """Return the path of a $ref that must be followed to follow itself, by $ref and allOf alone.
+
+    A search in depth: a schema that is met again while its own needs are followed closes a loop.
+    """
+    done = set[int]()
+    for path, start in _schemas(root):
+        open_ones = set[int]()
+        waiting: list[tuple[str, Any, bool]] = [(path, start, False)]
+        while waiting:
+            place, schema, left = waiting.pop()
+            if left:
+                open_ones.discard(id(schema))
+                done.add(id(schema))
+            elif id(schema) in open_ones:
+                return place
+            elif id(schema) not in done and isinstance(schema, Mapping):
+                open_ones.add(id(schema))
+                waiting.append((place, schema, True))
+                waiting += [(where, part, False) for where, part in _needed(root, path, schema)]
+    return None
+
+
+def _with_needed(root: Any, schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield a schema and all schemas that the same text has to follow with it."""
     seen = set[int]()
-    waiting = list(_needed(root, schema))
+    waiting: list[Any] = [schema]
     while waiting:
-        needed = waiting.pop()
-        if needed is schema:
-            return True
-        if id(needed) not in seen:
-            seen.add(id(needed))
-            waiting += _needed(root, needed)
-    return False
+        part = waiting.pop()
+        if isinstance(part, Mapping) and id(part) not in seen:
+            seen.add(id(part))
+            yield part
+            waiting += [needed for _, needed in _needed(root, "", part)]
 
 
-def _needed(root: Any, schema: Any) -> Iterator[Any]:
-    """Yield the schemas that the same text has to follow."""
-    if not isinstance(schema, Mapping):
-        return
+def _needed(root: Any, path: str, schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the schemas that the same text has to follow, each with the place that says so."""
     reference = schema.get("$ref")
     if isinstance(reference, str) and _is_path(reference):
-        yield _found(root, reference)
+        yield f"{path}/$ref", _found(root, reference)
     parts = schema.get("allOf")
     if isinstance(parts, Sequence) and not isinstance(parts, str):
-        yield from parts
+        yield from ((f"{path}/allOf/{number}", part) for number, part in enumerate(parts))
 
 
 def _is_path(reference: str) -> bool:
@@ -245,8 +344,12 @@ def _found(root: Any, reference: str) -> Any:
         name = part.replace("~1", "/").replace("~0", "~")
         if isinstance(found, Mapping):
             found = found.get(name)
-        elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+        elif isinstance(found, list) and _is_index(name) and int(name) < len(found):
             found = found[int(name)]
         else:
             return None
     return found
+
+
+def _is_index(name: str) -> bool:
+    return name.isascii() and name.isdecimal() and len(name) <= MAX_DIGITS

@@ -2,13 +2,17 @@
 
 Grammars come from clients. Before the server compiles one, this process does, with bounds on memory
 and processor time and no state worth protecting: a parser that runs out of stack or of time ends
-this process alone. The program is run by its path and imports nothing of jaxserve.
+this process alone. The program is run by its path and imports nothing of jaxserve but the module
+beside it, which has no other.
 """
 
 import json
 import math
 import resource
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 MAX_ERROR_LETTERS = 300
@@ -24,6 +28,15 @@ JSON_OPTIONS: Any = {
     "whitespace_flexible": True,
     "whitespace_pattern": r"( |\n[ ]{0,32})?",
 }
+
+
+def _module_beside(name: str) -> ModuleType:
+    """Return a module of this folder, which is not on the path: others would hide modules there."""
+    spec = spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec and spec.loader
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def definition(kind: str, text: str) -> str:
@@ -47,25 +60,34 @@ class Checker:
     """Answers requests with the `grammar` in llguidance's form, or with one line of `error`."""
 
     def __init__(self, seconds: float, limits: dict[str, Any]) -> None:
-        from llguidance import LLParserLimits
+        from llguidance import LLParserLimits, LLTokenizer
 
         self._seconds = seconds
         self._limits = LLParserLimits(**limits)
+        self._bytes = LLTokenizer("byte")
+        self._schemas = _module_beside("schema_check")
 
     def answer(self, request: dict[str, str]) -> dict[str, str]:
         """Compile one grammar and return it, or what is wrong with it."""
-        from llguidance import LLMatcher
-
         _allow_processor_time(self._seconds)
         try:
-            grammar = definition(request["kind"], request["text"])
-            failed, messages = LLMatcher.validate_grammar_with_warnings(
-                grammar, limits=self._limits
-            )
+            return self._checked(request["kind"], request["text"])
         except (ValueError, MemoryError) as error:
             return {"error": _in_one_line(str(error) or type(error).__name__)}
+
+    def _checked(self, kind: str, text: str) -> dict[str, str]:
+        from llguidance import LLMatcher
+
+        if problem := self._schemas.problem_of(kind, text):
+            return {"error": _in_one_line(problem)}
+        grammar = definition(kind, text)
+        failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=self._limits)
         if failed:
             return {"error": _in_one_line(messages[0])}
+        # What makes the lexer, with which the server would otherwise be the first to begin.
+        matcher = LLMatcher(self._bytes, grammar, log_level=0, limits=self._limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()
         return {"grammar": grammar}
 
 
