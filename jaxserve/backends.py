@@ -10,9 +10,7 @@ from typing import Any
 
 from jaxserve.errors import ConfigError
 
-PLATFORMS = (
-    "JAX_PLATFORMS"  # environment variable: the platforms that jax may use, of which all must start
-)
+PLATFORMS = "JAX_PLATFORMS"  # environment variable: what jax may use; all of it must start
 DOCTOR = "jaxserve doctor says what is installed"
 
 

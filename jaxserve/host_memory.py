@@ -63,12 +63,13 @@ def _mounts(root: Path) -> Iterator[_Mount]:
     for line in _lines(root / "proc/self/mountinfo"):
         mount, _, system = line.partition(" - ")
         match mount.split(" "), system.split(" "):
-            case [_, _, _, shown, point, *_], ["cgroup2", *_]:
-                yield _Mount("cgroup2", _unescaped(shown), _unescaped(point))
-            case [_, _, _, shown, point, *_], ["cgroup", _, options] if "memory" in options.split(
-                ","
-            ):
-                yield _Mount("cgroup", _unescaped(shown), _unescaped(point))
+            case [_, _, _, shown, point, *_], [kind, _, options] if _limits_memory(kind, options):
+                yield _Mount(kind, _unescaped(shown), _unescaped(point))
+
+
+def _limits_memory(kind: str, options: str) -> bool:
+    """Return whether a mounted file system of this kind has the controller of memory."""
+    return kind == "cgroup2" or (kind == "cgroup" and "memory" in options.split(","))
 
 
 def _below(group: str, shown: str) -> PurePosixPath:
