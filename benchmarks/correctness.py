@@ -22,12 +22,12 @@ from jaxserve.config import EngineOptions, resolve
 from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.host.scheduler import Scheduler
-from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import read_spec
 from jaxserve.pallas_kernels.dispatch import CANDIDATES, IMPLEMENTATIONS
 from jaxserve.pallas_kernels.paged_attention.api import Demand, KernelError
 from jaxserve.request import Request, SamplingParams
 from jaxserve.sharding.mesh import MeshSpec
+from tests.jaxserve.loading.loaded import load_params
 from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh
 from tests.pallas_kernels.attention_case import (
     BF16_SHAPES,

@@ -134,8 +134,9 @@ def serve_jobs(folder: Path, dtype: str, threads: int) -> None:
     from jaxserve.engine.device.runner import DeviceRunner
     from jaxserve.engine.engine import Engine
     from jaxserve.interrupts import HeldInterrupts
+    from jaxserve.loading.load_plan import plan_load
     from jaxserve.loading.parameters import load_params
-    from jaxserve.loading.spec import read_spec
+    from jaxserve.loading.spec import read_architecture
     from jaxserve.sharding.mesh import MeshSpec
 
     jax.config.update(
@@ -143,8 +144,9 @@ def serve_jobs(folder: Path, dtype: str, threads: int) -> None:
     )
     checkpoint = HFCheckpoint.open(folder)
     mesh = MeshSpec().build(jax.devices())
-    spec = read_spec(checkpoint.config)[1]
-    params = load_params(checkpoint, mesh, dtype)
+    source = read_architecture(checkpoint)
+    spec = source.spec
+    params = load_params(plan_load(source, mesh, dtype))
     engines: dict[int, tuple[Engine, DeviceRunner]] = {}  # by streams; one at a time
 
     def engine_for(streams: int) -> Engine:

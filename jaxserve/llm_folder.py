@@ -11,8 +11,8 @@ from jaxserve.checkpoints.hub.names import Given, display_name
 from jaxserve.engine.device.lowering import abstract_params
 from jaxserve.engine.device.memory import bytes_per_device, device_limit
 from jaxserve.errors import ConfigError, MemoryLimitError
+from jaxserve.loading.load_plan import DTYPES
 from jaxserve.loading.model_folder import Report, model_folder, remote_model
-from jaxserve.loading.parameters import DTYPES
 from jaxserve.models.families.weight_table import Stored
 from jaxserve.models.quant import parse_scheme
 from jaxserve.models.spec import ModelSpec

@@ -26,9 +26,10 @@ from jaxserve.checkpoints.orbax_writer import CHUNK_BYTES, Writer
 from jaxserve.checkpoints.quantized import dequantized
 from jaxserve.interrupts import HeldInterrupts, interrupts_raise
 from jaxserve.loading.export import PublishedTensor, published_tensors
+from jaxserve.loading.load_plan import plan_load
 from jaxserve.loading.model_folder import model_folder
 from jaxserve.loading.parameters import load_params
-from jaxserve.loading.spec import Checkpoint, open_checkpoint
+from jaxserve.loading.spec import Checkpoint, open_checkpoint, read_architecture
 from jaxserve.progress import Bar
 from jaxserve.sharding.mesh import MeshSpec
 
@@ -90,13 +91,9 @@ def to_orbax(
             )
     with new_folder(source, target) as folder:
         writer = Writer(folder, chunk_bytes)
-        load_params(
-            checkpoint,
-            MeshSpec().build(jax.devices("cpu")[:1]),
-            progress=report,
-            weights=weights,
-            keep=writer.add,
-        )
+        mesh = MeshSpec().build(jax.devices("cpu")[:1])
+        plan = plan_load(read_architecture(checkpoint), mesh, weights=weights)
+        load_params(plan, report, keep=writer.add)
         writer.finish()
         copy_other_files(source, folder)
         # The manifest comes last: it has the hashes of all other files, and a folder without it

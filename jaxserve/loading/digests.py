@@ -47,14 +47,13 @@ class WeightDigests:
         self._sums: dict[int, dict[str, int]] = {}  # by host and tensor
 
     def parameter(
-        self, rows: Sequence[Tensor], specs: tuple[ModelSpec, ModelSpec]
+        self, rows: Sequence[Tensor], spec: ModelSpec, held: ModelSpec
     ) -> "ParameterDigests":
         """Return the digests of the tensors that a parameter consists of.
 
-        rows: rows of the family's weight table. specs: the checkpoint's spec, and the spec that the
-        devices hold.
+        rows: rows of the family's weight table. spec, held: see LoadPlan.
         """
-        return ParameterDigests(self, rows, specs)
+        return ParameterDigests(self, rows, spec, held)
 
     def add(self, name: str, hosts: Iterable[int], part: int) -> None:
         """Add the sum of a shard to the digest that a tensor has on these hosts."""
@@ -99,12 +98,12 @@ class ParameterDigests:
         self,
         whole: WeightDigests,
         rows: Sequence[Tensor],
-        specs: tuple[ModelSpec, ModelSpec],
+        spec: ModelSpec,
+        held: ModelSpec,
     ):
         self.all_hosts = whole.all_hosts
         self._whole = whole
         self._rows = rows
-        spec, held = specs
         self._copies = held.num_kv_heads // spec.num_kv_heads
         self._fused = [row.fused_slices(row.sizes(held)) for row in rows]
         self._kept = {KV_HEADS}.union(*self._fused)

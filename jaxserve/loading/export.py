@@ -7,7 +7,6 @@ view of it, and the parameter's values are written through that view.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,8 +18,10 @@ from jaxserve.loading.match import by_parameter
 from jaxserve.loading.orbax_layout import parameter_name
 from jaxserve.loading.spec import read_spec
 from jaxserve.models.decoder import param_specs
-from jaxserve.models.families.weight_table import Stored, Tensor
+from jaxserve.models.families.weight_table import Family, Stored, Tensor
+from jaxserve.models.quant import declarations
 from jaxserve.models.spec import ModelSpec
+from jaxserve.sharding.params import ParamSpec
 
 # A source that has this name is a decoder stored without its head, whose names lack "model.".
 WITHOUT_HEAD = "embed_tokens.weight"
@@ -74,8 +75,12 @@ def published_tensors(checkpoint: OrbaxCheckpoint) -> Iterator[PublishedTensor]:
         raise ModelError(
             f"{checkpoint.folder} has {checkpoint.weights} weights; the source's are not in it"
         )
-    _, spec = read_spec(checkpoint.config)
-    for name, rows in _rows_by_tensor(checkpoint).items():
+    family, spec = read_spec(checkpoint.config)
+    by_tensor: dict[str, list[tuple[Tensor, str, Stored]]] = {}
+    # One published tensor can be parts of several parameters, such as a fused qkv_proj.
+    for row, axes, stored in _rows(checkpoint, family, spec):
+        by_tensor.setdefault(row.name, []).append((row, axes, stored))
+    for name, rows in by_tensor.items():
         row, _, stored = rows[0]
         own = name.removeprefix("model.") if WITHOUT_HEAD in checkpoint.source else name
         if own not in checkpoint.source:
@@ -89,20 +94,13 @@ def published_tensors(checkpoint: OrbaxCheckpoint) -> Iterator[PublishedTensor]:
         yield PublishedTensor(own, tuple(row.shape(row.sizes(spec))), dtype, spec, rows)
 
 
-def _rows_by_tensor(
-    checkpoint: OrbaxCheckpoint,
-) -> dict[str, list[tuple[Tensor, str, Stored]]]:
-    """Group table rows, each with its parameter's axes and stored array, by tensor name.
-
-    One published tensor can be parts of several parameters, such as a fused qkv_proj.
-    """
-    family, spec = read_spec(checkpoint.config)
-    declared: Any = param_specs(spec, jnp.dtype(jnp.float32))
-    rows: dict[str, list[tuple[Tensor, str, Stored]]] = {}
+def _rows(
+    checkpoint: OrbaxCheckpoint, family: Family, spec: ModelSpec
+) -> Iterator[tuple[Tensor, str, Stored]]:
+    """Yield the rows of the weight table, each with its parameter's axes and stored array."""
+    declared = declarations(param_specs(spec, jnp.dtype(jnp.float32)))
+    axes = {path: param.axes for path, param in declared if isinstance(param, ParamSpec)}
     for path, group in by_parameter(family.tensors(spec)).items():
-        param = declared
-        for step in path:
-            param = param[step]
         stored = checkpoint.tensors.get(parameter_name(path))
         if stored is None:
             raise ModelError(
@@ -110,5 +108,4 @@ def _rows_by_tensor(
                 f"config.json asks for"
             )
         for row in group:
-            rows.setdefault(row.name, []).append((row, param.axes, stored))
-    return rows
+            yield row, axes[path], stored

@@ -1,26 +1,22 @@
 """Loads a checkpoint folder as a model on a mesh: configuration, tokenizer and parameters."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import jax
 from jax.sharding import Mesh
 
 from jaxserve.checkpoints.hf import HFCheckpoint, note_on_weights
 from jaxserve.checkpoints.orbax_store import AS_STORED
 from jaxserve.loading.digests import WeightDigests
+from jaxserve.loading.load_plan import plan_load
 from jaxserve.loading.parameters import Progress, load_params
-from jaxserve.loading.spec import Checkpoint, open_checkpoint, read_architecture
+from jaxserve.loading.spec import ModelCheckpoint, open_checkpoint, read_architecture
 from jaxserve.loading.token_ids import TokenIds, read_token_ids
-from jaxserve.models.decoder import param_specs
 from jaxserve.models.families.weight_table import Stored
-from jaxserve.models.quant import scheme_in
 from jaxserve.models.spec import ModelSpec
-from jaxserve.sharding.params import is_param_spec
 from jaxserve.tokenizer import Tokenizer
 
 
@@ -69,10 +65,14 @@ class ModelFiles:
     """
 
     folder: Path
-    checkpoint: Checkpoint
-    spec: ModelSpec
+    source: ModelCheckpoint
     tokens: TokenIds
     note: str | None
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Architecture of the checkpoint."""
+        return self.source.spec
 
 
 def open_model(folder: Path, tensors: Mapping[str, Stored] | None = None) -> ModelFiles:
@@ -88,11 +88,11 @@ def open_model(folder: Path, tensors: Mapping[str, Stored] | None = None) -> Mod
         TokenizerError: The tokenizer's files cannot be read, or are those of another model.
     """
     checkpoint = open_checkpoint(folder, tensors)
-    _, spec = read_architecture(checkpoint)
-    tokens = read_token_ids(folder, checkpoint, spec.vocab_size)
+    source = read_architecture(checkpoint)
+    tokens = read_token_ids(folder, checkpoint, source.spec.vocab_size)
     from_hf = tensors is None and isinstance(checkpoint, HFCheckpoint)
     note = note_on_weights(folder) if from_hf else None
-    return ModelFiles(folder, checkpoint, spec, tokens, note)
+    return ModelFiles(folder, source, tokens, note)
 
 
 def load(
@@ -105,37 +105,19 @@ def load(
 ) -> Model:
     """Load a checkpoint onto the mesh.
 
-    Args:
-        files: The open checkpoint.
-        mesh: The mesh that the parameters are split over.
-        dtype: float32, bfloat16, or auto, which keeps the checkpoint's precision: half precision
-            becomes bfloat16, double becomes float32.
-        progress: Called with the bytes done, the bytes in total, and the tensor that is read.
-        weights: The name of a quantization scheme (models/quant.py) such as int8, or auto, which
-            keeps weights as they are stored: in dtype unless they are quantized.
-        digests: Digests of the tensors to add up while they are read.
-
-    Raises:
-        ModelError: The tensors do not fit the architecture (one line).
-        CheckpointError: A file is missing or damaged (one line).
+    Arguments and errors: see `plan_load` and `load_params`.
     """
-    spec = files.spec
-    params = load_params(files.checkpoint, mesh, dtype, progress, weights, digests=digests)
-    held = spec.on(mesh.shape["tensor"])
-    kept = str(scheme_in(params) or AS_STORED)
-    fingerprint = sha256(
-        repr((held, dtype, kept, str(files.folder.resolve()))).encode()
-    ).hexdigest()
-    leaves = jax.tree.leaves(param_specs(spec, params["embed"].dtype), is_leaf=is_param_spec)
-    parameters = sum(math.prod(leaf.shape) for leaf in leaves)
+    plan = plan_load(files.source, mesh, dtype, weights)
+    kept = str(plan.scheme or AS_STORED)
+    identity = repr((plan.held, dtype, kept, str(files.folder.resolve())))
     return Model(
-        held,
-        params,
+        plan.held,
+        load_params(plan, progress, digests=digests),
         mesh,
         files.tokens,
-        fingerprint,
-        parameters,
+        sha256(identity.encode()).hexdigest(),
+        plan.size,
         kept,
         files.note,
-        files.checkpoint.generation_config,
+        files.source.checkpoint.generation_config,
     )

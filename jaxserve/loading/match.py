@@ -9,23 +9,16 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
-from jaxserve.checkpoints.orbax_store import OrbaxCheckpoint
+from jaxserve.checkpoints.hf import HFCheckpoint
 from jaxserve.checkpoints.quantized import dequantized
 from jaxserve.errors import ModelError
-from jaxserve.loading.spec import Checkpoint
-from jaxserve.models.families.weight_table import Family, Stored, Tensor
+from jaxserve.models.families.weight_table import Family, ParamPath, Stored, Tensor
 from jaxserve.models.fused import PARTS
 from jaxserve.models.spec import ModelSpec
 
 
-def stored_tensors(checkpoint: Checkpoint) -> Mapping[str, Stored]:
-    """Return the tensors of a checkpoint by name.
-
-    A Hugging Face folder has the published tensors, dequantized as they are read; a converted
-    folder has the model's parameters.
-    """
-    if isinstance(checkpoint, OrbaxCheckpoint):
-        return checkpoint.tensors
+def stored_tensors(checkpoint: HFCheckpoint) -> Mapping[str, Stored]:
+    """Return the published tensors by name, dequantized as they are read."""
     return dequantized(_with_prefix(checkpoint.tensors), checkpoint.config)
 
 
@@ -42,7 +35,7 @@ def _with_prefix(tensors: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
     }
 
 
-def by_parameter(table: list[Tensor]) -> dict[tuple[str | int, ...], list[Tensor]]:
+def by_parameter(table: Sequence[Tensor]) -> dict[ParamPath, list[Tensor]]:
     """Group the rows of a weight table by the path of the parameter that they fill.
 
     Rows that are parts of one fused parameter, such as q, k and v of qkv, share a group.

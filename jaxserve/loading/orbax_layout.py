@@ -1,83 +1,38 @@
-"""Layout of a converted folder: parameters by path, and the quantization scheme of weights."""
+"""Layout of a converted folder: parameters by path, quantized ones as values and scales."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import jax.numpy as jnp
-from jax.tree_util import SequenceKey, tree_leaves_with_path
 
 from jaxserve.checkpoints.orbax_store import (
-    AS_STORED,
     CONVERT_AGAIN,
     MANIFEST,
     OrbaxCheckpoint,
-    is_orbax,
-    read_manifest,
 )
-from jaxserve.errors import ModelError, flag_text
+from jaxserve.errors import ModelError
 from jaxserve.loading.match import first_names
 from jaxserve.models.decoder import param_specs
-from jaxserve.models.families.weight_table import Tensor
+from jaxserve.models.families.weight_table import ParamPath, Tensor
 from jaxserve.models.fused import PARTS
-from jaxserve.models.quant import Quantized, contracted, is_quantized, parse_scheme
+from jaxserve.models.quant import Quantized, contracted, declarations, parse_scheme
 from jaxserve.models.spec import ModelSpec
-from jaxserve.sharding.params import ParamSpec, is_param_spec
+from jaxserve.sharding.params import ParamSpec
 
 
-def stored_weights(folder: Path) -> str:
-    """Return the scheme of a folder's weights as --weights names it; auto for full precision.
-
-    CheckpointError where the folder was converted and has no manifest.
-    """
-    return read_manifest(folder).weights if is_orbax(folder) else AS_STORED
-
-
-def choose_weights(folder: Path, asked: str, stored: str) -> str:
-    """Return the scheme to load: `asked` of a folder in full precision, else the stored one.
-
-    ModelError when the stored scheme is unknown, or when --weights asks for another one: quantized
-    weights are not quantized again.
-    """
-    if stored == AS_STORED:
-        return asked
-    try:
-        parse_scheme(stored)
-    except ModelError:
-        raise ModelError(
-            f"{folder / MANIFEST}: weights in {stored!r} are not known here; {CONVERT_AGAIN}"
-        ) from None
-    if asked not in (AS_STORED, stored):
-        raise ModelError(
-            flag_text(
-                "--weights",
-                asked,
-                f"{folder} has {stored} weights, which stay what they are (leave it out, or "
-                f"convert their source)",
-            )
-        )
-    return stored
-
-
-def match_parameters(
-    spec: ModelSpec, spread: ModelSpec, checkpoint: OrbaxCheckpoint
-) -> list[Tensor]:
-    """Return the weight table of a converted folder.
+def match_parameters(checkpoint: OrbaxCheckpoint, spec: ModelSpec, held: ModelSpec) -> list[Tensor]:
+    """Return the weight table of a converted folder with the architecture `spec`.
 
     ModelError when a parameter is left over, missing, or not stored in the manifest's scheme.
 
-    Parameters are stored as one device holds them. `spread` is the spec on this mesh: where it has
+    Parameters are stored as one device holds them. Where `held`, the architecture on the mesh, has
     copies of kv heads, a fused parameter is read in parts, because its parts are not all copied
     alike.
     """
     found = checkpoint.tensors
     scheme = parse_scheme(checkpoint.weights)
-    declared = param_specs(spec, jnp.dtype(jnp.float32), scheme)
-    leaves = tree_leaves_with_path(
-        declared, is_leaf=lambda leaf: is_quantized(leaf) or is_param_spec(leaf)
-    )
-    table = [row for keys, param in leaves for row in _rows(_path(keys), param)]
+    declared = declarations(param_specs(spec, jnp.dtype(jnp.float32), scheme))
+    table = [row for path, param in declared for row in _rows(path, param)]
     only_in_one = sorted({row.name for row in table} ^ found.keys())
     if only_in_one:
         config = "config.json"
@@ -87,22 +42,18 @@ def match_parameters(
             f"{checkpoint.folder}: {config} does not fit the stored parameters: "
             f"{first_names(only_in_one)} are only in one"
         )
-    for keys, param in leaves:
+    for path, param in declared:
         if isinstance(param, Quantized):
-            _check_scheme(checkpoint, parameter_name(_path(keys)), param)
-    return table if spread == spec else [part for row in table for part in _parts(row)]
+            _check_scheme(checkpoint, parameter_name(path), param)
+    return table if held == spec else [part for row in table for part in _parts(row)]
 
 
-def _path(keys: Sequence[Any]) -> tuple[str | int, ...]:
-    return tuple(key.idx if isinstance(key, SequenceKey) else key.key for key in keys)
-
-
-def parameter_name(path: Sequence[str | int]) -> str:
+def parameter_name(path: ParamPath) -> str:
     """Return the stored name of a parameter: ("layers", 0, "qkv") -> "layers.0.qkv"."""
     return ".".join(map(str, path))
 
 
-def _rows(path: tuple[str | int, ...], param: ParamSpec | Quantized) -> Iterator[Tensor]:
+def _rows(path: ParamPath, param: ParamSpec | Quantized) -> Iterator[Tensor]:
     """Yield a parameter's table row; a quantized one has a row for values and one for scales."""
     name = parameter_name(path)
     if isinstance(param, ParamSpec):

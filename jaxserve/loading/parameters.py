@@ -1,100 +1,128 @@
-"""Loads all parameters of a checkpoint onto a mesh, one parameter at a time."""
+"""Loads the parameters of a plan: each shard is read straight to the devices that hold it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
-from jax.sharding import Mesh
+from jax.experimental.layout import Format
+from jax.sharding import Mesh, SingleDeviceSharding
 
-from jaxserve.checkpoints.orbax_store import AS_STORED, OrbaxCheckpoint
-from jaxserve.errors import ModelError
-from jaxserve.loading.digests import WeightDigests
-from jaxserve.loading.match import by_parameter, match_tensors, stored_tensors
-from jaxserve.loading.orbax_layout import choose_weights, match_parameters
-from jaxserve.loading.shards import is_float, load_parameter
-from jaxserve.loading.spec import Checkpoint, read_architecture
-from jaxserve.models.decoder import ALWAYS_FLOAT32, param_specs
-from jaxserve.models.families.weight_table import Stored, Tensor
-from jaxserve.models.matmul_w8a8 import check_chip
-from jaxserve.models.precision import check_dtype
-from jaxserve.models.quant import Quantized, parse_scheme
-from jaxserve.sharding.params import is_param_spec
+from jaxserve.loading.digests import ParameterDigests, WeightDigests
+from jaxserve.loading.load_plan import LoadPlan, ParameterPlan
+from jaxserve.loading.tensor_reader import TensorReader
+from jaxserve.models.families.weight_table import ParamPath
+from jaxserve.models.quant import Quantized, is_declaration
+from jaxserve.models.quantize import Ranges, ShardQuantizer
+from jaxserve.sharding.params import ParamSpec
 
-DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 Progress = Callable[[int, int, str], None]  # bytes done, bytes in total, name of the tensor
 # Called with a parameter's path, its axes and the loaded parameter; returns what the tree holds.
-Keep = Callable[[tuple[str | int, ...], str, Any], Any]
+Keep = Callable[[ParamPath, str, Any], Any]
+Read = Callable[[Ranges], np.ndarray]  # reads the given range of each of a parameter's dimensions
 
 
 def load_params(
-    checkpoint: Checkpoint,
-    mesh: Mesh,
-    dtype: str = "auto",
+    plan: LoadPlan,
     progress: Progress = lambda done, total, what: None,
-    weights: str = "auto",
     keep: Keep = lambda path, axes, parameter: parameter,
     digests: WeightDigests | None = None,
 ) -> dict:
-    """Load the parameters, each read from the folder straight into its shards.
+    """Load the parameters, one at a time.
 
-    The parameters are those of `spec.on(tensor)` for this mesh. Each tensor is read once, except
-    that a tensor which is quantized here is read twice: for its scales, then for its values.
+    Each tensor is read once, except that a tensor which is quantized here is read twice: for its
+    scales, then for its values.
 
-    dtype: see `load`. weights: the name of a quantization scheme, or auto for the stored form.
-    keep: replaces each loaded parameter in the result, so that a caller who writes parameters to a
-    file needs memory for one of them only. digests: get every shard that is read.
+    Args:
+        plan: The plan of the load.
+        progress: Called with the bytes done, the bytes in total, and the tensor that is read.
+        keep: Replaces each loaded parameter in the result, so that a caller who writes parameters
+            to a file needs memory for one of them only.
+        digests: Digests that get every shard that is read.
+
+    Raises:
+        ModelError: A tensor's shape does not follow from config.json, or groups of quantized
+            numbers do not fit the mesh.
+        CheckpointError: A file is damaged, or a number is NaN or infinite.
     """
-    check_dtype(dtype)
-    stored = checkpoint.weights if isinstance(checkpoint, OrbaxCheckpoint) else AS_STORED
-    scheme = parse_scheme(choose_weights(checkpoint.folder, weights, stored))
-    check_chip(scheme, mesh)
-    family, spec = read_architecture(checkpoint)
-    spread = spec.on(mesh.shape["tensor"])
-    tensors = stored_tensors(checkpoint)
-    if isinstance(checkpoint, OrbaxCheckpoint):
-        table = match_parameters(spec, spread, checkpoint)
-    else:
-        table = match_tensors(family, spec, tensors)
-    kept = DTYPES[dtype] if dtype in DTYPES else _checkpoint_dtype(table, tensors)
-    params: Any = param_specs(spread, jnp.dtype(kept), scheme)
-    total = _declared_bytes(params)
+    reader = TensorReader(plan.tensors, plan.spec, plan.held)
+    total = sum(parameter.nbytes for parameter in plan.parameters)
     done = 0
-    published = by_parameter(family.tensors(spec))
-    for path, rows in by_parameter(table).items():
-        progress(done, total, rows[0].name)
-        holder = params
-        for step in path[:-1]:
-            holder = holder[step]
-        declared = holder[path[-1]]
-        done += _declared_bytes(declared)
-        specs = (spec, spread)
-        seen = digests.parameter(published[path], specs) if digests else None
-        loaded = load_parameter(str(path[-1]), rows, declared, tensors, specs, mesh, seen)
-        axes = declared.values.axes if isinstance(declared, Quantized) else declared.axes
-        holder[path[-1]] = keep(path, axes, loaded)
+    leaves = []
+    for parameter in plan.parameters:
+        progress(done, total, parameter.rows[0].name)
+        done += parameter.nbytes
+        seen = digests.parameter(parameter.published, plan.spec, plan.held) if digests else None
+        loaded = _load(parameter, reader, plan.mesh, seen)
+        leaves.append(keep(parameter.path, parameter.values.axes, loaded))
     progress(total, total, "")
-    return params
+    return jax.tree.structure(plan.declared, is_leaf=is_declaration).unflatten(leaves)
 
 
-def _declared_bytes(declared: Any) -> int:
-    return sum(param.nbytes for param in jax.tree.leaves(declared, is_leaf=is_param_spec))
+def _load(
+    parameter: ParameterPlan, reader: TensorReader, mesh: Mesh, digests: ParameterDigests | None
+) -> jax.Array | Quantized:
+    """Load one parameter; a quantized one is rounded on the way, unless it is stored quantized."""
 
+    def read(param: ParamSpec) -> Read:
+        return partial(reader.read, parameter.rows, param.axes, param.dtype)
 
-def _checkpoint_dtype(table: list[Tensor], tensors: Mapping[str, Stored]) -> np.dtype:
-    """Return the dtype of --dtype auto: float32 if any weight is stored wider than 16 bits."""
-    quantized = {row.path for row in table if row.scales}
-    # Parameters that are float32 in every model, and scales, say nothing about the precision.
-    stored = {
-        tensors[row.name].dtype
-        for row in table
-        if row.path[-1] not in ALWAYS_FLOAT32 and row.path not in quantized
-    }
-    if any(not is_float(dtype) for dtype in stored):
-        raise ModelError(
-            f"the checkpoint stores weights as {', '.join(sorted(map(str, stored)))}; floating "
-            f"point is needed"
+    param = parameter.declared
+    if isinstance(param, ParamSpec):
+        return _sharded(param, mesh, read(param), digests)
+    if parameter.scale_rows:
+        read_values = read(param.values)
+        read_scales = partial(
+            reader.read, parameter.scale_rows, param.scales.axes, param.scales.dtype
         )
-    return DTYPES["float32"] if any(dtype.itemsize > 2 for dtype in stored) else DTYPES["bfloat16"]
+    else:
+        wide = replace(param.values, dtype=jnp.dtype(jnp.float32))
+        quantizer = ShardQuantizer(str(parameter.path[-1]), param, read(wide))
+        read_values = quantizer.values
+        read_scales = quantizer.scales
+    # Scales come first: groups that a shard's edge would cut are refused here, before the values
+    # are read.
+    scales = _sharded(param.scales, mesh, read_scales, digests, "scales")
+    values = _sharded(param.values, mesh, read_values, digests)
+    return replace(param, values=values, scales=scales)
+
+
+def _sharded(
+    param: ParamSpec,
+    mesh: Mesh,
+    read: Read,
+    digests: ParameterDigests | None,
+    kind: str = "values",
+) -> jax.Array:
+    """Build the parameter's array with one shard at a time in host memory.
+
+    A shard that several devices hold is read once. kind: see ParameterDigests.add.
+    """
+    form = param.format(mesh)
+    holders: dict[Ranges, list[Any]] = {}
+    indices = param.sharding(mesh).devices_indices_map(param.shape)
+    for device, index in indices.items():
+        asked = tuple(
+            range(size)[part] for size, part in zip(param.shape, index or (), strict=True)
+        )
+        holders.setdefault(asked, []).append(device)
+    here = param.sharding(mesh).addressable_devices
+    shards: dict[Any, jax.Array] = {}
+    for asked, holding in holders.items():
+        devices = [device for device in holding if device in here]
+        if not devices and not (digests and digests.all_hosts):
+            continue
+        shard = read(asked)
+        if digests:
+            hosts = {device.process_index for device in holding}
+            digests.add(param.axes, asked, shard, hosts, kind)
+        formats = [Format(form.layout, SingleDeviceSharding(device)) for device in devices]
+        # Waiting for the transfer lets the host's copy go before the next shard is read.
+        copies = jax.block_until_ready(jax.device_put([shard] * len(devices), formats))
+        shards |= zip(devices, copies, strict=True)
+    return jax.make_array_from_single_device_arrays(
+        param.shape, param.sharding(mesh), [shards[device] for device in indices if device in here]
+    )

@@ -1,7 +1,7 @@
 """Opens a checkpoint folder and reads the architecture that its config.json describes."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,23 @@ def open_checkpoint(folder: Path, tensors: Mapping[str, Stored] | None = None) -
     return HFCheckpoint.open(folder, tensors)
 
 
-def read_architecture(checkpoint: Checkpoint) -> tuple[Family, ModelSpec]:
-    """Read the family and the spec of a checkpoint.
+@dataclass(frozen=True, eq=False)
+class ModelCheckpoint:
+    """An open checkpoint, with the family and the architecture that its configs describe."""
+
+    checkpoint: Checkpoint
+    family: Family
+    spec: ModelSpec
+
+
+def read_architecture(checkpoint: Checkpoint) -> ModelCheckpoint:
+    """Read the architecture of a checkpoint.
 
     Unlike read_spec, the spec also says whether the model embeds, which follows from the
     sentence-transformers files beside config.json.
     """
     family, spec = read_spec(checkpoint.config)
-    return family, replace(spec, embeds=embeds(checkpoint.modules))
+    return ModelCheckpoint(checkpoint, family, replace(spec, embeds=embeds(checkpoint.modules)))
 
 
 def read_spec(config: Mapping[str, Any]) -> tuple[Family, ModelSpec]:

@@ -7,8 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxserve.errors import ConfigError, flag_text
-from jaxserve.loading.orbax_layout import choose_weights, stored_weights
-from jaxserve.loading.parameters import DTYPES
+from jaxserve.loading.load_plan import DTYPES, choose_weights, stored_weights
 from jaxserve.models.precision import HEAD
 from jaxserve.models.quant import SCHEMES, QuantScheme, parse_scheme
 from jaxserve.plan.model_config import shipped

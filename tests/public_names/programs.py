@@ -18,7 +18,7 @@ from jaxserve.cli.exits import BAD_INPUT, PIPE_CLOSED
 from jaxserve.cluster import heartbeat
 from jaxserve.config import PAGE_DTYPES, PROPOSERS
 from jaxserve.doctor.__main__ import FAULTS
-from jaxserve.loading.parameters import DTYPES
+from jaxserve.loading.load_plan import DTYPES
 from jaxserve.models.precision import HEAD
 from jaxserve.models.quant import SCHEMES
 from jaxserve.pallas_kernels.dispatch import GROUPED, IMPLEMENTATIONS, QUANTIZED

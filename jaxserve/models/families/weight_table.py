@@ -11,6 +11,7 @@ from jaxserve.errors import ModelError
 from jaxserve.models.fused import PARTS, fused_slice
 from jaxserve.models.spec import ModelSpec
 
+ParamPath = tuple[str | int, ...]  # place in the tree of parameters, as ("layers", 0, "qkv")
 Within = Mapping[str, slice]  # letter -> entries to read along it; absent letters are read whole
 
 
@@ -49,7 +50,7 @@ class Tensor:
     """
 
     name: str
-    path: tuple[str | int, ...]
+    path: ParamPath
     axes: str
     part: int = 0
     expert: int | None = None

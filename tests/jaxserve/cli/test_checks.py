@@ -17,7 +17,7 @@ from jaxserve.cli.flags import parser
 from jaxserve.cli.inputs import prompts_of
 from jaxserve.config.options import KERNELS
 from jaxserve.generate.__main__ import main
-from jaxserve.loading.parameters import DTYPES
+from jaxserve.loading.load_plan import DTYPES
 from jaxserve.models.precision import AS_STORED, DTYPE_NAMES, FORMS
 from jaxserve.models.quant import SCHEMES
 from jaxserve.pallas_kernels import dispatch

@@ -18,12 +18,12 @@ from jaxserve.engine.build import plan_config
 from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.host.scheduler import Scheduler
-from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import read_spec
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import Request, SamplingParams
 from jaxserve.sharding.mesh import MeshSpec
 from tests.jaxserve.engine.tiny import Outcome, run
+from tests.jaxserve.loading.loaded import load_params
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 BOUND = 1e-4  # of log-probabilities; each golden token was chosen by a gap of 5e-3 or more

@@ -28,12 +28,12 @@ from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.host.sequence import Sequence as Seq
 from jaxserve.engine.host.speculation import DeviceDrafts, Proposer, Speculation
 from jaxserve.errors import ConfigError
-from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import read_spec
 from jaxserve.request import Request, SamplingParams
 from jaxserve.sharding.mesh import MeshSpec
 from jaxserve.structure import Structure
 from tests.jaxserve.engine.tiny import Outcome, run
+from tests.jaxserve.loading.loaded import load_params
 from tests.outcome_tables import FEATURE_PAIRS
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "llama_gqa"

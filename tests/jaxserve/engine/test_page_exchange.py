@@ -20,12 +20,12 @@ from jaxserve.engine.engine import Engine
 from jaxserve.engine.host.kv_export import PagesToSend
 from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.kv_segment import KVSegment
-from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import read_spec
 from jaxserve.request import Request, SamplingParams
 from jaxserve.sharding.mesh import MeshSpec
 from tests.jaxserve.engine.test_families_on_meshes import GOLDEN, check
 from tests.jaxserve.engine.tiny import Outcome, run
+from tests.jaxserve.loading.loaded import load_params
 
 OPTIONS = EngineOptions(
     max_batch=2, step_tokens=16, page_size=4, cache_tokens=128, max_context=60, page_exchange=True

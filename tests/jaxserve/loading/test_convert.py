@@ -23,7 +23,6 @@ from jaxserve.checkpoints.quantized import dequantized
 from jaxserve.convert import main
 from jaxserve.generate.__main__ import main as generate
 from jaxserve.loading.convert import to_hf, to_orbax
-from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import open_checkpoint
 from jaxserve.plan.__main__ import main as plan
 from tests.jaxserve.cluster.processes import free_port
@@ -36,6 +35,7 @@ from tests.jaxserve.loading.convert_harness import (
     mesh,
     silent,
 )
+from tests.jaxserve.loading.loaded import load_params
 
 # fused and separate projections, tied heads, biases, mixtures, latent attention, another's modules
 PLAIN = (
@@ -296,7 +296,7 @@ jax.config.update("jax_num_cpu_devices", 2)
 jax.distributed.initialize(sys.argv[1], num_processes=2, process_id=int(sys.argv[2]))
 from pathlib import Path
 from jaxserve.checkpoints import orbax_store
-from jaxserve.loading.parameters import load_params
+from tests.jaxserve.loading.loaded import load_params
 from jaxserve.loading.spec import open_checkpoint
 from jaxserve.sharding.mesh import MeshSpec
 check, read = orbax_store.check_hashes, []

@@ -21,7 +21,6 @@ from jaxserve.errors import ModelError
 from jaxserve.loading import convert
 from jaxserve.loading.convert import to_orbax
 from jaxserve.loading.folder import load, open_model
-from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import open_checkpoint
 from tests.jaxserve.loading.convert_harness import (
     BUNDLED,
@@ -31,6 +30,7 @@ from tests.jaxserve.loading.convert_harness import (
     mesh,
     silent,
 )
+from tests.jaxserve.loading.loaded import load_params
 
 
 def test_nan_in_a_converted_folder_is_refused(spoiled: Path) -> None:

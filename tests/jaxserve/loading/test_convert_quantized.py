@@ -23,10 +23,9 @@ from jaxserve.convert import main
 from jaxserve.errors import ModelError
 from jaxserve.generate.__main__ import main as generate
 from jaxserve.llm import LLM
-from jaxserve.loading import shards
+from jaxserve.loading import parameters
 from jaxserve.loading.convert import to_orbax
 from jaxserve.loading.folder import load, open_model
-from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import open_checkpoint, read_spec
 from jaxserve.models.quant import SCHEMES, parse_scheme
 from jaxserve.plan.__main__ import main as plan
@@ -40,6 +39,7 @@ from tests.jaxserve.loading.convert_harness import (
     mesh,
     silent,
 )
+from tests.jaxserve.loading.loaded import load_params
 
 MESHES = ((1, 1, 1), (1, 1, 2), (1, 1, 4), (2, 1, 4))
 WIDE = {
@@ -90,7 +90,7 @@ def never_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise AssertionError("rounds what is stored")
 
-    monkeypatch.setattr(shards, "ShardQuantizer", refuse)
+    monkeypatch.setattr(parameters, "ShardQuantizer", refuse)
 
 
 @pytest.mark.parametrize("axes", MESHES)

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from jaxserve.loading import shards
+from jaxserve.loading import parameters
 from jaxserve.loading.digests import ParameterDigests, WeightDigests, factor_of
-from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import open_checkpoint
 from jaxserve.models.families.weight_table import Tensor
 from jaxserve.models.spec import ModelSpec
 from jaxserve.sharding.errors import ShardingError
 from jaxserve.sharding.mesh import MeshSpec
 from tests.jaxserve.loading.convert_harness import GOLDEN
+from tests.jaxserve.loading.loaded import load_params
 
 # Fused and plain, tied, biases, kv heads that are copied, latent attention, experts in tensors of
 # their own and together, numbers that are dequantized.
@@ -138,7 +138,7 @@ def test_shards_add_up_and_every_bit_counts(dtype: type) -> None:
 
     def text(array: np.ndarray, *cuts: int) -> str:
         digests = WeightDigests()
-        parameter = digests.parameter(rows, (spec, spec))
+        parameter = digests.parameter(rows, spec, spec)
         edges = [0, *cuts, len(array)]
         for begin, end in itertools.pairwise(edges):
             asked = (range(begin, end), range(6))
@@ -163,7 +163,7 @@ def _spec() -> ModelSpec:
 def test_hosts_have_the_digests_of_their_parts() -> None:
     rows = [Tensor("it", ("o",), "NH")]
     digests = WeightDigests()
-    parameter = digests.parameter(rows, (_spec(), _spec()))
+    parameter = digests.parameter(rows, _spec(), _spec())
     for host in range(2):
         asked = (range(host * 2, host * 2 + 2), range(6))
         parameter.add("NH", asked, np.full((2, 6), 1.5, np.float32), {host}, "values")
@@ -192,7 +192,7 @@ def test_every_host_has_a_digest_of_all_that_it_holds(
         return place in places[axes, asked]
 
     places: dict[Any, set[int]] = {}
-    sharded = shards._sharded
+    sharded = parameters._sharded
 
     def noted(param: Any, mesh: Any, *rest: Any) -> Any:
         for device, index in param.sharding(mesh).devices_indices_map(param.shape).items():
@@ -201,7 +201,7 @@ def test_every_host_has_a_digest_of_all_that_it_holds(
         return sharded(param, mesh, *rest)
 
     monkeypatch.setattr(ParameterDigests, "add", by_place)
-    monkeypatch.setattr(shards, "_sharded", noted)
+    monkeypatch.setattr(parameters, "_sharded", noted)
     folder = tmp_path / case
     shutil.copytree(GOLDEN / case, folder)
     before = digests_of(folder, spread)._sums

@@ -20,7 +20,6 @@ from jaxserve.checkpoints.quantized import dequantized
 from jaxserve.errors import ModelError
 from jaxserve.loading.folder import load, open_model
 from jaxserve.loading.match import by_parameter, match_tensors
-from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import read_spec
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.families import FAMILIES
@@ -29,6 +28,7 @@ from jaxserve.sharding.errors import ShardingError
 from jaxserve.sharding.mesh import MeshSpec
 from jaxserve.sharding.params import is_param_spec, map_specs
 from jaxserve.tokenizer import TokenizerError
+from tests.jaxserve.loading.loaded import load_params
 from tests.jaxserve.models.decoder_harness import one_device_mesh
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "gemma3_two_ropes"  # 96 rows of embedding
@@ -168,5 +168,7 @@ def test_a_name_table_that_forgets_a_part_is_an_error(monkeypatch: pytest.Monkey
     family, spec = read_spec(checkpoint.config)
     rows = [row for row in family.tensors(spec) if row.path[-1] != "up"]
     monkeypatch.setitem(FAMILIES, "Phi3ForCausalLM", replace(family, tensors=lambda spec: rows))
-    with pytest.raises(ModelError, match=r"has 768 of the 1536 numbers of \('layers', 0, 'gate'\)"):
+    with pytest.raises(
+        ModelError, match=r"has 768 of the 1536 numbers of \('layers', 0, 'gate_up'\)"
+    ):
         load_params(checkpoint, one_device_mesh())

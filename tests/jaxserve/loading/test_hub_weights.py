@@ -10,10 +10,10 @@ import pytest
 from jaxserve.checkpoints.hub import ranges
 from jaxserve.checkpoints.hub.lookup import find
 from jaxserve.checkpoints.hub.names import HubModel
-from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import open_checkpoint
 from jaxserve.sharding.mesh import MeshSpec
 from tests.fake_hub import FakeHub, fake_hub
+from tests.jaxserve.loading.loaded import load_params
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 CASES = (

@@ -40,7 +40,7 @@ import math, sys, threading
 from pathlib import Path
 import jax
 from jaxserve.loading.convert import to_orbax
-from jaxserve.loading.parameters import load_params
+from tests.jaxserve.loading.loaded import load_params
 from jaxserve.loading.spec import open_checkpoint
 from jaxserve.sharding.mesh import MeshSpec
 

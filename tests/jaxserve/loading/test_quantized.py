@@ -11,8 +11,8 @@ import pytest
 from jaxserve.checkpoints.hf import HFCheckpoint
 from jaxserve.checkpoints.quantized import dequantized
 from jaxserve.errors import ModelError
-from jaxserve.loading.parameters import load_params
 from jaxserve.sharding.mesh import MeshSpec
+from tests.jaxserve.loading.loaded import load_params
 from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "quantized"

@@ -8,7 +8,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxserve.checkpoints.hf import HFCheckpoint
-from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import read_spec
 from jaxserve.models.decoder import forward, logits
 from jaxserve.models.moe import Experts
@@ -18,6 +17,7 @@ from jaxserve.pallas_kernels.grouped_matmul import reference as grouped
 from jaxserve.pallas_kernels.paged_attention import reference
 from jaxserve.pallas_kernels.paged_attention.api import Options, Ragged
 from jaxserve.sharding.mesh import MeshSpec
+from tests.jaxserve.loading.loaded import load_params
 
 
 def one_device_mesh() -> Mesh:

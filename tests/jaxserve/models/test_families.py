@@ -13,8 +13,8 @@ from safetensors.numpy import load_file, save_file
 from jaxserve.checkpoints.errors import CheckpointError
 from jaxserve.checkpoints.hf import HFCheckpoint
 from jaxserve.errors import ModelError
-from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import read_spec
+from tests.jaxserve.loading.loaded import load_params
 from tests.jaxserve.models.decoder_harness import one_device_mesh
 
 GOLDEN = Path(__file__).parents[2] / "golden"

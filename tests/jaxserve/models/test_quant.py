@@ -15,7 +15,6 @@ from safetensors.numpy import load_file, save_file
 
 from jaxserve.checkpoints.hf import HFCheckpoint
 from jaxserve.errors import ModelError
-from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import read_spec
 from jaxserve.models import quantize
 from jaxserve.models.decoder import param_specs
@@ -26,6 +25,7 @@ from jaxserve.plan.model_config import read_config
 from jaxserve.sharding.errors import ShardingError
 from jaxserve.sharding.mesh import MeshSpec
 from jaxserve.sharding.params import is_param_spec, stored_bytes
+from tests.jaxserve.loading.loaded import load_params
 from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh
 from tests.slow_cases import slow_but
 

@@ -1,0 +1,216 @@
+"""Plan of a load: which parameters a mesh holds, and the stored tensors that each consists of."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxserve.checkpoints.orbax_store import (
+    AS_STORED,
+    CONVERT_AGAIN,
+    MANIFEST,
+    OrbaxCheckpoint,
+    is_orbax,
+    read_manifest,
+)
+from jaxserve.errors import ModelError, flag_text
+from jaxserve.loading.match import by_parameter, match_tensors, stored_tensors
+from jaxserve.loading.orbax_layout import match_parameters
+from jaxserve.loading.spec import ModelCheckpoint
+from jaxserve.models.decoder import ALWAYS_FLOAT32, param_specs
+from jaxserve.models.families.weight_table import ParamPath, Stored, Tensor
+from jaxserve.models.matmul_w8a8 import check_chip
+from jaxserve.models.precision import check_dtype, check_form
+from jaxserve.models.quant import Quantized, QuantScheme, declarations, parse_scheme
+from jaxserve.models.spec import ModelSpec
+from jaxserve.sharding.params import ParamSpec, is_param_spec
+
+DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+
+
+@dataclass(frozen=True)
+class ParameterPlan:
+    """How one parameter is loaded.
+
+    declared: declaration on the mesh. rows: table rows of the stored tensors that the parameter
+    consists of. scale_rows: those of stored scales, none if there are no scales or they are
+    computed while the weight is quantized. published: rows of the family's weight table.
+    """
+
+    path: ParamPath
+    declared: ParamSpec | Quantized
+    rows: Sequence[Tensor]
+    scale_rows: Sequence[Tensor]
+    published: Sequence[Tensor]
+
+    @property
+    def values(self) -> ParamSpec:
+        """Declaration of the parameter's numbers, without the scales of a quantized one."""
+        return self.declared.values if isinstance(self.declared, Quantized) else self.declared
+
+    @property
+    def nbytes(self) -> int:
+        leaves = jax.tree.leaves(self.declared, is_leaf=is_param_spec)
+        return sum(leaf.nbytes for leaf in leaves)
+
+
+@dataclass(frozen=True, eq=False)
+class LoadPlan:
+    """How the parameters of a checkpoint are loaded onto a mesh.
+
+    spec: architecture of the checkpoint. held: architecture as the devices hold it, which may have
+    copies of kv heads (ModelSpec.on). scheme: of quantized weights. dtype: of all other weights.
+    declared: tree of the declarations. parameters: its leaves, in their order. tensors: stored
+    tensors, by the names in the rows of `parameters`.
+    """
+
+    mesh: Mesh
+    spec: ModelSpec
+    held: ModelSpec
+    scheme: QuantScheme | None
+    dtype: np.dtype
+    declared: dict
+    parameters: Sequence[ParameterPlan]
+    tensors: Mapping[str, Stored]
+
+    @property
+    def size(self) -> int:
+        """Numbers in the checkpoint's parameters, without the copies of kv heads."""
+        return sum(
+            _numbers(parameter.published, parameter.values.axes, self.spec)
+            for parameter in self.parameters
+        )
+
+
+def stored_weights(folder: Path) -> str:
+    """Return the scheme of a folder's weights as --weights names it; auto for full precision.
+
+    CheckpointError where the folder was converted and has no manifest.
+    """
+    return read_manifest(folder).weights if is_orbax(folder) else AS_STORED
+
+
+def choose_weights(folder: Path, asked: str, stored: str) -> str:
+    """Return the scheme to load: `asked` of a folder in full precision, else the stored one.
+
+    ModelError when the stored scheme is unknown, or when --weights asks for another one: quantized
+    weights are not quantized again.
+    """
+    if stored == AS_STORED:
+        return asked
+    try:
+        check_form(stored)
+    except ModelError:
+        raise ModelError(
+            f"{folder / MANIFEST}: weights in {stored!r} are not known here; {CONVERT_AGAIN}"
+        ) from None
+    if asked not in (AS_STORED, stored):
+        raise ModelError(
+            flag_text(
+                "--weights",
+                asked,
+                f"{folder} has {stored} weights, which stay what they are (leave it out, or "
+                f"convert their source)",
+            )
+        )
+    return stored
+
+
+def plan_load(
+    source: ModelCheckpoint, mesh: Mesh, dtype: str = "auto", weights: str = "auto"
+) -> LoadPlan:
+    """Plan how a checkpoint is loaded onto a mesh.
+
+    Args:
+        source: The checkpoint and its architecture.
+        mesh: The mesh that the parameters are split over.
+        dtype: float32, bfloat16, or auto, which keeps the checkpoint's precision: half precision
+            becomes bfloat16, double becomes float32.
+        weights: The name of a quantization scheme (models/quant.py) such as int8, or auto, which
+            keeps weights as they are stored: in dtype unless they are quantized.
+
+    Raises:
+        ModelError: The tensors do not fit the architecture, or the model, the checkpoint or the
+            chips do not allow this dtype or scheme (one line).
+        CheckpointError: Quantized tensors and their scales do not fit each other (one line).
+    """
+    check_dtype(dtype)
+    checkpoint = source.checkpoint
+    spec = source.spec
+    held = spec.on(mesh.shape["tensor"])
+    converted = isinstance(checkpoint, OrbaxCheckpoint)
+    stored = checkpoint.weights if converted else AS_STORED
+    scheme = parse_scheme(choose_weights(checkpoint.folder, weights, stored))
+    check_chip(scheme, mesh)
+    if converted:
+        tensors: Mapping[str, Stored] = checkpoint.tensors
+        published = source.family.tensors(spec)
+        table = match_parameters(checkpoint, spec, held)
+    else:
+        tensors = stored_tensors(checkpoint)
+        published = table = match_tensors(source.family, spec, tensors)
+    kept = DTYPES[dtype] if dtype in DTYPES else _checkpoint_dtype(table, tensors)
+    declared = param_specs(held, jnp.dtype(kept), scheme)
+    parameters = _plan_parameters(declared, by_parameter(table), by_parameter(published))
+    for parameter in parameters:
+        _check(parameter, held, tensors)
+    return LoadPlan(mesh, spec, held, scheme, kept, declared, parameters, tensors)
+
+
+def _plan_parameters(
+    declared: dict,
+    rows: Mapping[ParamPath, Sequence[Tensor]],
+    published: Mapping[ParamPath, Sequence[Tensor]],
+) -> list[ParameterPlan]:
+    leaves = declarations(declared)
+    undeclared = rows.keys() - {path for path, _ in leaves}
+    if undeclared:
+        names = ", ".join(sorted(map(str, undeclared)))
+        raise ModelError(f"the weight table fills parameters that the model does not have: {names}")
+    return [
+        ParameterPlan(
+            path,
+            leaf,
+            [row for row in rows.get(path, ()) if not row.scales],
+            [row for row in rows.get(path, ()) if row.scales],
+            published.get(path, ()),
+        )
+        for path, leaf in leaves
+    ]
+
+
+def _check(parameter: ParameterPlan, held: ModelSpec, tensors: Mapping[str, Stored]) -> None:
+    """Raise ModelError unless tensors of the right kind fill the whole parameter."""
+    wanted = math.prod(parameter.values.shape)
+    filled = _numbers(parameter.rows, parameter.values.axes, held)
+    if filled != wanted:
+        raise ModelError(
+            f"the weight table has {filled} of the {wanted} numbers of {parameter.path}"
+        )
+    for row in () if parameter.scale_rows else parameter.rows:
+        stored = tensors[row.name].dtype
+        if not jnp.issubdtype(stored, jnp.floating) or stored.itemsize < 2:
+            raise ModelError(f"tensor {row.name} is stored as {stored}; floating point is needed")
+
+
+def _numbers(rows: Sequence[Tensor], axes: str, spec: ModelSpec) -> int:
+    """Return how many numbers of a parameter with these axes the tensors fill."""
+    return sum(row.size(axes, row.sizes(spec)) for row in rows)
+
+
+def _checkpoint_dtype(table: Sequence[Tensor], tensors: Mapping[str, Stored]) -> np.dtype:
+    """Return the dtype of --dtype auto: float32 if any weight is stored wider than 16 bits."""
+    quantized = {row.path for row in table if row.scales}
+    # Parameters that are float32 in every model, and scales, say nothing about the precision.
+    stored = {
+        tensors[row.name].dtype
+        for row in table
+        if row.path[-1] not in ALWAYS_FLOAT32 and row.path not in quantized
+    }
+    return DTYPES["float32"] if any(dtype.itemsize > 2 for dtype in stored) else DTYPES["bfloat16"]

@@ -1,0 +1,17 @@
+"""Parameters of a checkpoint, planned and loaded in one call."""
+
+from typing import Any
+
+from jax.sharding import Mesh
+
+from jaxserve.loading import parameters
+from jaxserve.loading.load_plan import plan_load
+from jaxserve.loading.spec import Checkpoint, read_architecture
+
+
+def load_params(
+    checkpoint: Checkpoint, mesh: Mesh, dtype: str = "auto", weights: str = "auto", **rest: Any
+) -> dict:
+    """Load the parameters; `rest` is for jaxserve.loading.parameters.load_params."""
+    plan = plan_load(read_architecture(checkpoint), mesh, dtype, weights)
+    return parameters.load_params(plan, **rest)
