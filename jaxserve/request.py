@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypedDict
 
+from jaxserve.config.flag_values import MAX_INT32, numbers_by_token, token_ids
+from jaxserve.config.option import flag, one_of_given, option, options_of
 from jaxserve.errors import RequestError
 from jaxserve.names_elsewhere import SAMPLING_KEYWORDS, explains_names
 from jaxserve.request_values import biases, check_token_ids, count, integers, number, strings
-from jaxserve.structure import Grammar, Structure
+from jaxserve.structure import Grammar, Structure, StructureForms
 
 MAX_CHOICES = 16
 MAX_STOP_STRINGS = 16
@@ -73,36 +75,118 @@ class SamplingParams:
             the parameter as its field.
     """
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    allowed_token_ids: Sequence[int] | None = None
-    seed: int | None = None
-    stop: Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
-    include_stop: bool = False
-    ignore_eos: bool = False
-    min_tokens: int = 0
-    max_tokens: int | None = None
-    n: int = 1
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    echo: bool = False
-    structure: Structure | None = None
+    max_tokens: int | None = option(
+        None,
+        "most tokens of a completion (default: as many as the context has room for)",
+        metavar="N",
+        bounds=(1, MAX_INT32),
+    )
+    min_tokens: int = option(
+        0,
+        "fewest tokens before an end token may be chosen (default: 0)",
+        metavar="N",
+        bounds=(0, MAX_INT32),
+    )
+    temperature: float = option(
+        1.0,
+        "divisor of the logits, 0 to 2; 0 always takes the most probable token (default: 1)",
+        metavar="X",
+        bounds=(0.0, 2.0),
+    )
+    seed: int | None = option(
+        None,
+        "seed of the draws (default: another one each time)",
+        metavar="S",
+        bounds=(0, MAX_SEED),
+    )
+    top_k: int = option(
+        0,
+        "draw from the K most probable tokens; 0 draws from all (default: 0)",
+        metavar="K",
+        bounds=(0, MAX_INT32),
+    )
+    top_p: float = option(
+        1.0,
+        "draw from the most probable tokens that have probability P together (default: 1)",
+        metavar="P",
+        bounds=(0.0, 1.0),
+    )
+    min_p: float = option(
+        0.0,
+        "draw from tokens with at least P times the highest probability (default: 0)",
+        metavar="P",
+        bounds=(0.0, 1.0),
+    )
+    repetition_penalty: float = option(
+        1.0,
+        "factor against tokens of the prompt and the output; above 1 makes them less likely "
+        "(default: 1)",
+        metavar="X",
+        bounds=(0.01, 100.0),
+    )
+    presence_penalty: float = option(
+        0.0,
+        "number subtracted from the logits of tokens in the output (default: 0)",
+        metavar="X",
+        bounds=(-2.0, 2.0),
+    )
+    frequency_penalty: float = option(
+        0.0,
+        "number subtracted from a token's logit for each time it is in the output (default: 0)",
+        metavar="X",
+        bounds=(-2.0, 2.0),
+    )
+    logit_bias: Mapping[int, float] = field(
+        default_factory=dict,
+        metadata=flag(
+            'numbers to add to the logits of tokens: {"token id": number, ...}',
+            metavar="JSON",
+            parse=numbers_by_token,
+        ),
+    )
+    allowed_token_ids: Sequence[int] | None = option(
+        None,
+        "only tokens that may be chosen (default: all)",
+        metavar="ID,ID,...",
+        parse=token_ids,
+    )
+    stop: Sequence[str] = option(
+        (), "text that ends the completion; may be given several times", metavar="TEXT"
+    )
+    stop_token_ids: Sequence[int] = option(
+        (),
+        "tokens that end the completion, beside the model's end tokens",
+        metavar="ID,ID,...",
+        parse=token_ids,
+    )
+    include_stop: bool = option(
+        False, "keep the stop text or token that ended the completion in its text"
+    )
+    ignore_eos: bool = option(False, "go on after the model's end tokens")
+    n: int = option(1, "completions per prompt (default: 1)", metavar="N", bounds=(1, MAX_CHOICES))
+    logprobs: int | None = option(
+        None,
+        "log-probability of each token, with K alternatives (needs --json)",
+        metavar="K",
+        bounds=(0, MAX_LOGPROBS),
+    )
+    prompt_logprobs: int | None = option(
+        None,
+        "log-probability of each token of the prompt, with K alternatives (needs --json)",
+        metavar="K",
+        bounds=(0, MAX_LOGPROBS),
+    )
+    structure: Structure | None = field(default=None, metadata=one_of_given(StructureForms))
+    echo: bool = option(False, "begin each text with the prompt")
 
     def __post_init__(self) -> None:
         if isinstance(self.top_k, int) and self.top_k == -1:  # what vLLM calls all
             raise RequestError("top_k", "is -1; 0 stands for all tokens")
-        for name, low, high in _RANGES:
-            self._set(name, number(name, getattr(self, name), low, high))
-        for name, low, high in _COUNTS:
-            if getattr(self, name) is not None:
-                self._set(name, count(name, getattr(self, name), low, high))
+        for name, bounds, may_be_none in _BOUNDED:
+            value = getattr(self, name)
+            if value is not None or not may_be_none:
+                check = number if isinstance(bounds[0], float) else count
+                self._set(name, check(name, value, *bounds))
         for name in ("include_stop", "ignore_eos", "echo"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(name, f"is {getattr(self, name)!r}; it must be true or false")
@@ -164,6 +248,14 @@ class SamplingParams:
             check_token_ids(name, ids, vocab_size)
 
 
+# Name and bounds of a parameter, and whether it may be None.
+_BOUNDED = tuple(
+    (field.name, field.metadata["bounds"], field.default is None)
+    for field in options_of(SamplingParams)
+    if field.metadata["bounds"]
+)
+
+
 class SamplingFields(TypedDict, total=False):
     """Keywords of a call that stand for single fields of SamplingParams."""
 
@@ -188,25 +280,6 @@ class SamplingFields(TypedDict, total=False):
     prompt_logprobs: int | None
     echo: bool
     structure: Structure | None
-
-
-_RANGES = (
-    ("temperature", 0.0, 2.0),
-    ("top_p", 0.0, 1.0),
-    ("min_p", 0.0, 1.0),
-    ("repetition_penalty", 0.01, 100.0),
-    ("presence_penalty", -2.0, 2.0),
-    ("frequency_penalty", -2.0, 2.0),
-)
-_COUNTS = (
-    ("top_k", 0, 2**31 - 1),
-    ("seed", 0, MAX_SEED),
-    ("min_tokens", 0, 2**31 - 1),
-    ("max_tokens", 1, 2**31 - 1),
-    ("n", 1, MAX_CHOICES),
-    ("logprobs", 0, MAX_LOGPROBS),
-    ("prompt_logprobs", 0, MAX_LOGPROBS),
-)
 
 
 @dataclass(frozen=True, kw_only=True)

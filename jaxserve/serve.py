@@ -5,18 +5,19 @@ from jaxserve.sigint import exit_on_interrupt
 if __name__ == "__main__":
     exit_on_interrupt()  # before the imports that take seconds
 
-import argparse
 import sys
 from collections.abc import Sequence
 
 from jaxserve.backends import importing_jax
-from jaxserve.cli.checks import check_engine_flags, resolve_models
+from jaxserve.cli.checks import check_engine_flags, with_found_models
 from jaxserve.cli.exits import exit_code
 from jaxserve.cluster.hosts import Hosts, leave
-from jaxserve.server.disaggregation.flags import check_role, meshes
-from jaxserve.server.flags import check_places, limits, parser
+from jaxserve.server.disaggregation.flags import check_role
+from jaxserve.server.flags import ServeOptions, check_places, meshes_of, parse, parser
 from jaxserve.server.observe.log import configure
 from jaxserve.server.security.tls import check_tls_flags
+
+__all__ = ["main", "parser"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,27 +26,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0 after a drain, 130 after one that Ctrl-C began or cut, 2 when the flags ask for something that
     cannot be done, 70 when the engine, a listener or another host of the pod failed.
     """
-    args = parser().parse_args(arguments)
-    configure(args.log_format, args.log_level)
-    return leave(exit_code(lambda: run(args)))
+    options = parse(arguments)
+    configure(options.operation.log_format, options.operation.log_level)
+    return leave(exit_code(lambda: run(options)))
 
 
-def run(args: argparse.Namespace) -> int:
-    """Check the arguments, then import jax and serve; return the exit code."""
-    hosts = Hosts.of(args)
-    limits(args)
-    meshes(args)
-    check_role(args)
-    check_tls_flags(args.tls_cert, args.tls_key, args.tls_client_ca)
-    if args.bundle is None:  # it decides what the flags leave open
-        check_engine_flags(args)
+def run(options: ServeOptions) -> int:
+    """Check the options, then import jax and serve; return the exit code."""
+    hosts = Hosts.of(options.hosts)
+    meshes_of(options)
+    check_role(options.roles)
+    credentials = options.credentials
+    check_tls_flags(credentials.tls_cert, credentials.tls_key, credentials.tls_client_ca)
+    if options.bundle is None:  # it decides what the flags leave open
+        check_engine_flags(options.engine, options.hosts)
     if hosts.alone:
-        resolve_models(args)
-        check_places(args)
+        options = with_found_models(options, has_bundle=options.bundle is not None)
+        check_places(options)
     with importing_jax():
         from jaxserve.server.program import run as serve
 
-    return serve(args, hosts)
+    return serve(options, hosts)
 
 
 if __name__ == "__main__":

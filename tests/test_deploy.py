@@ -18,13 +18,15 @@ import yaml
 from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
 from smg.launch_router import parse_router_args
 
-from jaxserve.cli.flags import parser as generate_parser
+from jaxserve.cli.field_flags import options_from
+from jaxserve.generate.flags import parser as generate_parser
 from jaxserve.server.disaggregation import roles
 from jaxserve.server.disaggregation.addresses import read_addresses
-from jaxserve.server.disaggregation.flags import disaggregation
+from jaxserve.server.disaggregation.flags import RoleOptions, disaggregation
 from jaxserve.server.flags import parser as serve_parser
 from jaxserve.server.grpc import server as grpc_server
 from jaxserve.server.observe.metrics import Metrics
+from jaxserve.server.options import CredentialOptions
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted(
@@ -336,7 +338,7 @@ def test_decode_servers_find_prefill_servers(tmp_path: Path) -> None:
     mounts = {mount["name"]: mount for mount in the_container(decode["template"])["volumeMounts"]}
     assert "subPath" not in mounts["prefill-servers"], "those are never changed"
     here.prefill_servers_file, here.prefill_token_file = listed, token
-    plan = disaggregation(here)
+    plan = disaggregation(options_from(RoleOptions, here), CredentialOptions())
     assert plan and plan.token and not plan.prefills
 
 

@@ -1,6 +1,5 @@
 """The documents that are written by programs are those that the programs write."""
 
-import argparse
 import importlib.util
 import re
 import subprocess
@@ -11,7 +10,8 @@ from types import ModuleType
 
 import pytest
 
-from jaxserve.server.disaggregation.flags import role_flags
+from jaxserve.config.option import flag_of, options_of
+from jaxserve.server.disaggregation.flags import RoleOptions
 from jaxserve.server.disaggregation.policy import Decision
 from tests.jaxserve.engine.test_families_on_meshes import FAMILIES, MESHES
 from tests.jaxserve.engine.test_feature_pairs import FEATURES
@@ -46,12 +46,7 @@ def test_the_chart_is_of_the_results() -> None:
 
 
 def test_disaggregation_md_has_every_flag_and_decision() -> None:
-    parser = argparse.ArgumentParser()
-    role_flags(parser.add_argument_group())
-    flags = {option for action in parser._actions for option in action.option_strings} - {
-        "-h",
-        "--help",
-    }
+    flags = {flag_of(option.name) for option in options_of(RoleOptions)}
     text = (ROOT / "docs" / "disaggregation.md").read_text()
     assert set(re.findall(r"^\| `(--[\w-]+)", text, re.M)) == flags
     assert set(re.findall(r"^\| `(remote|local_\w+)` ", text, re.M)) == set(Decision)

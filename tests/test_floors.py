@@ -53,6 +53,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "v1": ("jaxserve.v1",),
     "client": ("jaxserve.client",),
     "server/core": ("jaxserve.server.core",),
+    "server's options": ("jaxserve.server.options",),
     "server's state": ("jaxserve.server.readiness", "jaxserve.server.serving_state"),
     "server/grpc": ("jaxserve.server.grpc",),
     "server/http": ("jaxserve.server.http",),

@@ -46,6 +46,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.sandbox_process": ("jaxserve.interrupts",),
     "jaxserve.names_elsewhere": (),
     "jaxserve.request": (
+        "jaxserve.config",
         "jaxserve.errors",
         "jaxserve.names_elsewhere",
         "jaxserve.request_values",
@@ -54,6 +55,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.request_values": ("jaxserve.errors",),
     "jaxserve.structure": (
         "jaxserve.structure",
+        "jaxserve.config",
         "jaxserve.errors",
         "jaxserve.sandbox_process",
         "jaxserve.tokenizer",
@@ -190,6 +192,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "checkpoints.hub",
         "jaxserve.cache_folders",
         "jaxserve.cli",
+        "jaxserve.cluster.hosts",
         "jaxserve.sigint",
         "jaxserve.chat.conversation",
         "jaxserve.completion",
@@ -242,6 +245,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.client",
         "jaxserve.sigint",
         "jaxserve.cli",
+        "jaxserve.config.option",
         "jaxserve.errors",
         "jaxserve.request",
         "jaxserve.request_values",

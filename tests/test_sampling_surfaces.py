@@ -15,12 +15,12 @@ from google.protobuf.message import Message
 from smg_grpc_proto import vllm_engine_pb2
 
 from jaxserve import LLM
-from jaxserve.cli.flags import parser as generate_parser
-from jaxserve.cli.sampling_flags import sampling_params
+from jaxserve.cli.sampling_flags import sampling_fields
 from jaxserve.client import flags as client_flags
 from jaxserve.client.messages import Options, generation_message
 from jaxserve.config.option import flag_of
 from jaxserve.errors import JaxserveError
+from jaxserve.generate import flags as of_generate
 from jaxserve.request import SamplingFields, SamplingParams
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.grpc.parse import parse_request
@@ -32,7 +32,10 @@ from jaxserve.v1 import common_pb2, inference_pb2
 
 # One value of each field that is not the default; a float32 can hold the fractions.
 EXAMPLES: Mapping[str, Any] = {
+    "max_tokens": 9,
+    "min_tokens": 2,
     "temperature": 0.5,
+    "seed": 77,
     "top_k": 7,
     "top_p": 0.75,
     "min_p": 0.125,
@@ -41,18 +44,15 @@ EXAMPLES: Mapping[str, Any] = {
     "frequency_penalty": -0.5,
     "logit_bias": {5: 1.5},
     "allowed_token_ids": (4, 5),
-    "seed": 77,
     "stop": ("end",),
     "stop_token_ids": (6, 7),
     "include_stop": True,
     "ignore_eos": True,
-    "min_tokens": 2,
-    "max_tokens": 9,
     "n": 2,
     "logprobs": 3,
     "prompt_logprobs": 2,
-    "echo": True,
     "structure": Structure.of("json_object", True),
+    "echo": True,
 }
 NO_DEFAULTS = SamplingFields()
 # What a model's generation_config.json may say.
@@ -134,11 +134,13 @@ def vllm(name: str, value: Any) -> SamplingParams:
 
 
 def generate_flags(name: str, value: Any) -> SamplingParams:
-    return sampling_params(generate_parser().parse_args(_arguments(name, value)))
+    options = of_generate.parse(_arguments(name, value))
+    return SamplingParams(**sampling_fields(options.sampling, as_json=True))
 
 
 def flags_of_client(name: str, value: Any) -> SamplingParams:
-    return sampling_params(client_flags.parser().parse_args(_arguments(name, value)))
+    options = client_flags.parse(_arguments(name, value))
+    return SamplingParams(**sampling_fields(options.sampling, as_json=True))
 
 
 def _arguments(name: str, value: Any) -> list[str]:

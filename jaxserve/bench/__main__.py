@@ -5,16 +5,23 @@ from jaxserve.sigint import exit_on_interrupt
 if __name__ == "__main__":
     exit_on_interrupt()  # before the imports that take seconds
 
-import argparse
-import shlex
 import sys
 from collections.abc import Sequence
 
 from jaxserve.backends import importing_jax
-from jaxserve.bench.flags import PROGRAM, parser
-from jaxserve.cli.checks import resolve_models
+from jaxserve.bench.flags import (
+    BenchOptions,
+    BenchServeOptions,
+    OfflineOptions,
+    StartupOptions,
+    parse,
+    parser,
+)
+from jaxserve.cli.checks import with_found_models
 from jaxserve.cli.exits import exit_code
 from jaxserve.cli.output import prepare_output
+
+__all__ = ["main", "parser"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,29 +30,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0; 1 if a server answered no request; 2, with one line on standard error, if something asked for
     cannot be done; 130 after Ctrl-C, when what was measured so far has been printed.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    args = parser().parse_args(words)
-    args.asked = words
-    args.command_line = shlex.join([*PROGRAM.split(), *words])
-    prepare_output(as_json=args.output == "json")
-    return exit_code(lambda: run(args))
+    options = parse(arguments)
+    prepare_output(as_json=options.output == "json")
+    return exit_code(lambda: run(options))
 
 
-def run(args: argparse.Namespace) -> int:
+def run(options: BenchOptions) -> int:
     """Run a benchmark. Only offline imports jax, which takes a device's memory."""
-    if args.command == "serve":
+    if isinstance(options, BenchServeOptions):
         from jaxserve.bench.serve import bench_serve
 
-        return bench_serve(args)
-    resolve_models(args)
-    if args.command == "startup":
+        return bench_serve(options)
+    if isinstance(options, StartupOptions):
         from jaxserve.bench.startup import bench_startup
 
-        return bench_startup(args)
+        return bench_startup(with_found_models(options))
+    assert isinstance(options, OfflineOptions)
+    options = with_found_models(options)
     with importing_jax():
         from jaxserve.bench.offline import bench_offline
 
-    return bench_offline(args)
+    return bench_offline(options)
 
 
 if __name__ == "__main__":

@@ -1,30 +1,33 @@
 """Checks of flags: a ConfigError names the flag, its value and its bounds."""
 
-import argparse
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from jaxserve.config.option import flag_of
+from jaxserve.config.option import flag_of, values_of
 from jaxserve.errors import ConfigError, flag_text
 
 MOST = 10_000_000  # of any number: more would fill the memory before the server refuses
 
 
-def check_above(args: argparse.Namespace, low: float, *names: str) -> None:
-    """Raise ConfigError for a flag that was given and is not above `low`, or above MOST."""
+def check_above(options: Any, low: float, *names: str) -> None:
+    """Raise ConfigError for an option that was given and is not above `low`, or above MOST.
+
+    options: a dataclass of options.
+    """
+    values = values_of(options)
     for name in names:
-        if getattr(args, name) is not None:
-            _check(name, getattr(args, name), low, MOST)
+        if values[name] is not None:
+            _check(name, values[name], low, MOST)
 
 
 def numbers(
-    args: argparse.Namespace,
     name: str,
+    text: str | None,
     kind: Callable[[str], float],
     low: float,
     most: float = MOST,
 ) -> list:
-    """Return the numbers of a flag such as 1,2,4; none if it was not given."""
-    text: str | None = getattr(args, name)
+    """Return the numbers of an option such as 1,2,4; none if it was not given."""
     try:
         values = [] if text is None else [kind(part) for part in text.split(",")]
     except ValueError:
@@ -40,9 +43,12 @@ def _check(name: str, value: float, low: float, most: float) -> None:
         raise ConfigError(flag_text(flag_of(name), value, f"it must be {limit}"))
 
 
-def check_unused(args: argparse.Namespace, names: Sequence[str], why: str) -> None:
-    """Raise ConfigError for the first of these flags that was given."""
+def check_unused(options: Any, names: Sequence[str], why: str) -> None:
+    """Raise ConfigError for the first of these options that was given.
+
+    options: a dataclass of options.
+    """
+    values = values_of(options)
     for name in names:
-        value = getattr(args, name)
-        if value is not None and value is not False and value != []:
+        if values[name] not in (None, False, ()):
             raise ConfigError(f"{flag_of(name)} {why}")

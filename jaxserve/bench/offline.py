@@ -10,7 +10,6 @@ Answers are greedy and blind to end tokens. Everything is compiled before; each 
 before it is timed.
 """
 
-import argparse
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -23,7 +22,8 @@ from rich.console import Console
 
 from jaxserve.bench.checks import check_above
 from jaxserve.bench.environment import environment, footnote
-from jaxserve.bench.offline_cases import Case, cases_of, check_room, options_of
+from jaxserve.bench.flags import OfflineOptions, StartupOptions
+from jaxserve.bench.offline_cases import Case, cases_of, check_room, engine_of
 from jaxserve.bench.output import Grid, comma_separated, deviation, markdown, spread
 from jaxserve.checkpoints.hub.names import display_name
 from jaxserve.compilation_cache import use_compilation_cache
@@ -62,17 +62,17 @@ class Result:
         return asdict(self.case) | mean | {"seconds": self.seconds}
 
 
-def bench_offline(args: argparse.Namespace) -> int:
+def bench_offline(options: OfflineOptions) -> int:
     """Measure all cases and print the results."""
-    check_above(args, 0, "repetitions")
-    check_above(args, -1, "seed")
-    cases = cases_of(args)
-    found = environment(args.command_line)
-    options = options_of(args, cases)
+    check_above(options, 0, "repetitions")
+    check_above(options, -1, "seed")
+    cases = cases_of(options)
+    found = environment(options.command_line)
+    engine = engine_of(options, cases)
     console = Console(stderr=True, highlight=False)
     results: list[Result] = []
-    use_compilation_cache(args.compilation_cache)
-    with open_llm(args, options, console) as llm:
+    use_compilation_cache(options.engine.compilation_cache)
+    with open_llm(options, engine, console) as llm:
         for case in cases:
             check_room(case, llm.runner.config)
         compile_for(llm, cases, console)
@@ -82,24 +82,26 @@ def bench_offline(args: argparse.Namespace) -> int:
                 HeldInterrupts() as interrupts,
                 Bar(console, "measuring") as bar,
             ):
-                for result in measured(llm, cases, args, bar, interrupts):
+                for result in measured(llm, cases, options, bar, interrupts):
                     results.append(result)
         finally:  # after Ctrl-C too
             if results:
-                print(text(args.output, results, about(llm, args), found), end="")
+                print(text(options.output, results, about(llm, options), found), end="")
     return 0
 
 
-def open_llm(args: argparse.Namespace, options: EngineOptions, console: Console) -> LLM:
-    """Load the model of the flags; JaxserveError for a model that embeds."""
-    mesh = MeshSpec(data=args.data, expert=args.expert, tensor=args.tensor)
+def open_llm(
+    options: OfflineOptions | StartupOptions, engine: EngineOptions, console: Console
+) -> LLM:
+    """Load the model of the options; JaxserveError for a model that embeds."""
+    asked = options.engine
     with Bar(console, "loading", in_bytes=True) as bar:
         llm = LLM(
-            args.model,
-            dtype=args.dtype,
-            weights=args.weights,
-            options=options,
-            mesh=mesh,
+            options.model,
+            dtype=asked.dtype,
+            weights=asked.weights,
+            options=engine,
+            mesh=MeshSpec(**asked.axes),
             on_load=bar.update,
             compilation_cache=None,  # the command has chosen one
         )
@@ -126,7 +128,7 @@ def compile_for(llm: LLM, cases: Sequence[Case], console: Console) -> None:
 def measured(
     llm: LLM,
     cases: Sequence[Case],
-    args: argparse.Namespace,
+    options: OfflineOptions,
     bar: Bar,
     interrupts: HeldInterrupts,
 ) -> Iterator[Result]:
@@ -134,14 +136,14 @@ def measured(
 
     interrupts: passed on between two steps. Raises EngineError if a step was compiled meanwhile.
     """
-    rng = np.random.default_rng(args.seed)
-    total = len(cases) * (args.repetitions + 1)
+    rng = np.random.default_rng(options.seed)
+    total = len(cases) * (options.repetitions + 1)
     tokens = np.setdiff1d(np.arange(llm.model.spec.vocab_size), llm.model.eos_ids)
     for place, case in enumerate(cases):
         seconds: list[float] = []
-        for number in range(args.repetitions + 1):
+        for number in range(options.repetitions + 1):
             bar.update(
-                place * (args.repetitions + 1) + number, total, f"{case.test} x {case.batch}"
+                place * (options.repetitions + 1) + number, total, f"{case.test} x {case.batch}"
             )
             prompts = rng.choice(tokens, (case.batch, case.prompt)).tolist()
             lengths = [case.output] * case.batch
@@ -181,7 +183,7 @@ def timed(
     return seconds
 
 
-def about(llm: LLM, args: argparse.Namespace) -> dict[str, Any]:
+def about(llm: LLM, options: OfflineOptions | StartupOptions) -> dict[str, Any]:
     """Return facts about model and engine.
 
     bytes: of all parameters, each counted once however many devices hold it.
@@ -189,14 +191,14 @@ def about(llm: LLM, args: argparse.Namespace) -> dict[str, Any]:
     model = llm.model
     config = llm.runner.config
     return {
-        "model": display_name(args.model),
+        "model": display_name(options.model),
         "parameters": model.parameters,
         "bytes": sum(
             stored_bytes(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(model.params)
         ),
         "dtype": str(scheme_in(model.params) or model.params["embed"].dtype),
         "device": device_kind(model.mesh),
-        "mesh": str(MeshSpec(args.data, args.expert, args.tensor)),
+        "mesh": str(MeshSpec(**options.engine.axes)),
         "engine": asdict(config),
     }
 

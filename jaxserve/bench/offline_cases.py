@@ -1,11 +1,10 @@
 """Cases that bench offline measures, and the rows, context and cache that they need."""
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from jaxserve.bench.checks import numbers
-from jaxserve.cli.flags import engine_options
+from jaxserve.bench.flags import OfflineOptions
 from jaxserve.config import EngineConfig, EngineOptions
 from jaxserve.errors import ConfigError, flag_text
 from jaxserve.loading.spec import read_spec
@@ -32,36 +31,37 @@ class Case:
         return self.prompt + self.output
 
 
-def cases_of(args: argparse.Namespace) -> list[Case]:
-    """Return the cases that the flags ask for."""
-    prompts = [n for n in numbers(args, "prompt_tokens", int, -1) if n]
-    outputs = [n for n in numbers(args, "output_tokens", int, -1) if n]
+def cases_of(options: OfflineOptions) -> list[Case]:
+    """Return the cases that the options ask for."""
+    prompts = [n for n in numbers("prompt_tokens", options.prompt_tokens, int, -1) if n]
+    outputs = [n for n in numbers("output_tokens", options.output_tokens, int, -1) if n]
     if not (prompts or outputs):
         raise ConfigError(
             "--prompt-tokens and --output-tokens are both 0, so nothing is left to measure"
         )
     cases: list[Case] = []
-    for batch in numbers(args, "batch", int, 0):
+    for batch in numbers("batch", options.batch, int, 0):
         cases += [Case(f"pp{n}", batch, n, 1, n) for n in prompts]
         cases += [Case(f"tg{n}", batch, 1, n, n) for n in outputs]
         cases += [Case(f"pp{n}+tg{m}", batch, n, m, n + m) for n in prompts for m in outputs]
     return cases
 
 
-def options_of(args: argparse.Namespace, cases: Sequence[Case]) -> EngineOptions:
-    """Return options with the rows and the context that the cases need.
+def engine_of(options: OfflineOptions, cases: Sequence[Case]) -> EngineOptions:
+    """Return an engine's options with the rows and the context that the cases need.
 
-    Raises ConfigError if the flags ask for fewer rows or a shorter context.
+    Raises ConfigError if `options` ask for fewer rows or a shorter context.
     """
-    given = engine_options(args)
-    rows = max(_rows(case, args.data * args.expert) for case in cases)
+    given = options.engine.options
+    lanes = options.engine.data * options.engine.expert
+    rows = max(_rows(case, lanes) for case in cases)
     longest = max(cases, key=lambda case: case.context)
     if given.max_batch is not None and given.max_batch < rows:
         raise ConfigError(
             f"--batch asks for {rows} sequences a lane, more than --max-batch {given.max_batch} "
             f"(raise it)"
         )
-    context = read_spec(read_config(str(args.model))[1])[1].max_positions
+    context = read_spec(read_config(str(options.model))[1])[1].max_positions
     if given.max_context is not None:
         context = min(context, given.max_context)
     if longest.context > context:

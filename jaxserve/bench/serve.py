@@ -9,7 +9,6 @@ warning if that would spoil the figures. After Ctrl-C, what was measured so far 
 server tells which device it has: the generator does not import jax, which would take its memory.
 """
 
-import argparse
 import asyncio
 import signal
 import sys
@@ -23,6 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from jaxserve.bench.arrivals import Arrival, mean_gap
 from jaxserve.bench.caller import Caller
 from jaxserve.bench.environment import environment
+from jaxserve.bench.flags import BenchServeOptions
 from jaxserve.bench.latency import Objective, summarize
 from jaxserve.bench.load import Load, check, loads_of
 from jaxserve.bench.loops import Loop, lateness
@@ -39,22 +39,22 @@ REFRESHES = 2  # of the progress bar, per second; each refresh holds up the even
 NONE_ANSWERED = 1
 
 
-def bench_serve(args: argparse.Namespace) -> int:
+def bench_serve(options: BenchServeOptions) -> int:
     """Measure all loads and return the exit code.
 
     0; 1 if no request was answered; 130 after Ctrl-C.
     """
-    check(args)
-    loads_of(args, 0)  # raises for wrong flags before a server is started
-    if args.target:
-        address_of(args.target)
-    objective = Objective.parse(args.slo) if args.slo else Objective()
-    report = Report(environment(args.command_line), objective)
+    check(options)
+    loads_of(options, 0)  # raises for wrong flags before a server is started
+    if options.server.target:
+        address_of(options.server.target)
+    objective = Objective.parse(options.slo) if options.slo else Objective()
+    report = Report(environment(options.command_line), objective)
     console = Console(stderr=True, highlight=False)
     code = 0
     try:
         with interrupts_kept():
-            asyncio.run(stoppable(args, report, console))
+            asyncio.run(stoppable(options, report, console))
         if not any(point.summary.ok for point in report.points):
             code = NONE_ANSWERED
     except asyncio.CancelledError:
@@ -62,39 +62,42 @@ def bench_serve(args: argparse.Namespace) -> int:
         code = INTERRUPTED
     finally:
         if report.points:
-            print(report.text(args.output), end="")
+            print(report.text(options.output), end="")
     return code
 
 
-async def stoppable(args: argparse.Namespace, report: Report, console: Console) -> None:
+async def stoppable(options: BenchServeOptions, report: Report, console: Console) -> None:
     """Measure until a signal comes."""
-    task = asyncio.create_task(measure(args, report, console))
+    task = asyncio.create_task(measure(options, report, console))
     for number in SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     await task
 
 
-async def measure(args: argparse.Namespace, report: Report, console: Console) -> None:
+async def measure(options: BenchServeOptions, report: Report, console: Console) -> None:
     """Run every load as often as asked for, and add the results to the report.
 
     The report has what was measured so far, even if this is cancelled or fails.
     """
-    texts = texts_of(args) if args.prompts_file else []
-    async with target(args, console) as server:
+    file = options.requests.prompts_file
+    texts = read_prompts([], file) if file else []
+    async with target(options, console) as server:
         report.server = server
         runs = [
             (repetition, load)
-            for repetition in range(args.repetitions)
-            for load in loads_of(args, repetition)
+            for repetition in range(options.repetitions)
+            for load in loads_of(options, repetition)
         ]
         for _, load in runs:
             server.check_fits(load.arrivals)
         in_flight = max(load.concurrency or len(load.arrivals) for _, load in runs)
-        prompts = [prompts_of(args, server, texts, number) for number in range(1 + len(runs))]
-        async with server.caller(args, in_flight) as caller:
-            await warm_up(loop_of(args, caller, prompts[0]), runs[0][1].arrivals[: args.warm_up])
+        seed = options.requests.seed
+        prompts = [prompts_of(server, texts, seed, number) for number in range(1 + len(runs))]
+        async with server.caller(options, in_flight) as caller:
+            first = runs[0][1].arrivals[: options.pace.warm_up]
+            await warm_up(loop_of(options, caller, prompts[0]), first)
             for (repetition, load), asked in zip(runs, prompts[1:], strict=True):
-                loop = loop_of(args, caller, asked)
+                loop = loop_of(options, caller, asked)
                 try:
                     with progress(console, loop, load):
                         await loop.run(load)
@@ -104,19 +107,16 @@ async def measure(args: argparse.Namespace, report: Report, console: Console) ->
         report.compiles_after_ready = await server.compiles_after_ready()
 
 
-def texts_of(args: argparse.Namespace) -> list[str]:
-    return read_prompts([], args.prompts_file)
-
-
-def prompts_of(args: argparse.Namespace, server: Target, texts: Sequence[str], run: int) -> Prompts:
+def prompts_of(server: Target, texts: Sequence[str], seed: int, run: int) -> Prompts:
     """Return the prompts of a run: texts, or random tokens that no other run has."""
     if texts:
         return TextPrompts(texts)
-    return RandomPrompts(server.vocab_size or 0, server.not_drawn, args.seed, run)
+    return RandomPrompts(server.vocab_size or 0, server.not_drawn, seed, run)
 
 
-def loop_of(args: argparse.Namespace, caller: Caller, prompts: Prompts) -> Loop:
-    return Loop(caller, prompts, args.timeout, may_end_early=args.no_ignore_eos or args.strict)
+def loop_of(options: BenchServeOptions, caller: Caller, prompts: Prompts) -> Loop:
+    may_end_early = options.server.strict or not options.requests.ignore_eos
+    return Loop(caller, prompts, options.requests.timeout, may_end_early)
 
 
 async def warm_up(loop: Loop, arrivals: Sequence[Arrival]) -> None:

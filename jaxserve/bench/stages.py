@@ -18,14 +18,14 @@ def tell(stage: str, **facts: Any) -> None:
 
 def main() -> int:
     """Run the program with the flags of bench startup, and return its exit code."""
-    from jaxserve.bench.flags import parser
+    from jaxserve.bench.flags import parse
     from jaxserve.cli.exits import exit_code
 
-    args = parser().parse_args(["startup", *sys.argv[1:]])
-    return exit_code(lambda: start(args))
+    options = parse(["startup", *sys.argv[1:]])
+    return exit_code(lambda: start(options))
 
 
-def start(args: Any) -> int:
+def start(options: Any) -> int:
     """Go through all stages."""
     from rich.console import Console
 
@@ -33,16 +33,15 @@ def start(args: Any) -> int:
 
     with importing_jax():
         from jaxserve.bench.offline import about, open_llm
-    from jaxserve.cli.flags import engine_options
     from jaxserve.compilation_cache import use_compilation_cache
     from jaxserve.request import SamplingParams
 
     tell("import")
     devices()
     tell("device")
-    use_compilation_cache(args.compilation_cache)
-    with open_llm(args, engine_options(args), Console(stderr=True)) as llm:
-        tell("load", model=about(llm, args))
+    use_compilation_cache(options.engine.compilation_cache)
+    with open_llm(options, options.engine.options, Console(stderr=True)) as llm:
+        tell("load", model=about(llm, options))
         llm.warm_up()
         tell(
             "compile",

@@ -5,7 +5,6 @@ what the cold start before left there. The operating system's cache of files is 
 weights and modules may come from memory.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from rich.console import Console
 
 from jaxserve.bench.checks import check_above, check_unused
 from jaxserve.bench.environment import environment, footnote
+from jaxserve.bench.flags import StartupOptions
 from jaxserve.bench.output import Grid, comma_separated, markdown, spread
 from jaxserve.bench.own_server import last_line
 from jaxserve.bench.stages import STAGES
@@ -56,29 +56,29 @@ class Start:
         return row | {"compiled": self.compiled, "seconds": self.seconds | {"total": self.total}}
 
 
-def bench_startup(args: argparse.Namespace) -> int:
+def bench_startup(options: StartupOptions) -> int:
     """Measure cold and cached starts and print the results."""
-    check_above(args, 0, "repetitions")
+    check_above(options, 0, "repetitions")
     check_unused(
-        args,
+        options,
         ["compilation_cache"],
         "is decided here: an empty folder for each cold start (leave it out)",
     )
-    found = environment(args.command_line)
+    found = environment(options.command_line)
     starts: list[Start] = []
-    total = len(KINDS) * args.repetitions
+    total = len(KINDS) * options.repetitions
     try:
         with interrupts_raise(), Bar(Console(stderr=True, highlight=False), "starting") as bar:
-            for repetition in range(args.repetitions):
+            for repetition in range(options.repetitions):
                 with TemporaryDirectory(prefix="jaxserve-bench-") as folder:
-                    flags = [*args.asked[1:], "--compilation-cache", folder]
+                    flags = [*options.words[1:], "--compilation-cache", folder]
                     for kind in KINDS:
                         bar.update(len(starts), total, kind)
                         starts.append(start(kind, repetition, flags))
             bar.update(total, total, "")
     finally:  # after Ctrl-C too
         if starts:
-            print(text(args.output, starts, found), end="")
+            print(text(options.output, starts, found), end="")
     return 0
 
 

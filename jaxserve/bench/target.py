@@ -1,6 +1,5 @@
 """The server that is measured: one that runs already, or one that is started."""
 
-import argparse
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -13,11 +12,11 @@ from rich.console import Console
 from jaxserve.addresses import check_address
 from jaxserve.bench.arrivals import Arrival
 from jaxserve.bench.caller import Caller, Credentials
+from jaxserve.bench.flags import BenchServeOptions
 from jaxserve.bench.grpc_caller import grpc_caller
 from jaxserve.bench.openai_caller import OpenAICaller, find_model, http_client
 from jaxserve.bench.own_server import HOST, free_ports, running, serve_command
 from jaxserve.client import AsyncClient
-from jaxserve.client.flags import tls_of, token_of
 from jaxserve.errors import AdminOnlyError, ConfigError, JaxserveError, flag_text
 from jaxserve.tokenizer import load_tokenizer
 
@@ -62,12 +61,13 @@ class Target:
             )
 
     def caller(
-        self, args: argparse.Namespace, requests: int
+        self, options: BenchServeOptions, requests: int
     ) -> AbstractAsyncContextManager[Caller]:
         """Connect to the server, for at most this many requests at a time."""
         if self.protocol == "openai":
-            return _openai_caller(self, args)
-        return grpc_caller(self.where, requests, self.credentials, not args.no_ignore_eos)
+            return _openai_caller(self, options)
+        ignore_eos = options.requests.ignore_eos
+        return grpc_caller(self.where, requests, self.credentials, ignore_eos)
 
     async def compiles_after_ready(self) -> int:
         """Return how many steps the server compiled when it was ready; 0 if it does not say."""
@@ -78,9 +78,10 @@ class Target:
 
 
 @asynccontextmanager
-async def _openai_caller(target: Target, args: argparse.Namespace) -> AsyncIterator[Caller]:
+async def _openai_caller(target: Target, options: BenchServeOptions) -> AsyncIterator[Caller]:
     async with http_client(target.where, target.credentials) as client:
-        yield OpenAICaller(client, target.model, not args.no_ignore_eos, args.strict)
+        ignore_eos = options.requests.ignore_eos
+        yield OpenAICaller(client, target.model, ignore_eos, options.server.strict)
 
 
 def address_of(url: str) -> tuple[str, str]:
@@ -98,36 +99,39 @@ def address_of(url: str) -> tuple[str, str]:
 
 
 @asynccontextmanager
-async def target(args: argparse.Namespace, console: Console) -> AsyncIterator[Target]:
+async def target(options: BenchServeOptions, console: Console) -> AsyncIterator[Target]:
     """Yield the server of --target; without the flag, start one for the time of the block."""
-    if args.target:
-        yield await _look(args, *address_of(args.target))
+    asked = options.server
+    if asked.target:
+        yield await _look(options, *address_of(asked.target))
         return
     port, http_port = free_ports(2)
-    flags = [*(["--model", str(args.model)] if args.model else []), *args.serve_flags]
+    flags = [*(["--model", str(asked.model)] if asked.model else []), *asked.serve_flags]
     console.print(
         f"starting a server: {' '.join(flags) or 'the bundled model'}", soft_wrap=True, markup=False
     )
-    async with running(serve_command(port, http_port, flags), f"{HOST}:{port}", args.ready_timeout):
-        yield await _look(args, "grpc", f"{HOST}:{port}")
+    command = serve_command(port, http_port, flags)
+    async with running(command, f"{HOST}:{port}", asked.ready_timeout):
+        yield await _look(options, "grpc", f"{HOST}:{port}")
 
 
-async def _look(args: argparse.Namespace, protocol: str, where: str) -> Target:
+async def _look(options: BenchServeOptions, protocol: str, where: str) -> Target:
     """Ask a server what it is.
 
     Raises ConfigError if random prompts are needed and the vocabulary is not known.
     """
-    credentials = Credentials(token_of(args), tls_of(args))
+    asked = options.server
+    credentials = Credentials(asked.credentials.token, asked.credentials.tls)
     if protocol == "openai":
-        model = await find_model(where, credentials, args.served_model_name)
+        model = await find_model(where, credentials, asked.served_model_name)
         seen = Target(protocol, where, model.name, credentials, max_context=model.max_context)
     else:
-        seen = await _ask_admin(args, where, credentials)
-    if args.vocab_size:
-        return replace(seen, vocab_size=args.vocab_size)
-    if args.tokenizer:
-        return _with_tokenizer(seen, args.tokenizer)
-    if seen.vocab_size is None and not args.prompts_file:
+        seen = await _ask_admin(options, where, credentials)
+    if asked.vocab_size:
+        return replace(seen, vocab_size=asked.vocab_size)
+    if asked.tokenizer:
+        return _with_tokenizer(seen, asked.tokenizer)
+    if seen.vocab_size is None and not options.requests.prompts_file:
         raise ConfigError(
             f"{where} does not tell its vocabulary (give --tokenizer, --vocab-size or "
             f"--prompts-file)"
@@ -135,7 +139,7 @@ async def _look(args: argparse.Namespace, protocol: str, where: str) -> Target:
     return seen
 
 
-async def _ask_admin(args: argparse.Namespace, where: str, credentials: Credentials) -> Target:
+async def _ask_admin(options: BenchServeOptions, where: str, credentials: Credentials) -> Target:
     """Ask a server's AdminService what it is.
 
     Raises JaxserveError if it does not answer, unless the flags say enough to go on without.
@@ -145,7 +149,8 @@ async def _ask_admin(args: argparse.Namespace, where: str, credentials: Credenti
             model = await client.model_info()
             server = await client.server_info()
         except JaxserveError as error:
-            if args.vocab_size or args.tokenizer or args.prompts_file:
+            asked = options.server
+            if asked.vocab_size or asked.tokenizer or options.requests.prompts_file:
                 return Target("grpc", where, where, credentials)
             if isinstance(error, AdminOnlyError):
                 raise ConfigError(

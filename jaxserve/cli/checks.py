@@ -1,50 +1,65 @@
 """Checks of flags that need neither jax nor a device; importing jax takes seconds."""
 
-import argparse
 import errno
 import logging
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Final, Protocol
 
 from jaxserve.cache_folders import check_compilation_cache
 from jaxserve.checkpoints.hf import check_folder
 from jaxserve.checkpoints.hub.names import HubModel
-from jaxserve.cli.flags import draft_model, engine_options
+from jaxserve.cli.flags import EngineFlags, draft_model_of
+from jaxserve.cluster.hosts import HostOptions
 from jaxserve.config import check_draft_model, check_options
 from jaxserve.config.option import flag_of
 from jaxserve.errors import ConfigError, flag_text
 from jaxserve.models.precision import check_dtype, check_form
 
+ONE_HOST: Final = HostOptions()
 
-def check_engine_flags(args: argparse.Namespace) -> None:
-    """Check the flags of `engine_flags`, as far as they stand without the model and the devices.
 
-    ModelError is raised for the name of a precision, ConfigError for another flag.
+def check_engine_flags(engine: EngineFlags, hosts: HostOptions = ONE_HOST) -> None:
+    """Check the options of an engine, as far as they stand without the model and the devices.
+
+    ModelError is raised for the name of a precision, ConfigError for another option.
     """
-    check_dtype(args.dtype)
-    check_form(args.weights)
-    options = engine_options(args)
-    check_options(options)
-    check_draft_model(options, draft_model(args))
-    for axis in ("data", "expert", "tensor"):
-        size = getattr(args, axis)
+    check_dtype(engine.dtype)
+    check_form(engine.weights)
+    check_options(engine.options)
+    check_draft_model(engine.options, draft_model_of(engine, hosts))
+    for axis, size in engine.axes.items():
         if size < 1:
             raise ConfigError(flag_text(flag_of(axis), size, "it must be at least 1"))
 
 
-def resolve_models(args: argparse.Namespace) -> None:
-    """Check the models and folders of these flags; args.model becomes org/name at its commit.
+class LoadsModel(Protocol):
+    """Options of a program that loads a model."""
+
+    @property
+    def model(self) -> Path | HubModel: ...
+
+    @property
+    def engine(self) -> EngineFlags: ...
+
+
+def with_found_models[T: LoadsModel](options: T, has_bundle: bool = False) -> T:
+    """Return options whose models are folders that exist, or models of the hub at their commits.
 
     Raises CheckpointError or ConfigError for what cannot be used. Not for a host of a pod: if it
-    ended before it has joined, the others would wait for it.
+    ended before it has joined, the others would wait for it. has_bundle: compiled steps come from a
+    bundle, so the folder for them is not looked at.
     """
-    args.model = found_model(args.model)
-    if args.draft_model:
-        args.draft_model = found_model(args.draft_model)
-    if getattr(args, "bundle", None) is None:  # which has compiled steps of its own
-        check_compilation_cache(args.compilation_cache)
+    model = found_model(options.model)
+    engine = options.engine
+    if engine.draft_model:
+        engine = replace(engine, draft_model=found_model(engine.draft_model))
+    if not has_bundle:
+        check_compilation_cache(engine.compilation_cache)
+    return replace(options, model=model, engine=engine)  # type: ignore[type-var]
 
 
 def found_model(given: Path | HubModel) -> Path | HubModel:

@@ -1,8 +1,7 @@
 """Prompts and turns from flags, files and standard input."""
 
-import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -10,28 +9,21 @@ from jaxserve.chat.conversation import turns_from_lines, typed_turns
 from jaxserve.errors import RequestError
 
 
-def read_turns(args: argparse.Namespace) -> Iterable[str]:
-    """Return the turns of a conversation; those of standard input as they arrive."""
-    if _given(args) or args.prompts_file:
-        return prompts_of(args)
-    if is_typed(args):
-        return typed_turns("" if args.json else "> ")
+def read_turns(given: Sequence[str], file: Path | None, mark: str) -> Iterable[str]:
+    """Return the turns of a conversation: those `given` and of the file, or of standard input.
+
+    Turns of standard input are returned as they arrive. mark: shown where a person types one.
+    """
+    if given or file:
+        return read_prompts(given, file)
+    if is_typed(given, file):
+        return typed_turns(mark)
     return turns_from_lines(_standard_input().buffer)
 
 
-def is_typed(args: argparse.Namespace) -> bool:
+def is_typed(given: Sequence[str], file: Path | None) -> bool:
     """Return whether a person types the turns, and can end an answer by Ctrl-C."""
-    return not (_given(args) or args.prompts_file) and _standard_input().isatty()
-
-
-def prompts_of(args: argparse.Namespace) -> list[str]:
-    """Return the prompts of generate's arguments, flags and file, or else standard input."""
-    return read_prompts(_given(args), args.prompts_file)
-
-
-def _given(args: argparse.Namespace) -> list[str]:
-    """Return the prompts on the command line: arguments first, then those of --prompt."""
-    return [*args.texts, *(args.prompt or ())]
+    return not (given or file) and _standard_input().isatty()
 
 
 def read_prompts(given: Iterable[str], file: Path | None) -> list[str]:

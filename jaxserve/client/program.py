@@ -1,6 +1,5 @@
 """The program behind jaxserve client, which prints an answer as it arrives."""
 
-import argparse
 import json
 import sys
 import time
@@ -13,10 +12,19 @@ from jaxserve.cli.sampling_flags import sampling_fields
 from jaxserve.client.client import Client, Stream
 from jaxserve.client.collect import join
 from jaxserve.client.errors import CallError
-from jaxserve.client.flags import check_flags, new_client, parser, read_prompt
+from jaxserve.client.flags import (
+    ClientOptions,
+    check_flags,
+    new_client,
+    parse,
+    parser,
+    read_prompt,
+)
 from jaxserve.client.results import Delta, Event, Result
 from jaxserve.errors import ConfigError, JaxserveError
 from jaxserve.request import SamplingFields, SamplingParams
+
+__all__ = ["main", "parser"]
 
 REFUSED = "Connection refused"  # in gRPC's text where nothing listens
 
@@ -27,47 +35,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0 for a whole answer; 2 for none or a part of one, with one line on standard error that says
     why; 130 after Ctrl-C, and 141 when standard output was closed, as a shell reports the signals.
     """
-    args = parser().parse_args(arguments)
-    prepare_output(args.json)
-    return exit_code(lambda: answer(args))
+    options = parse(arguments)
+    prepare_output(options.json)
+    return exit_code(lambda: answer(options))
 
 
-def answer(args: argparse.Namespace) -> int:
-    """Check the flags, read the prompt and print the answer."""
-    sampling = sampling_fields(args)
-    check_flags(args, SamplingParams(**sampling))
-    prompt = read_prompt(args)
-    with new_client(args) as client:
+def answer(options: ClientOptions) -> int:
+    """Check the options, read the prompt and print the answer."""
+    sampling = sampling_fields(options.sampling, options.json)
+    check_flags(options, SamplingParams(**sampling))
+    prompt = read_prompt(options)
+    with new_client(options.server) as client:
         try:
-            return run(client, prompt, sampling, args)
+            return run(client, prompt, sampling, options)
         except CallError as error:
             if REFUSED not in error.details:
                 raise
             raise ConfigError(
-                f"no server answers at {args.address}; start one: jaxserve serve"
+                f"no server answers at {options.server.address}; start one: jaxserve serve"
             ) from None
 
 
-def run(client: Client, prompt: str, sampling: SamplingFields, args: argparse.Namespace) -> int:
+def run(client: Client, prompt: str, sampling: SamplingFields, options: ClientOptions) -> int:
     """Print the answer to a prompt, and its latencies with --stats."""
     watch = Stopwatch()
-    with ask(client, prompt, sampling, args) as stream:
+    with ask(client, prompt, sampling, options) as stream:
         events = watch.timed(stream)
-        result = join(events if args.json else _printed(events))
-    if args.json:
+        result = join(events if options.json else _printed(events))
+    if options.json:
         print(json.dumps(asdict(result), ensure_ascii=False), flush=True)
-    if args.stats:
+    if options.stats:
         print(watch.summary(result), file=sys.stderr)
     if any(choice.finish_reason == "abort" for choice in result.choices):
         return complain("the request was aborted on the server, before its end")
     return 0
 
 
-def ask(client: Client, prompt: str, sampling: SamplingFields, args: argparse.Namespace) -> Stream:
+def ask(client: Client, prompt: str, sampling: SamplingFields, options: ClientOptions) -> Stream:
     """Send the prompt as it is, or as a user's message with --chat."""
-    if not args.chat:
+    if not options.chat:
         return client.stream(prompt, **sampling)
-    system = [] if args.system is None else [{"role": "system", "content": args.system}]
+    system = [] if options.system is None else [{"role": "system", "content": options.system}]
     return client.chat_stream([*system, {"role": "user", "content": prompt}], **sampling)
 
 

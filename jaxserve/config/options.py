@@ -1,9 +1,9 @@
 """The operator's options of an engine, and the tables that they choose from."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
-from jaxserve.config.option import UNBOUNDED, flag
+from jaxserve.config.option import UNBOUNDED, option
 from jaxserve.errors import ConfigError, flag_text
 
 MAX_DECODE_STEPS = 64
@@ -85,106 +85,80 @@ class EngineOptions:
             "gpu" or "tpu".
     """
 
-    prefer: Literal["latency", "balanced", "throughput"] = field(
-        default="balanced",
-        metadata=flag(
-            "preset of the engine's sizes: latency answers few streams fast, throughput answers "
-            "many (default: balanced)",
-            choices=tuple(PRESETS),
-        ),
+    prefer: Literal["latency", "balanced", "throughput"] = option(
+        "balanced",
+        "preset of the engine's sizes: latency answers few streams fast, throughput answers "
+        "many (default: balanced)",
+        choices=tuple(PRESETS),
     )
-    max_batch: int | None = field(
-        default=None,
-        metadata=flag(
-            f"sequences that run together in one lane ({_by_preset('max_batch')})",
-            metavar="N",
-            bounds=(1, 4096),
-        ),
+    max_batch: int | None = option(
+        None,
+        f"sequences that run together in one lane ({_by_preset('max_batch')})",
+        metavar="N",
+        bounds=(1, 4096),
     )
-    step_tokens: int | None = field(
-        default=None,
-        metadata=flag(
-            f"most tokens that one step computes, which is how long a prompt can hold up other "
-            f"streams ({_by_preset('step_tokens')})",
-            metavar="N",
-            bounds=(1, 2**17),
-        ),
+    step_tokens: int | None = option(
+        None,
+        f"most tokens that one step computes, which is how long a prompt can hold up other "
+        f"streams ({_by_preset('step_tokens')})",
+        metavar="N",
+        bounds=(1, 2**17),
     )
-    decode_steps: int | None = field(
-        default=None,
-        metadata=flag(
-            f"decode steps in one launch while no other request could join "
-            f"({_by_preset('decode_steps')}; 1 with --deterministic)",
-            metavar="N",
-            bounds=(1, MAX_DECODE_STEPS),
-        ),
+    decode_steps: int | None = option(
+        None,
+        f"decode steps in one launch while no other request could join "
+        f"({_by_preset('decode_steps')}; 1 with --deterministic)",
+        metavar="N",
+        bounds=(1, MAX_DECODE_STEPS),
     )
-    kv: str = field(
-        default="auto",
-        metadata=flag(
-            f"dtype of the KV cache: {', '.join(PAGE_DTYPES)}, or auto, the dtype of the weights; "
-            f"8 bits have a float32 scale per token and head (default: auto)",
-            metavar="DTYPE",
-        ),
+    kv: str = option(
+        "auto",
+        f"dtype of the KV cache: {', '.join(PAGE_DTYPES)}, or auto, the dtype of the weights; "
+        f"8 bits have a float32 scale per token and head (default: auto)",
+        metavar="DTYPE",
     )
-    page_size: int | None = field(
-        default=None,
-        metadata=flag(
-            f"tokens in one page of the KV cache (default: {PAGE_SIZE}; {PAGE_SIZE_8_BITS} in int8 "
-            f"and fp8)",
-            metavar="N",
-            bounds=(1, 1024),
-        ),
+    page_size: int | None = option(
+        None,
+        f"tokens in one page of the KV cache (default: {PAGE_SIZE}; {PAGE_SIZE_8_BITS} in int8 "
+        f"and fp8)",
+        metavar="N",
+        bounds=(1, 1024),
     )
-    cache_tokens: int | None = field(
-        default=None,
-        metadata=flag(
-            "capacity of one lane's KV cache in tokens (default: every row at full context, or "
-            "less if the device's memory has less room)",
-            metavar="N",
-            bounds=(1, UNBOUNDED),
-        ),
+    cache_tokens: int | None = option(
+        None,
+        "capacity of one lane's KV cache in tokens (default: every row at full context, or "
+        "less if the device's memory has less room)",
+        metavar="N",
+        bounds=(1, UNBOUNDED),
     )
-    max_context: int | None = field(
-        default=None,
-        metadata=flag(
-            "longest prompt plus output in tokens (default: the model's longest context)",
-            metavar="N",
-            bounds=(1, UNBOUNDED),
-        ),
+    max_context: int | None = option(
+        None,
+        "longest prompt plus output in tokens (default: the model's longest context)",
+        metavar="N",
+        bounds=(1, UNBOUNDED),
     )
-    prefix_cache: bool = field(
-        default=True,
-        metadata=flag(
-            "forget the pages of a prompt when its request ends (default: they are kept)"
-        ),
+    prefix_cache: bool = option(
+        True, "forget the pages of a prompt when its request ends (default: they are kept)"
     )
-    speculate: str = field(
-        default="off",
-        metadata=flag(
-            f"draft several tokens and verify them in one step, where that pays: "
-            f"{', '.join(PROPOSERS)} (default: off)",
-            metavar="HOW",
-        ),
+    speculate: str = option(
+        "off",
+        f"draft several tokens and verify them in one step, where that pays: "
+        f"{', '.join(PROPOSERS)} (default: off)",
+        metavar="HOW",
     )
-    draft_tokens: int | None = field(
-        default=None,
-        metadata=flag(
-            f"most tokens drafted for a sequence in one step (default: {DRAFT_TOKENS})",
-            metavar="N",
-            bounds=(1, MAX_DRAFT_TOKENS),
-        ),
+    draft_tokens: int | None = option(
+        None,
+        f"most tokens drafted for a sequence in one step (default: {DRAFT_TOKENS})",
+        metavar="N",
+        bounds=(1, MAX_DRAFT_TOKENS),
     )
-    deterministic: bool = field(
-        default=False,
-        metadata=flag(
-            "give the same tokens bit for bit whatever the load (default: off, which is faster)"
-        ),
+    deterministic: bool = option(
+        False, "give the same tokens bit for bit whatever the load (default: off, which is faster)"
     )
     page_exchange: bool = False  # follows from --role
-    attention: str = field(default="auto", metadata=flag(_kernel("attention")))
-    grouped_matmul: str = field(default="auto", metadata=flag(_kernel("the experts of a mixture")))
-    quantized_matmul: str = field(default="auto", metadata=flag(_kernel("weights in int4 groups")))
+    attention: str = option("auto", _kernel("attention"))
+    grouped_matmul: str = option("auto", _kernel("the experts of a mixture"))
+    quantized_matmul: str = option("auto", _kernel("weights in int4 groups"))
 
 
 def check_draft_model(options: EngineOptions, draft_model: object) -> None:

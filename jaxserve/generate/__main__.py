@@ -5,7 +5,6 @@ from jaxserve.sigint import exit_on_interrupt
 if __name__ == "__main__":
     exit_on_interrupt()  # before the imports that take seconds
 
-import argparse
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,15 +18,18 @@ from jaxserve.cli.checks import (
     check_file,
     check_new_file,
     quiet_hub,
-    resolve_models,
+    with_found_models,
 )
 from jaxserve.cli.exits import exit_code
-from jaxserve.cli.flags import check_chat_flags, parser
-from jaxserve.cli.inputs import prompts_of
+from jaxserve.cli.inputs import read_prompts
 from jaxserve.cli.output import prepare_output
-from jaxserve.cli.sampling_flags import sampling_params
+from jaxserve.cli.sampling_flags import sampling_fields
 from jaxserve.cluster.hosts import Hosts, leave
 from jaxserve.errors import ConfigError
+from jaxserve.generate.flags import GenerateOptions, check_chat_flags, parse, parser
+from jaxserve.request import SamplingParams
+
+__all__ = ["main", "parser"]
 
 A_PROMPT = "(if it is a prompt, give it with --prompt)"
 
@@ -39,48 +41,51 @@ def main(arguments: Sequence[str] | None = None) -> int:
     error. As a shell reports signals, it is 130 after Ctrl-C, and 141 when the reader of standard
     output has closed it.
     """
-    args = parser().parse_args(arguments)
-    prepare_output(args.json)
-    return leave(exit_code(lambda: run(args)))
+    options = parse(arguments)
+    prepare_output(options.prompts.json)
+    return leave(exit_code(lambda: run(options)))
 
 
-def run(args: argparse.Namespace) -> int:
-    """Check the arguments, then import jax and generate; return the exit code."""
-    params = sampling_params(args)
-    check_chat_flags(args, params)
-    hosts = Hosts.of(args)
-    check_engine_flags(args)
-    check_new_file("--trace", args.trace)
+def run(options: GenerateOptions) -> int:
+    """Check the options, then import jax and generate; return the exit code."""
+    params = SamplingParams(**sampling_fields(options.sampling, options.prompts.json))
+    conversation = options.conversation
+    check_chat_flags(conversation, params)
+    hosts = Hosts.of(options.hosts)
+    check_engine_flags(options.engine, options.hosts)
+    check_new_file("--trace", options.trace)
     prompts = None
     quiet_hub()
     if hosts.alone:
-        check_text_alone(args)
-        with prompts_explained(args):
-            resolve_models(args)
-        check_file("--chat-template", args.chat_template)
-        prompts = [] if args.chat else prompts_of(args)
+        check_text_alone(options)
+        with prompts_explained(options):
+            options = with_found_models(options)
+        check_file("--chat-template", conversation.chat_template)
+        prompts = []
+        if not conversation.chat:
+            prompts = read_prompts(options.given_prompts, options.prompts.prompts_file)
     with importing_jax():
         from jaxserve.generate.program import generate
 
-    return generate(args, hosts, params, prompts)
+    return generate(options, hosts, params, prompts)
 
 
-def check_text_alone(args: argparse.Namespace) -> None:
+def check_text_alone(options: GenerateOptions) -> None:
     """Raise ConfigError where several words alone, which are taken for MODEL, name no folder."""
-    words = str(args.model).split()
-    if len(words) < 2 or args.texts or args.prompt or os.path.isdir(str(args.model)):
+    model = str(options.model)
+    if len(model.split()) < 2 or options.given_prompts or os.path.isdir(model):
         return
-    raise ConfigError(f"{args.model}: there is no such folder {A_PROMPT}")
+    raise ConfigError(f"{model}: there is no such folder {A_PROMPT}")
 
 
 @contextmanager
-def prompts_explained(args: argparse.Namespace) -> Iterator[None]:
+def prompts_explained(options: GenerateOptions) -> Iterator[None]:
     """Add to the error about a name that the hub does not have that it may be a prompt."""
     try:
         yield
     except CheckpointError as error:
-        is_unknown = str(error).startswith(f"{args.model}: there is no such folder")
-        if not is_unknown or isinstance(args.model, Path) or args.texts or args.prompt:
+        is_unknown = str(error).startswith(f"{options.model}: there is no such folder")
+        if not is_unknown or isinstance(options.model, Path) or options.given_prompts:
             raise
         raise CheckpointError(f"{error} {A_PROMPT}") from error
 

@@ -1,9 +1,9 @@
 """Work of `jaxserve generate`, once its arguments are known to be right."""
 
-import argparse
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -12,8 +12,8 @@ from rich.console import Console
 from jaxserve.chat.conversation import Conversation
 from jaxserve.checkpoints.hub.names import display_name
 from jaxserve.cli.exits import BAD_INPUT, complain
-from jaxserve.cli.flags import draft_model, engine_options
-from jaxserve.cli.inputs import is_typed, prompts_of, read_turns
+from jaxserve.cli.flags import draft_model_of
+from jaxserve.cli.inputs import is_typed, read_prompts, read_turns
 from jaxserve.cli.output import JsonPrinter, TextPrinter, model_line, summary
 from jaxserve.cluster.agreement import READS_ALL, agree_on_engine, digests_to_compare
 from jaxserve.cluster.bootstrap import Pod, join
@@ -24,6 +24,7 @@ from jaxserve.compilation_cache import use_compilation_cache
 from jaxserve.completion import Completion, Delta
 from jaxserve.engine.device.weight_report import describe_weights, weight_sizes
 from jaxserve.errors import RequestError
+from jaxserve.generate.flags import GenerateOptions
 from jaxserve.interrupts import interrupts_raise
 from jaxserve.llm import LLM
 from jaxserve.models.precision import AS_STORED
@@ -35,7 +36,7 @@ from jaxserve.sharding.params import stored_bytes
 
 
 def generate(
-    args: argparse.Namespace, hosts: Hosts, params: SamplingParams, prompts: list[str] | None
+    options: GenerateOptions, hosts: Hosts, params: SamplingParams, prompts: list[str] | None
 ) -> int:
     """Load the checkpoint, generate for the prompts or turns, and return the exit code.
 
@@ -43,41 +44,48 @@ def generate(
     """
     console = Console(stderr=True, highlight=False)
     with join(hosts) as pod:
+        chat = options.conversation.chat
+        given = options.given_prompts
+        file = options.prompts.prompts_file
         if prompts is None:
-            prompts = prompts_of(args) if pod.leads and not args.chat else []
-        turns = read_turns(args) if pod.leads and args.chat else []
-        args.model = model_of_pod(pod, args.model)
-        use_compilation_cache(args.compilation_cache)
-        with open_llm(args, console, pod) as llm:
-            introduce(llm, args, console)
+            prompts = read_prompts(given, file) if pod.leads and not chat else []
+        turns: Iterable[str] = []
+        if pod.leads and chat:
+            turns = read_turns(given, file, "" if options.prompts.json else "> ")
+        options = replace(options, model=model_of_pod(pod, options.model))
+        use_compilation_cache(options.engine.compilation_cache)
+        with open_llm(options, console, pod) as llm:
+            introduce(llm, options, console)
             if pod.leads is False:  # the other hosts of a pod run the leader's steps
                 return pod.follow(llm.runner)
-            with interrupts_raise(), llm.trace(args.trace) if args.trace else nullcontext():
-                if args.chat:
-                    return talk(llm, turns, params, args, console)
-                return run(llm, prompts, params, args, console)
+            tracing = llm.trace(options.trace) if options.trace else nullcontext()
+            with interrupts_raise(), tracing:
+                if chat:
+                    return talk(llm, turns, params, options, console)
+                return run(llm, prompts, params, options, console)
 
 
-def open_llm(args: argparse.Namespace, console: Console, pod: Pod) -> LLM:
-    """Load the checkpoint as the flags say, after all hosts of the pod agreed on them."""
+def open_llm(options: GenerateOptions, console: Console, pod: Pod) -> LLM:
+    """Load the checkpoint as the options say, after all hosts of the pod agreed on them."""
     loading = Bar(console, "loading", in_bytes=True)
     compiling = Bar(console, "compiling")
-    options = engine_options(args)
-    mesh = MeshSpec(data=args.data, expert=args.expert, tensor=args.tensor)
+    engine = options.engine
+    mesh = MeshSpec(**engine.axes)
     # Hosts that differ would wait for each other in a collective without end.
-    pod.agree("start", partial(facts_of_start, mesh, args.dtype, args.weights, options))
-    digests = digests_to_compare(pod, args.model)
+    facts = partial(facts_of_start, mesh, engine.dtype, engine.weights, engine.options)
+    pod.agree("start", facts)
+    digests = digests_to_compare(pod, options.model)
     if digests and digests.all_hosts:
         console.print(READS_ALL, soft_wrap=True, markup=False)
     with loading:
         llm = LLM(
-            args.model,
-            dtype=args.dtype,
-            weights=args.weights,
-            options=options,
+            options.model,
+            dtype=engine.dtype,
+            weights=engine.weights,
+            options=engine.options,
             mesh=mesh,
-            chat_template=args.chat_template,
-            draft_model=draft_model(args),
+            chat_template=options.conversation.chat_template,
+            draft_model=draft_model_of(engine, options.hosts),
             on_load=loading.update,
             on_compile=compiling.update,
             new_runner=pod.new_runner,
@@ -88,7 +96,7 @@ def open_llm(args: argparse.Namespace, console: Console, pod: Pod) -> LLM:
     return llm
 
 
-def introduce(llm: LLM, args: argparse.Namespace, console: Console) -> None:
+def introduce(llm: LLM, options: GenerateOptions, console: Console) -> None:
     """Print what runs and where, and tokens that the model does not have.
 
     With --verbose, also what its memory holds.
@@ -99,7 +107,7 @@ def introduce(llm: LLM, args: argparse.Namespace, console: Console) -> None:
         precision = model.dtype
     lines = [
         model_line(
-            display_name(args.model),
+            display_name(options.model),
             model.parameters,
             precision,
             sum(stored_bytes(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(model.params)),
@@ -107,9 +115,9 @@ def introduce(llm: LLM, args: argparse.Namespace, console: Console) -> None:
             model.mesh.size,
         )
     ]
-    if args.verbose:
+    if options.verbose:
         lines.append("weights " + describe_weights(weight_sizes(model.params)))
-    if args.verbose and llm.draft:
+    if options.verbose and llm.draft:
         lines.append("draft model " + describe_weights(weight_sizes(llm.draft.params)))
     if model.weight_note:
         lines.append(model.weight_note)
@@ -121,7 +129,7 @@ def run(
     llm: LLM,
     prompts: list[str],
     params: SamplingParams,
-    args: argparse.Namespace,
+    options: GenerateOptions,
     console: Console,
 ) -> int:
     """Generate for every prompt that can run, and print one error line for each other prompt."""
@@ -136,7 +144,7 @@ def run(
         except RequestError as error:
             code = complain(error)
     printer: JsonPrinter | TextPrinter
-    if args.json:
+    if options.prompts.json:
         printer = JsonPrinter(llm.model.tokenizer)
     else:
         shown = [] if params.echo else prompts  # an echo has its prompt already
@@ -153,23 +161,23 @@ def run(
                 code = complain(delta.completion.error)
     if done:
         console.print(
-            summary(done, time.monotonic() - started, padding_of(llm, args)),
+            summary(done, time.monotonic() - started, padding_of(llm, options)),
             style="dim",
             soft_wrap=True,
         )
     return code
 
 
-def padding_of(llm: LLM, args: argparse.Namespace) -> float | None:
+def padding_of(llm: LLM, options: GenerateOptions) -> float | None:
     """Return the share of padding that --verbose shows, else None."""
-    return llm.padding_share if args.verbose else None
+    return llm.padding_share if options.verbose else None
 
 
 def talk(
     llm: LLM,
     turns: Iterable[str],
     params: SamplingParams,
-    args: argparse.Namespace,
+    options: GenerateOptions,
     console: Console,
 ) -> int:
     """Answer the turns of a conversation, each before the next is read.
@@ -180,14 +188,19 @@ def talk(
     llm.chat_template  # noqa: B018
     for note in llm.chat_notes:
         console.print(note, style="dim", soft_wrap=True, markup=False)
-    printer = JsonPrinter(llm.model.tokenizer) if args.json else TextPrinter(alone=True)
+    is_json = options.prompts.json
+    printer = JsonPrinter(llm.model.tokenizer) if is_json else TextPrinter(alone=True)
     stream = partial(llm.stream, params=params)
-    conversation = Conversation(stream, printer, complain, args.system, interactive=is_typed(args))
+    typed = is_typed(options.given_prompts, options.prompts.prompts_file)
+    system = options.conversation.system
+    conversation = Conversation(stream, printer, complain, system, interactive=typed)
     conversation.run(turns)
     if conversation.done:
         seconds = sum(completion.timings.total for completion in conversation.done)
         console.print(
-            summary(conversation.done, seconds, padding_of(llm, args)), style="dim", soft_wrap=True
+            summary(conversation.done, seconds, padding_of(llm, options)),
+            style="dim",
+            soft_wrap=True,
         )
     return BAD_INPUT if conversation.failed else 0
 

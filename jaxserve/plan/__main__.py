@@ -5,18 +5,18 @@ from jaxserve.sigint import exit_on_interrupt
 if __name__ == "__main__":
     exit_on_interrupt()  # before the imports that take seconds
 
-import argparse
 import sys
 from collections.abc import Sequence
 
 from jaxserve.backends import importing_jax
 from jaxserve.cli.exits import exit_code
-from jaxserve.cli.flags import engine_options
 from jaxserve.cli.output import prepare_output
 from jaxserve.config import check_options
-from jaxserve.plan.flags import check, check_topology, parser
+from jaxserve.plan.flags import PlanOptions, check, check_topology, model_of, parse, parser
 from jaxserve.plan.model_config import pinned, read_config
-from jaxserve.plan.topology import parse
+from jaxserve.plan.topology import parse as parse_topology
+
+__all__ = ["main", "parser"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,23 +24,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     0 if the model fits, 1 if it does not, 2 if something asked for cannot be done.
     """
-    args = parser().parse_args(arguments)
-    prepare_output(args.json)
-    return exit_code(lambda: run(args))
+    options = parse(arguments)
+    prepare_output(options.output.json)
+    return exit_code(lambda: run(options))
 
 
-def run(args: argparse.Namespace) -> int:
-    """Check the arguments, then import jax and plan; return the exit code."""
-    check(args)
-    topology = parse(args.topology)
-    check_topology(args, topology)
-    args.model = pinned(args.model)
-    model = read_config(args.model)
-    check_options(engine_options(args))
+def run(options: PlanOptions) -> int:
+    """Check the options, then import jax and plan; return the exit code."""
+    given = model_of(options)
+    check(options)
+    topology = parse_topology(options.topology)
+    check_topology(options, topology)
+    model = pinned(given)
+    described = read_config(model)
+    check_options(options.engine)
     with importing_jax():
         from jaxserve.plan.program import plan
 
-    return plan(args, topology, model)
+    return plan(options, topology, model, described)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,18 @@
 """Flags of `jaxserve plan`, and the check of their combinations."""
 
-import argparse
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from jaxserve.cli.checks import check_new_file
-from jaxserve.cli.flags import model_argument, size_flags
+from jaxserve.cli.field_flags import add_flags, options_from
+from jaxserve.cli.flags import model_argument
 from jaxserve.cli.parser import Parser
-from jaxserve.config.option import flag_of
+from jaxserve.config import EngineOptions
+from jaxserve.config.flag_values import count, finite, int32
+from jaxserve.config.option import flag_of, given_options, option, options, required, values_of
 from jaxserve.errors import ConfigError, flag_text
 from jaxserve.models.precision import DTYPE_NAMES, check_form
 from jaxserve.plan.model_config import shipped
@@ -17,10 +21,142 @@ from jaxserve.plan.topology import Topology
 DEFAULT_CONTEXT = 2048
 # Share of a GPU's memory that jax takes, unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.
 MEMORY_FRACTION = 0.75
-MAX_INT32 = 2**31 - 1
 
 
-def parser() -> argparse.ArgumentParser:
+@dataclass(frozen=True, kw_only=True)
+class MeshOptions:
+    """Sizes of the mesh's axes."""
+
+    data: int | None = option(
+        None,
+        "data axis of the mesh: data-parallel lanes (default: 1)",
+        metavar="N",
+        parse=count,
+    )
+    expert: int | None = option(
+        None,
+        "expert axis of the mesh: devices that share the experts, or lanes of a model without "
+        "experts (default: 1)",
+        metavar="N",
+        parse=count,
+    )
+    tensor: int | None = option(
+        None,
+        "tensor axis of the mesh: devices that share each layer (default: all that are left)",
+        metavar="N",
+        parse=count,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionOptions:
+    """Weights, lengths and prices that the estimate is for."""
+
+    weights: str = option(
+        "auto",
+        "format of the weights in memory: auto (as stored), float32, bfloat16, int8, fp8, int4, or "
+        "int4 in groups: int4-g32, int4-g64, int4-g128; w8a8-int8 and w8a8-fp8 quantize "
+        "activations too; a +head at the end quantizes the head as well (default: auto)",
+        metavar="FORM",
+    )
+    context: int | None = option(
+        None,
+        f"length in tokens for which times are given: of prompts, and of sequences that decode "
+        f"(default: {DEFAULT_CONTEXT}, or the engine's context if that is less)",
+        metavar="N",
+        parse=count,
+    )
+    price: float | None = option(
+        None,
+        "price of one chip for an hour, in USD; adds the price of a million tokens",
+        metavar="USD",
+        parse=finite,
+    )
+    link: float | None = option(
+        None,
+        "rate of the network between a prefill and a decode server, in 10^9 bytes/s; adds the cost "
+        "of sending a prompt's pages and the prompt length from which it pays, and plans the steps "
+        "and memory of servers that exchange pages",
+        metavar="GB/S",
+        parse=finite,
+    )
+    memory_fraction: float | None = option(
+        None,
+        f"share of a GPU's memory that the server may use, its XLA_PYTHON_CLIENT_MEM_FRACTION "
+        f"(default: {MEMORY_FRACTION})",
+        metavar="X",
+        parse=partial(finite, most=1),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """Steps that are compiled, and places of the results."""
+
+    json: bool = option(False, "print one JSON object, and nothing else on standard output")
+    suggest: int | None = option(
+        None,
+        "rank all meshes: estimate all of them, then compile the best N (default: 3); --prefer "
+        "latency ranks by the time of a lone stream, otherwise tokens per second decide",
+        metavar="N",
+        parse=int32,
+        nargs="?",
+        const=3,
+    )
+    allow_quantized: bool = option(
+        False,
+        "with --suggest, also rank formats that round: bfloat16, int8 and int4-g128 where "
+        "--weights is auto, and pages in int8 where --kv is auto",
+    )
+    all: bool = option(False, "with --suggest, show all rows, not the best eight")
+    plot: Path | None = option(
+        None, "file to write charts of times and rates by batch to, as SVG", metavar="F"
+    )
+    html: Path | None = option(
+        None,
+        "file to write a page to, with the memory of a device, each step on its roofline, and the "
+        "charts of --plot",
+        metavar="F",
+    )
+    out: Path | None = option(
+        None,
+        "folder to keep the compiled steps in, for serve --bundle (TPUs, and the CPU to try it "
+        "out)",
+        metavar="DIR",
+    )
+    buckets: str | None = option(
+        None,
+        "steps to compile: all, or largest, only the widest of each kind and the narrowest decode "
+        "(default: all)",
+        choices=("all", "largest"),
+    )
+    compile: bool = option(
+        True, "print only what can be counted, which needs no compiler and takes a second"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """Options of `jaxserve plan`."""
+
+    model: str | None = option(None, "another way to give MODEL", metavar="MODEL")
+    topology: str = required(
+        "devices to plan for, such as v5e:4x4, v6e:2x4, v5p:2x2x2, 7x:2x2x1, h200x8 or cpu",
+        metavar="T",
+        required=True,
+    )
+    mesh: MeshOptions = options(MeshOptions, "mesh")
+    question: QuestionOptions = options(QuestionOptions, "weights, context and cost")
+    output: OutputOptions = options(OutputOptions, "compilation and output")
+    given: Mapping[str, Any] = given_options(EngineOptions, "engine")
+
+    @property
+    def engine(self) -> EngineOptions:
+        """Options of the engine, with the defaults of those that are not given."""
+        return EngineOptions(**self.given)
+
+
+def parser() -> Parser:
     """Return the parser of the program."""
     p = Parser(
         prog="jaxserve plan",
@@ -33,188 +169,72 @@ def parser() -> argparse.ArgumentParser:
         f"{', '.join(shipped())}"
     )
     model_argument(p, models, kind=str, default=None)
-    p.add_argument("--model", metavar="MODEL", help="another way to give MODEL")
-    p.add_argument(
-        "--topology",
-        required=True,
-        metavar="T",
-        help="devices to plan for, such as v5e:4x4, v6e:2x4, v5p:2x2x2, 7x:2x2x1, h200x8 or cpu",
-    )
-    _mesh_flags(p.add_argument_group("mesh"))
-    _number_flags(p.add_argument_group("weights, context and cost"))
-    _output_flags(p.add_argument_group("compilation and output"))
-    size_flags(p.add_argument_group("engine"))
+    add_flags(p, PlanOptions)
     return p
 
 
-def _mesh_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--data",
-        type=_count,
-        metavar="N",
-        help="data axis of the mesh: data-parallel lanes (default: 1)",
-    )
-    group.add_argument(
-        "--expert",
-        type=_count,
-        metavar="N",
-        help="expert axis of the mesh: devices that share the experts, or lanes of a model without "
-        "experts (default: 1)",
-    )
-    group.add_argument(
-        "--tensor",
-        type=_count,
-        metavar="N",
-        help="tensor axis of the mesh: devices that share each layer (default: all that are left)",
-    )
+def parse(arguments: Sequence[str] | None = None) -> PlanOptions:
+    """Return the options of a command line, by default that of this process."""
+    return options_from(PlanOptions, parser().parse_args(arguments))
 
 
-def _number_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--weights",
-        default="auto",
-        metavar="FORM",
-        help="format of the weights in memory: auto (as stored), float32, bfloat16, int8, fp8, "
-        "int4, or int4 in groups: int4-g32, int4-g64, int4-g128; w8a8-int8 and w8a8-fp8 quantize "
-        "activations too; a +head at the end quantizes the head as well (default: auto)",
-    )
-    group.add_argument(
-        "--context",
-        type=_count,
-        metavar="N",
-        help=f"length in tokens for which times are given: of prompts, and of sequences that "
-        f"decode (default: {DEFAULT_CONTEXT}, or the engine's context if that is less)",
-    )
-    group.add_argument(
-        "--price",
-        type=_positive,
-        metavar="USD",
-        help="price of one chip for an hour, in USD; adds the price of a million tokens",
-    )
-    group.add_argument(
-        "--link",
-        type=_positive,
-        metavar="GB/S",
-        help="rate of the network between a prefill and a decode server, in 10^9 bytes/s; adds the "
-        "cost of sending a prompt's pages and the prompt length from which it pays, and plans the "
-        "steps and memory of servers that exchange pages",
-    )
-    group.add_argument(
-        "--memory-fraction",
-        type=_fraction,
-        metavar="X",
-        help=f"share of a GPU's memory that the server may use, its XLA_PYTHON_CLIENT_MEM_FRACTION "
-        f"(default: {MEMORY_FRACTION})",
-    )
-
-
-def _output_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--json",
-        action="store_true",
-        help="print one JSON object, and nothing else on standard output",
-    )
-    group.add_argument(
-        "--suggest",
-        type=_number,
-        nargs="?",
-        const=3,
-        metavar="N",
-        help="rank all meshes: estimate all of them, then compile the best N (default: 3); "
-        "--prefer latency ranks by the time of a lone stream, otherwise tokens per second decide",
-    )
-    group.add_argument(
-        "--allow-quantized",
-        action="store_true",
-        default=None,
-        help="with --suggest, also rank formats that round: bfloat16, int8 and int4-g128 where "
-        "--weights is auto, and pages in int8 where --kv is auto",
-    )
-    group.add_argument(
-        "--all",
-        action="store_true",
-        default=None,
-        help="with --suggest, show all rows, not the best eight",
-    )
-    group.add_argument(
-        "--plot",
-        type=Path,
-        metavar="F",
-        help="file to write charts of times and rates by batch to, as SVG",
-    )
-    group.add_argument(
-        "--html",
-        type=Path,
-        metavar="F",
-        help="file to write a page to, with the memory of a device, each step on its roofline, and "
-        "the charts of --plot",
-    )
-    group.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="folder to keep the compiled steps in, for serve --bundle (TPUs, and the CPU to try "
-        "it out)",
-    )
-    group.add_argument(
-        "--buckets",
-        choices=("all", "largest"),
-        help="steps to compile: all, or largest, only the widest of each kind and the narrowest "
-        "decode (default: all)",
-    )
-    group.add_argument(
-        "--no-compile",
-        action="store_true",
-        help="print only what can be counted, which needs no compiler and takes a second",
-    )
-
-
-def check_topology(args: argparse.Namespace, topology: Topology) -> None:
-    """Raise ConfigError for what could not be done in the end, before anything is compiled."""
-    if args.out and not topology.serializes:
-        raise ConfigError(
-            flag_text(
-                "--out",
-                args.out,
-                f"what is compiled for an absent {args.topology} is not tuned for it (leave it "
-                f"out)",
-            )
-        )
-    for flag in ("plot", "html"):
-        check_new_file(f"--{flag}", getattr(args, flag))
-    for flag in ("plot", "html", "suggest", "link"):
-        if getattr(args, flag) is not None and topology.limits is None:
-            raise ConfigError(
-                f"--{flag} needs the speed of {topology.name}, which is not published (leave it "
-                f"out)"
-            )
-
-
-def check(args: argparse.Namespace) -> None:
-    """Raise ConfigError for flags that have no part in what is asked for."""
-    if args.model is None:
+def model_of(options: PlanOptions) -> str:
+    """Return the model to plan for; ConfigError where none is given."""
+    if options.model is None:
         raise ConfigError(
             "the model is missing: give a folder, org/name of the hub, or one of "
             f"{', '.join(shipped())}"
         )
-    if args.weights not in DTYPE_NAMES:
-        check_form(args.weights)
-    if args.suggest is None:
+    return options.model
+
+
+def check_topology(options: PlanOptions, topology: Topology) -> None:
+    """Raise ConfigError for what could not be done in the end, before anything is compiled."""
+    output = options.output
+    if output.out and not topology.serializes:
+        raise ConfigError(
+            flag_text(
+                "--out",
+                output.out,
+                f"what is compiled for an absent {options.topology} is not tuned for it (leave it "
+                f"out)",
+            )
+        )
+    check_new_file("--plot", output.plot)
+    check_new_file("--html", output.html)
+    values = values_of(options)
+    for name in ("plot", "html", "suggest", "link"):
+        if values[name] is not None and topology.limits is None:
+            raise ConfigError(
+                f"--{name} needs the speed of {topology.name}, which is not published (leave it "
+                f"out)"
+            )
+
+
+def check(options: PlanOptions) -> None:
+    """Raise ConfigError for flags that have no part in what is asked for."""
+    weights = options.question.weights
+    if weights not in DTYPE_NAMES:
+        check_form(weights)
+    output = options.output
+    values = values_of(options)
+    if output.suggest is None:
         for name in ("allow_quantized", "all"):
-            if getattr(args, name):
+            if values[name]:
                 raise ConfigError(f"{flag_of(name)} is for --suggest (add it)")
-    unused: dict[str, Sequence[str]] = {
-        "--suggest": ("data", "expert", "tensor", "plot", "html", "buckets", "out", "link"),
-        "--no-compile": ("buckets", "out"),
-    }
-    for flag, others in unused.items():
-        given = getattr(args, flag[2:].replace("-", "_"))
-        if given is None or given is False:  # 0 is a number that was given
-            continue
+    unused: list[tuple[str, bool, Sequence[str]]] = [
+        (
+            "--suggest",
+            output.suggest is not None,
+            ("data", "expert", "tensor", "plot", "html", "buckets", "out", "link"),
+        ),
+        ("--no-compile", not output.compile, ("buckets", "out")),
+    ]
+    for flag, is_given, others in unused:
         for name in others:
-            if getattr(args, name) is not None:
+            if is_given and values[name] is not None:
                 raise ConfigError(f"{flag} has no use for --{name} (leave --{name} out)")
-    if args.speculate == "draft":
+    if options.engine.speculate == "draft":
         raise ConfigError(
             flag_text(
                 "--speculate",
@@ -222,39 +242,7 @@ def check(args: argparse.Namespace) -> None:
                 "a draft model's weights, pages and steps are not planned (leave it out)",
             )
         )
-    if args.out and args.buckets == "largest":
+    if output.out and output.buckets == "largest":
         raise ConfigError(
             "--out keeps every step; --buckets largest compiles a few (leave --buckets out)"
         )
-
-
-def _count(text: str) -> int:
-    return _number(text, least=1)
-
-
-def _number(text: str, least: int = 0) -> int:
-    if not (text.isascii() and text.isdigit() and least <= int(text) <= MAX_INT32):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a whole number from {least} to {MAX_INT32}"
-        )
-    return int(text)
-
-
-def _positive(text: str) -> float:
-    return _between(text, 0, math.inf)
-
-
-def _fraction(text: str) -> float:
-    return _between(text, 0, 1)
-
-
-def _between(text: str, low: float, high: float) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (low < value <= high and math.isfinite(value)):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a finite number above {low:g}" + (" up to 1" if high == 1 else "")
-        )
-    return value

@@ -1,6 +1,5 @@
 """Work of `jaxserve plan`, once its arguments are known to be right."""
 
-import argparse
 import json
 import logging
 import sys
@@ -13,7 +12,6 @@ from typing import Any
 import jax.numpy as jnp
 from rich.console import Console
 
-from jaxserve.cli.flags import engine_options
 from jaxserve.errors import ConfigError, MemoryLimitError, flag_text
 from jaxserve.loading.spec import read_spec
 from jaxserve.models.quant import SCHEMES
@@ -23,7 +21,7 @@ from jaxserve.plan.charts import charts
 from jaxserve.plan.compile import CompiledStep, asking, compile_steps
 from jaxserve.plan.deployment import Deployment, Target, deploy
 from jaxserve.plan.estimate import Estimate
-from jaxserve.plan.flags import DEFAULT_CONTEXT
+from jaxserve.plan.flags import DEFAULT_CONTEXT, OutputOptions, PlanOptions
 from jaxserve.plan.html_report import page
 from jaxserve.plan.model import weights_dtype, weights_form, weights_of
 from jaxserve.plan.model_config import embeds
@@ -42,53 +40,56 @@ WIDTH = 120  # of tables where there is no terminal to ask
 ROWS = 8  # of a ranking, without --all
 
 
-def plan(args: argparse.Namespace, topology: Topology, model: tuple[str, dict[str, Any]]) -> int:
+def plan(
+    options: PlanOptions, topology: Topology, model: str, described: tuple[str, dict[str, Any]]
+) -> int:
     """Print the estimate of one deployment, or the ranking of many with --suggest.
 
-    model: its name and its config.json.
+    model: as given. described: its name and its config.json.
     """
     console = Console(stderr=True, highlight=False)
-    if args.out:
-        check_free(args.out)
+    output = options.output
+    if output.out:
+        check_free(output.out)
     prepare_platform(topology)
-    name, config = model
-    target = target_of(args, name, read_spec(config)[1], topology)
-    weights = weights_of(args.model, args.weights)
+    name, config = described
+    target = target_of(options, model, name, read_spec(config)[1], topology)
+    weights = weights_of(model, options.question.weights)
     precision = Precision(weights_dtype(weights, config), weights_form(weights), target.options.kv)
-    if args.suggest is not None:
-        return suggest(args, target, candidates(args, precision), console)
+    if output.suggest is not None:
+        return suggest(options, target, candidates(options, precision), console)
     try:
-        estimate = compiled_or_counted(args, target, precision, console)
+        estimate = compiled_or_counted(options, target, precision, console)
     except MemoryLimitError as error:
-        return refuse(error, args, console)
-    if args.json:
+        return refuse(error, output, console)
+    if output.json:
         print(json.dumps(to_json(estimate)))
     else:
-        show(estimate, output())
-    if args.plot:
-        write("--plot", args.plot, charts(estimate))
-    if args.html:
-        write("--html", args.html, page(estimate))
-    if args.out:
-        finish_bundle(args, estimate, console)
+        show(estimate, standard_output())
+    if output.plot:
+        write("--plot", output.plot, charts(estimate))
+    if output.html:
+        write("--html", output.html, page(estimate))
+    if output.out:
+        finish_bundle(output.out, estimate, console)
     return 0 if estimate.fits else DOES_NOT_FIT
 
 
 def compiled_or_counted(
-    args: argparse.Namespace, target: Target, precision: Precision, console: Console
+    options: PlanOptions, target: Target, precision: Precision, console: Console
 ) -> Estimate:
-    """Return the estimate; without a compiler it is counted, and --no-compile is set.
+    """Return the estimate; without a compiler it is counted.
 
     ChipError without a compiler if compiled steps are to be kept (--out).
     """
     try:
-        return estimate_of(args, deployed(args, target, precision, console), console)
+        return estimate_of(options, deployed(options, target, precision, console), console)
     except ChipError as error:
-        if args.out or args.no_compile:
+        if options.output.out or not options.output.compile:
             raise
         counted_only(error, console)
-    args.no_compile = True
-    return estimate_of(args, deployed(args, target, precision, console), console)
+    counted = replace(options, output=replace(options.output, compile=False))
+    return estimate_of(counted, deployed(counted, target, precision, console), console)
 
 
 def counted_only(error: ChipError, console: Console) -> None:
@@ -96,67 +97,73 @@ def counted_only(error: ChipError, console: Console) -> None:
     console.print(f"counted only: {error}", soft_wrap=True, markup=False)
 
 
-def target_of(args: argparse.Namespace, name: str, spec: ModelSpec, topology: Topology) -> Target:
+def target_of(
+    options: PlanOptions, model: str, name: str, spec: ModelSpec, topology: Topology
+) -> Target:
     """Return what is to be served.
 
     With --link it is a server that exchanges pages, which takes memory and steps of its own.
     """
-    if args.link and embeds(args.model):
+    question = options.question
+    if question.link and embeds(model):
         raise ConfigError(
             f"--link is for servers that generate, and {name} embeds: it has no output that "
             f"another server could go on with (leave it out)"
         )
-    options = replace(engine_options(args), page_exchange=args.link is not None)
-    return Target(name, spec, topology, options, args.memory_fraction)
+    engine = replace(options.engine, page_exchange=question.link is not None)
+    return Target(name, spec, topology, engine, question.memory_fraction)
 
 
 def deployed(
-    args: argparse.Namespace, target: Target, precision: Precision, console: Console
+    options: PlanOptions, target: Target, precision: Precision, console: Console
 ) -> Deployment:
-    """Return the deployment on the mesh of the flags."""
-    data = args.data or 1
-    expert = args.expert or 1
-    axes = MeshSpec(data, expert, args.tensor or max(target.topology.count // (data * expert), 1))
+    """Return the deployment on the mesh of the options."""
+    data = options.mesh.data or 1
+    expert = options.mesh.expert or 1
+    tensor = options.mesh.tensor or max(target.topology.count // (data * expert), 1)
+    axes = MeshSpec(data, expert, tensor)
     with Bar(console, "sizing") as bar:
-        footprint = None if args.no_compile else asking(bar.update)
+        footprint = asking(bar.update) if options.output.compile else None
         return deploy(target, axes, precision.dtype, footprint, precision.form)
 
 
-def estimate_of(args: argparse.Namespace, deployment: Deployment, console: Console) -> Estimate:
+def estimate_of(options: PlanOptions, deployment: Deployment, console: Console) -> Estimate:
     """Compile the steps unless --no-compile is given, and return the estimate."""
-    context = context_of(args, deployment.config.max_context)
+    question = options.question
+    output = options.output
+    context = context_of(question.context, deployment.config.max_context)
     steps: dict[str, CompiledStep] = {}
-    if not args.no_compile:
-        buckets = deployment.largest() if args.buckets == "largest" else deployment.buckets
-        kept = keeping(new_folder(args.out)) if args.out else nullcontext()
+    if output.compile:
+        buckets = deployment.largest() if output.buckets == "largest" else deployment.buckets
+        kept = keeping(new_folder(output.out)) if output.out else nullcontext()
         with kept, Bar(console, "compiling") as bar:
             steps = compile_steps(deployment, buckets, bar.update)
     return Estimate(
         deployment,
         context,
         deployment.topology.limits,
-        args.price,
+        question.price,
         steps,
-        args.link and args.link * GIGABYTE,
+        question.link and question.link * GIGABYTE,
     )
 
 
-def context_of(args: argparse.Namespace, limit: int) -> int:
+def context_of(asked: int | None, limit: int) -> int:
     """Return the context for which times are given; limit is the engine's."""
-    if args.context and args.context > limit:
+    if asked and asked > limit:
         raise ConfigError(
             flag_text(
                 "--context",
-                args.context,
+                asked,
                 f"it must be at most the engine's context of {limit} (--max-context, or the "
                 f"model's)",
             )
         )
-    return args.context or min(DEFAULT_CONTEXT, limit)
+    return asked or min(DEFAULT_CONTEXT, limit)
 
 
 def suggest(
-    args: argparse.Namespace, target: Target, precisions: Sequence[Precision], console: Console
+    options: PlanOptions, target: Target, precisions: Sequence[Precision], console: Console
 ) -> int:
     """Rank all choices by counting, then compile the best ones and rank again.
 
@@ -164,11 +171,14 @@ def suggest(
     """
     limits = target.topology.limits
     assert limits, "check_topology refuses a topology without"
-    context = context_of(args, target.options.max_context or target.spec.max_positions)
+    output = options.output
+    question = options.question
+    limit = target.options.max_context or target.spec.max_positions
+    context = context_of(question.context, limit)
     with quiet_engine():
-        found = choices(target, precisions, context, args.price)
-        best = [] if args.no_compile else rank(found, limits, target.options.prefer)[: args.suggest]
-        for ranked in best:
+        found = choices(target, precisions, context, question.price)
+        best = rank(found, limits, target.options.prefer)[: output.suggest]
+        for ranked in best if output.compile else ():
             try:
                 with Bar(console, "compiling") as bar:
                     found[found.index(ranked.choice)] = confirmed(ranked, bar.update)
@@ -179,10 +189,11 @@ def suggest(
     rest = sorted(
         (choice for choice in found if not choice.fits), key=lambda choice: choice.missing
     )
-    if args.json:
+    if output.json:
         print(json.dumps(ranking_json(ranking, rest)))
     else:
-        output().print(ranking_table(ranking, rest, None if args.all else ROWS))
+        rows = None if output.all else ROWS
+        standard_output().print(ranking_table(ranking, rest, rows))
     return 0 if ranking else DOES_NOT_FIT
 
 
@@ -201,14 +212,15 @@ def quiet_engine() -> Iterator[None]:
         engine.setLevel(level)
 
 
-def candidates(args: argparse.Namespace, asked: Precision) -> list[Precision]:
+def candidates(options: PlanOptions, asked: Precision) -> list[Precision]:
     """Return the precisions to rank: what was asked for, and common choices where it was left open.
 
     Without --allow-quantized weights stay as the loader makes them of what is stored, and pages
     have their dtype. With it, weights are also tried in bfloat16, int8 and int4, and pages in int8.
     """
     weights = [(asked.dtype, asked.form)]
-    if args.allow_quantized and args.weights == "auto" and asked.form is None:
+    rounds = options.output.allow_quantized
+    if rounds and options.question.weights == "auto" and asked.form is None:
         halves = jnp.dtype(jnp.bfloat16)
         weights += [(halves, None)] if asked.dtype != halves else []
         weights += [(asked.dtype, SCHEMES[name]) for name in ("int8", "int4-g128")]
@@ -216,12 +228,12 @@ def candidates(args: argparse.Namespace, asked: Precision) -> list[Precision]:
     for dtype, form in weights:
         pages = [asked.kv]
         if asked.kv == "auto":
-            pages = [str(dtype), *(["int8"] if args.allow_quantized else [])]
+            pages = [str(dtype), *(["int8"] if rounds else [])]
         found += [Precision(dtype, form, kv) for kv in pages]
     return found
 
 
-def output() -> Console:
+def standard_output() -> Console:
     """Return the console of standard output, with a fixed width where it is no terminal."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
 
@@ -236,23 +248,23 @@ def write(flag: str, path: Path, content: str) -> None:
         ) from None
 
 
-def finish_bundle(args: argparse.Namespace, estimate: Estimate, console: Console) -> None:
+def finish_bundle(folder: Path, estimate: Estimate, console: Console) -> None:
     if estimate.fits:
-        write_manifest(estimate.deployment, args.out)
+        write_manifest(estimate.deployment, folder)
     else:
         console.print(
-            f"{args.out} has no manifest, and is no bundle: the model does not fit",
+            f"{folder} has no manifest, and is no bundle: the model does not fit",
             soft_wrap=True,
             markup=False,
         )
 
 
-def refuse(error: MemoryLimitError, args: argparse.Namespace, console: Console) -> int:
+def refuse(error: MemoryLimitError, output: OutputOptions, console: Console) -> int:
     """Print why there is no estimate: no room for a single page, or the compiler refused a step."""
-    for path in (args.plot, args.html):
+    for path in (output.plot, output.html):
         if path:
             console.print(f"{path} is not written: there is no estimate", soft_wrap=True)
-    if args.json:
+    if output.json:
         print(json.dumps({"fits": False, "missing": error.missing or None, "reason": str(error)}))
     else:
         lack = f"; every device lacks {error.missing / GIB:.2f} GiB" if error.missing else ""

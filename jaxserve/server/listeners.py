@@ -1,6 +1,5 @@
 """All addresses that a server listens on: gRPC, AdminService, vLLM's gRPC and HTTP."""
 
-import argparse
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
@@ -11,12 +10,14 @@ from prometheus_client.metrics_core import Metric
 from jaxserve.addresses import joined
 from jaxserve.errors import ConfigError
 from jaxserve.server.core.limits import Limits
+from jaxserve.server.flags import ServeOptions
 from jaxserve.server.grpc.admin import AdminServicer
 from jaxserve.server.grpc.inference import InferenceServicer
 from jaxserve.server.grpc.server import GrpcEndpoint, Health, bind, new_server
 from jaxserve.server.http.app import new_app
 from jaxserve.server.http.server import HttpServer
 from jaxserve.server.observe.profiler import Profiler
+from jaxserve.server.options import AddressOptions
 from jaxserve.server.readiness import Phase, Readiness
 from jaxserve.server.security.auth import BearerTokens
 from jaxserve.server.security.tls import Tls
@@ -63,26 +64,28 @@ class Listeners:
 
     async def start(
         self,
-        args: argparse.Namespace,
+        options: ServeOptions,
         drain: Callable[[], None],
         failed: Callable[[BaseException], None],
     ) -> None:
         """Bind all addresses, then listen.
 
-        args: the flags of serve. drain: for AdminService. failed: called when a server ends by
+        drain: for AdminService. failed: called when a server ends by
         itself. Raises ConfigError when a port is taken or a certificate cannot be used.
         """
-        tls = Tls.of(args.tls_cert, args.tls_key, args.tls_client_ca)
-        self._host = args.host
-        self._profiler = Profiler(args.profile_dir)
+        addresses = options.addresses
+        files = options.credentials
+        tls = Tls.of(files.tls_cert, files.tls_key, files.tls_client_ca)
+        self._host = addresses.host
+        self._profiler = Profiler(options.operation.profile_dir)
         inference = InferenceServicer(self._readiness)
         admin = AdminServicer(self._readiness, self._profiler, drain)
-        self._bind_grpc(args, tls.credentials() if tls else None, inference, admin)
-        if not args.no_http:
+        self._bind_grpc(addresses, tls.credentials() if tls else None, inference, admin)
+        if addresses.http:
             app = new_app(
                 self._readiness, self._tokens, self._limits, self._metrics, self._families
             )
-            self._http = HttpServer(app, args.host, args.http_port, tls, self._limits)
+            self._http = HttpServer(app, addresses.host, addresses.http_port, tls, self._limits)
             self.ports["HTTP"] = self._http.port
         for server in self._grpc.values():
             await server.start()
@@ -91,14 +94,14 @@ class Listeners:
 
     def _bind_grpc(
         self,
-        args: argparse.Namespace,
+        addresses: AddressOptions,
         credentials: grpc.ServerCredentials | None,
         inference: InferenceServicer,
         admin: AdminServicer,
     ) -> None:
-        admin_has_port = args.admin_port is not None
+        admin_port = addresses.admin_port
         vllm_endpoints: list[GrpcEndpoint] = []
-        if args.vllm_port is not None:  # refused without its package before any port is taken
+        if addresses.vllm_port is not None:  # refused without its package before any port is taken
             vllm_endpoints.append(_vllm_endpoint(self._readiness))
 
         def bind_server(
@@ -113,20 +116,20 @@ class Listeners:
             server = new_server(self._limits, self._tokens, health, inference, admin, *endpoints)
             self._grpc[name] = server
             self._healths.append(health)
-            self.ports[name] = bind(server, args.host, port, credentials, flag)
+            self.ports[name] = bind(server, addresses.host, port, credentials, flag)
 
         bind_server(
             "gRPC",
             "--port",
-            args.port,
+            addresses.port,
             *self._endpoints,
             inference=inference,
-            admin=None if admin_has_port else admin,
+            admin=admin if admin_port is None else None,
         )
-        if admin_has_port:
-            bind_server(ADMIN_PORT, "--admin-port", args.admin_port, admin=admin)
-        if args.vllm_port is not None:
-            bind_server("vLLM", "--vllm-port", args.vllm_port, *vllm_endpoints)
+        if admin_port is not None:
+            bind_server(ADMIN_PORT, "--admin-port", admin_port, admin=admin)
+        if addresses.vllm_port is not None:
+            bind_server("vLLM", "--vllm-port", addresses.vllm_port, *vllm_endpoints)
 
     def tell(self, phase: Phase) -> None:
         """Report a new phase to health checks."""

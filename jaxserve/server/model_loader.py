@@ -1,14 +1,15 @@
 """Loading of models as the flags of serve say, with progress on the console."""
 
-import argparse
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from jaxserve.checkpoints.hub.names import display_name
-from jaxserve.cli.flags import draft_model, engine_options
+from jaxserve.cli.flags import draft_model_of
 from jaxserve.cluster.agreement import READS_ALL, agree_on_engine, digests_to_compare
 from jaxserve.cluster.bootstrap import Pod
 from jaxserve.cluster.compatibility import facts_of_start
@@ -21,53 +22,58 @@ from jaxserve.loading.sampling_defaults import SamplingDefaults, sampling_defaul
 from jaxserve.plan.bundle import CACHE, Manifest, check_engine, open_bundle
 from jaxserve.progress import Bar
 from jaxserve.server.disaggregation.local_mesh import Place
-from jaxserve.server.flags import limits
+from jaxserve.server.flags import ServeOptions
 from jaxserve.sharding.mesh import MeshSpec, device_kind
 
 
-def use_bundle(args: argparse.Namespace) -> Manifest:
-    """Open the bundle of --bundle and take compiled steps from it.
+def use_bundle(folder: Path, options: ServeOptions) -> Manifest:
+    """Open a bundle and take compiled steps from it.
 
     Raises ConfigError when the bundle is damaged, made by another version, or compiled for
-    something else than the other flags ask for.
+    something else than the other options ask for.
     """
-    manifest = open_bundle(args.bundle)
-    check_bundle(args, manifest)
-    read_compiled(args.bundle / CACHE)
+    manifest = open_bundle(folder)
+    check_bundle(options, manifest)
+    read_compiled(folder / CACHE)
     return manifest
 
 
-def check_bundle(args: argparse.Namespace, manifest: Manifest) -> None:
-    """Raise ConfigError for a flag that contradicts what the bundle was compiled for."""
-    check_role(args, manifest)
-    decided = asdict(manifest.options()) | dict(manifest.mesh) | {"prefer": "nothing of it"}
+def check_bundle(options: ServeOptions, manifest: Manifest) -> None:
+    """Raise ConfigError for an option that contradicts what the bundle was compiled for."""
+    check_role(options.roles.role, manifest)
+    engine = options.engine
+    asked: dict[str, Any] = {**engine.axes, "dtype": engine.dtype, "weights": engine.weights}
+    asked |= engine.given
+    if engine.compilation_cache:
+        asked["compilation_cache"] = engine.compilation_cache
+    decided = asdict(manifest.options()) | dict(manifest.mesh)
     decided |= {"dtype": manifest.dtype, "weights": manifest.weights}
+    decided |= {"prefer": "nothing of it", "compilation_cache": "its own cache"}
     unsaid = dict.fromkeys(("dtype", "weights", "kv"), "auto") | dict.fromkeys(manifest.mesh, 1)
-    for name, value in ({"compilation_cache": "its own cache"} | decided).items():
-        asked = getattr(args, name, None)
-        if asked is not None and asked != unsaid.get(name) and asked != value:
+    for name, value in asked.items():
+        if value != unsaid.get(name) and value != decided[name]:
             raise ConfigError(
                 flag_text(
-                    flag_of(name), asked, f"the bundle was compiled for {value} (leave it out)"
+                    flag_of(name),
+                    value,
+                    f"the bundle was compiled for {decided[name]} (leave it out)",
                 )
             )
 
 
-def check_role(args: argparse.Namespace, manifest: Manifest) -> None:
+def check_role(role: str, manifest: Manifest) -> None:
     """Raise ConfigError unless the bundle was compiled for the role.
 
     Servers that exchange pages with others have steps for that, which other servers lack.
     """
     exchanges = manifest.options().page_exchange
-    if exchanges != (args.role != "both"):
+    if exchanges != (role != "both"):
         others = (
             "prefill or decode"
             if exchanges
             else "both (jaxserve plan --link compiles for the others)"
         )
-        raise ConfigError(
-            flag_text("--role", args.role, f"the bundle was compiled for --role {others}")
-        )
+        raise ConfigError(flag_text("--role", role, f"the bundle was compiled for --role {others}"))
 
 
 class ModelLoader:
@@ -78,7 +84,7 @@ class ModelLoader:
 
     def __init__(
         self,
-        args: argparse.Namespace,
+        options: ServeOptions,
         console: Console,
         pod: Pod,
         manifest: Manifest | None,
@@ -86,7 +92,7 @@ class ModelLoader:
     ):
         """manifest: of a bundle. resources: closes the models in the end."""
         self.console = console
-        self._args = args
+        self._options = options
         self._pod = pod
         self._manifest = manifest
         self._resources = resources
@@ -95,16 +101,16 @@ class ModelLoader:
     @property
     def model_name(self) -> str:
         """The name that clients use."""
-        return self._args.served_model_name or display_name(self._args.model)
+        return self._options.served_model_name or display_name(self._options.model)
 
     @property
     def draft_model(self) -> str:
         """The folder of the draft model, as it was given."""
-        return str(self._args.draft_model)
+        return str(self._options.engine.draft_model)
 
     def sampling_defaults(self, llm: LLM) -> SamplingDefaults:
         """Return what requests leave open, as --generation-config says; ModelError if wrong."""
-        if self._args.generation_config == "none" or llm.model.spec.embeds:
+        if self._options.generation_config == "none" or llm.model.spec.embeds:
             return SamplingDefaults({})
         return sampling_defaults(llm.model.generation_config)
 
@@ -114,13 +120,13 @@ class ModelLoader:
 
     def open(self, place: Place | None = None) -> LLM:
         """Load the model; `place` is its part of the devices where another model has the rest."""
-        args = self._args
+        asked = self._options
         manifest = self._manifest
-        exchanges_pages = args.role != "both" or place is not None
-        options = replace(engine_options(args), page_exchange=exchanges_pages)
-        dtype = args.dtype
-        weights = args.weights
-        mesh = MeshSpec(data=args.data, expert=args.expert, tensor=args.tensor)
+        exchanges_pages = asked.roles.role != "both" or place is not None
+        options = replace(asked.engine.options, page_exchange=exchanges_pages)
+        dtype = asked.engine.dtype
+        weights = asked.engine.weights
+        mesh = MeshSpec(**asked.engine.axes)
         if place:
             mesh = place.mesh
         only_prefills = place is not None and place.prefills
@@ -133,25 +139,26 @@ class ModelLoader:
             weights = manifest.weights
             mesh = manifest.axes
         self._pod.agree("start", partial(facts_of_start, mesh, dtype, weights, options))
-        digests = digests_to_compare(self._pod, args.model)
+        digests = digests_to_compare(self._pod, asked.model)
         if digests and digests.all_hosts:
             self.say(READS_ALL)
         if exchanges_pages and digests is None:  # with an engine that must have the same weights
             digests = WeightDigests()
+        draft = draft_model_of(asked.engine, asked.hosts)
         named = place.named() if place else nullcontext()
         with Bar(self.console, "loading", in_bytes=True) as bar, named:
             llm = LLM(
-                args.model,
+                asked.model,
                 dtype=dtype,
                 weights=weights,
                 options=options,
                 mesh=mesh,
                 devices=place.devices if place else None,
-                chat_template=args.chat_template if takes_requests else None,
-                tool_parser=args.tool_parser,
-                reasoning_parser=args.reasoning_parser,
-                draft_model=None if only_prefills else draft_model(args),
-                grammar_bounds=limits(args).grammars,
+                chat_template=asked.chat_template if takes_requests else None,
+                tool_parser=asked.answers.tool_parser,
+                reasoning_parser=asked.answers.reasoning_parser,
+                draft_model=None if only_prefills else draft,
+                grammar_bounds=asked.limits.grammars,
                 on_load=bar.update,
                 new_runner=self._pod.new_runner,
                 compilation_cache=None,  # the command has chosen one
@@ -181,8 +188,8 @@ class ModelLoader:
             return
         if tensor := llm.digests.first_difference(earlier.text()):
             raise ModelError(
-                f"{self._args.model}: {tensor} has changed since the prefill mesh read it (start "
-                f"again when nobody writes to the model any more)"
+                f"{self._options.model}: {tensor} has changed since the prefill mesh read it "
+                f"(start again when nobody writes to the model any more)"
             )
 
     def compile(self, llm: LLM) -> None:

@@ -1,6 +1,5 @@
 """The composition root of a server: makes all of its parts and connects them."""
 
-import argparse
 import asyncio
 import gc
 import logging
@@ -35,6 +34,7 @@ from jaxserve.server.core.ttft_estimate import TTFTEstimate
 from jaxserve.server.disaggregation.flags import Meshes
 from jaxserve.server.disaggregation.local_mesh import DecodeMeshRole, Place, PrefillMesh, places
 from jaxserve.server.disaggregation.roles import Role
+from jaxserve.server.flags import ServeOptions
 from jaxserve.server.lifecycle import Lifecycle
 from jaxserve.server.listeners import Listeners
 from jaxserve.server.model_loader import ModelLoader
@@ -105,12 +105,12 @@ class ServerProcess:
         self._on_ready = on_ready
         self._loop = asyncio.get_running_loop()
 
-    async def run(self, args: argparse.Namespace, load: Callable[[], ServingState]) -> int:
+    async def run(self, options: ServeOptions, load: Callable[[], ServingState]) -> int:
         """Listen, load, serve until told to stop; return the exit code.
 
-        args: the flags of serve. load: makes what is served, on a thread of its own.
+        load: makes what is served, on a thread of its own.
         """
-        await self.listeners.start(args, self.lifecycle.drain, self.lifecycle.fail)
+        await self.listeners.start(options, self.lifecycle.drain, self.lifecycle.fail)
         self.lifecycle.watch_signals()
         try:
             return await self.lifecycle.run(load)

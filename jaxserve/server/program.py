@@ -1,9 +1,9 @@
 """Work of `jaxserve serve`, once its arguments are known to be right."""
 
-import argparse
 import asyncio
 import os
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,9 +16,9 @@ from jaxserve.cluster.hub_model import model_of_pod
 from jaxserve.compilation_cache import use_compilation_cache
 from jaxserve.interrupts import interrupts_kept
 from jaxserve.plan.bundle import Manifest
-from jaxserve.server.disaggregation.flags import Meshes, disaggregation, meshes
+from jaxserve.server.disaggregation.flags import Meshes, disaggregation
 from jaxserve.server.disaggregation.roles import role_of
-from jaxserve.server.flags import check_places, limits, tokens
+from jaxserve.server.flags import ServeOptions, check_places, meshes_of, tokens
 from jaxserve.server.follower import LeavesOnSignals, serving_health
 from jaxserve.server.lifecycle import FAILED
 from jaxserve.server.model_loader import ModelLoader, use_bundle
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 LOSS_GRACE = 5.0  # seconds to tell every client that a host is gone
 
 
-def run(args: argparse.Namespace, hosts: Hosts) -> int:
+def run(options: ServeOptions, hosts: Hosts) -> int:
     """Join the pod, then serve or follow; return the exit code."""
     console = Console(stderr=True, highlight=False)
-    separate_meshes = meshes(args)
+    separate_meshes = meshes_of(options)
     with ExitStack() as resources:
         pod = resources.enter_context(join(hosts))
         if pod.leads and not hosts.alone:  # else it has happened already, or is not needed
-            check_places(args)
-        args.model = model_of_pod(pod, args.model)
-        manifest = use_bundle(args) if args.bundle else None
+            check_places(options)
+        options = replace(options, model=model_of_pod(pod, options.model))
+        manifest = use_bundle(options.bundle, options) if options.bundle else None
         if manifest is None:
-            use_compilation_cache(args.compilation_cache)
+            use_compilation_cache(options.engine.compilation_cache)
         if pod.leads is False:
-            return follow(args, console, pod, manifest)
-        serving = serve(args, console, pod, manifest, separate_meshes, resources)
+            return follow(options, console, pod, manifest)
+        serving = serve(options, console, pod, manifest, separate_meshes, resources)
         with interrupts_kept():
             code = asyncio.run(serving, loop_factory=uvloop.new_event_loop)
         if code == FAILED:
@@ -57,17 +57,18 @@ def run(args: argparse.Namespace, hosts: Hosts) -> int:
 
 
 def follow(
-    args: argparse.Namespace, console: Console, pod: "Follower", manifest: Manifest | None
+    options: ServeOptions, console: Console, pod: "Follower", manifest: Manifest | None
 ) -> int:
     """Compute what the leader of the pod says, which alone takes requests; return the exit code."""
-    with serving_health(args.host, args.port), ExitStack() as resources:
-        llm = ModelLoader(args, console, pod, manifest, resources).open()
+    addresses = options.addresses
+    with serving_health(addresses.host, addresses.port), ExitStack() as resources:
+        llm = ModelLoader(options, console, pod, manifest, resources).open()
         signals = LeavesOnSignals(pod.leave)
         return signals.exit_code(pod.follow(llm.runner))
 
 
 async def serve(
-    args: argparse.Namespace,
+    options: ServeOptions,
     console: Console,
     pod: "SingleHost | Leader",
     manifest: Manifest | None,
@@ -75,8 +76,9 @@ async def serve(
     resources: ExitStack,
 ) -> int:
     """Serve until told to stop; return the exit code. resources: closed by the caller."""
-    loader = ModelLoader(args, console, pod, manifest, resources)
-    provider = open_provider() if args.otel else None
+    operation = options.operation
+    loader = ModelLoader(options, console, pod, manifest, resources)
+    provider = open_provider() if operation.otel else None
     if provider:
         resources.callback(provider.shutdown)  # sends the spans that are left
 
@@ -84,15 +86,15 @@ async def serve(
         pod.watch(process.on_host_lost, process.on_eviction, LOSS_GRACE)
         loader.say(f"ready: {process.listeners.addresses}")
 
-    plan = disaggregation(args)
+    plan = disaggregation(options.roles, options.credentials)
     process = ServerProcess(
-        limits(args),
-        tokens(args),
+        options.limits,
+        tokens(options.credentials),
         partial(role_of, plan),
-        args.drain_timeout,
-        args.step_timeout,
+        operation.drain_timeout,
+        operation.step_timeout,
         on_ready,
-        logs_requests=args.log_requests,
+        logs_requests=operation.log_requests,
     )
     load = partial(
         process.load,
@@ -101,4 +103,4 @@ async def serve(
         meshes=separate_meshes,
         provider=provider,
     )
-    return await process.run(args, load)
+    return await process.run(options, load)

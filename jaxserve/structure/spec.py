@@ -6,11 +6,40 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
+from jaxserve.config.flag_values import text_of_file
+from jaxserve.config.option import option
 from jaxserve.errors import RequestError
 
 Kind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 MAX_CHOICES = 1024  # texts that one choice lists
+
+
+@dataclass(frozen=True, kw_only=True)
+class StructureForms:
+    """A structure in the forms that a command takes; one of them is given, named by its kind."""
+
+    json_schema: str | None = option(
+        None,
+        "write JSON that the schema in this file allows",
+        metavar="FILE",
+        parse=text_of_file,
+    )
+    json_object: bool = option(False, "write a JSON object")
+    regex: str | None = option(
+        None,
+        "write text that matches this regular expression as a whole, in Rust's syntax",
+        metavar="REGEX",
+    )
+    choice: tuple[str, ...] = option(
+        (), "write one of these texts; given once for each", metavar="TEXT"
+    )
+    lark: str | None = option(
+        None,
+        "write text that follows the grammar in this file, in llguidance's Lark",
+        metavar="FILE",
+        parse=text_of_file,
+    )
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from jaxserve.client import AsyncClient
 from jaxserve.server.disaggregation.flags import disaggregation
 from jaxserve.server.disaggregation.metrics import DecodeMetrics
 from jaxserve.server.disaggregation.policy import Decision
-from jaxserve.server.flags import parser as serve_parser
+from jaxserve.server.flags import parse as parse_serve
 from tests.jaxserve.server import harness
 
 CONTEXT = 512
@@ -69,12 +69,11 @@ def test_flags_that_servers_understand(tmp_path: Path) -> None:
     args = arguments_with_trace(tmp_path)
     plans = {}
     for name in ARRANGEMENTS:
-        both = [
-            serve_parser().parse_args(flags)
-            for flags in server_flags(name, args, CONTEXT, "127.0.0.1:9")
-        ]
-        assert {a.step_tokens for a in both} == {CONTEXT if name == "neither" else args.step_tokens}
-        plans[name] = [disaggregation(a) for a in both]
+        both = [parse_serve(flags) for flags in server_flags(name, args, CONTEXT, "127.0.0.1:9")]
+        assert {a.engine.options.step_tokens for a in both} == {
+            CONTEXT if name == "neither" else args.step_tokens
+        }
+        plans[name] = [disaggregation(a.roles, a.credentials) for a in both]
     assert plans["chunked"] == plans["neither"] == [None, None]
     prefill, decode = plans["disaggregated"]
     assert prefill and decode and prefill.prefills and decode.servers == ("127.0.0.1:9",)

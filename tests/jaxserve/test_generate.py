@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from jaxserve.cli.flags import parser
 from jaxserve.cli.output import TextPrinter
 from jaxserve.completion import Delta
 from jaxserve.engine.trace import DEVICES
+from jaxserve.generate.flags import parse
 from tests.jaxserve.generate_harness import (
     BUNDLED,
     ROOT,
@@ -328,9 +328,7 @@ def test_a_turn_without_an_answer_is_forgotten(chat) -> None:
 
 
 def test_the_bundled_model_is_the_default() -> None:
-    assert (
-        parser().parse_args([]).model == ROOT / "jaxserve" / "checkpoints" / "bundled" / "tiny-chat"
-    )
+    assert parse([]).model == ROOT / "jaxserve" / "checkpoints" / "bundled" / "tiny-chat"
 
 
 def test_an_empty_prompt_is_bos_or_an_error(call, folder: Path) -> None:

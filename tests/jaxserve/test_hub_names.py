@@ -10,14 +10,16 @@ from pathlib import Path
 import jax
 import pytest
 
-from jaxserve.bench.flags import parser as bench_parser
-from jaxserve.bench.offline_cases import Case, options_of
+from jaxserve.bench.flags import parse as parse_bench
+from jaxserve.bench.offline_cases import Case, engine_of
+from jaxserve.checkpoints.hub.names import model_of_flag
+from jaxserve.cluster.hosts import Hosts
 from jaxserve.convert import main as convert
 from jaxserve.errors import MemoryLimitError, ModelError
 from jaxserve.llm_folder import model_of_llm
 from jaxserve.plan.__main__ import main as plan
 from jaxserve.serve import run as serve
-from jaxserve.server.flags import parser as serve_parser
+from jaxserve.server.flags import ServeOptions
 from jaxserve.server.model_loader import ModelLoader
 from jaxserve.sharding.mesh import MeshSpec
 from tests.fake_hub import FakeHub, fake_hub
@@ -112,15 +114,19 @@ def test_convert(hub: FakeHub, tmp_path: Path, call: Call) -> None:
 
 
 def test_bench_reads_the_context_of_the_model(hub: FakeHub) -> None:
-    args = bench_parser().parse_args(["offline", "--model", NAME])
-    assert options_of(args, [Case("tg", 1, 4, 4, counted=4)]).max_context == 8
+    options = parse_bench(["offline", "--model", NAME])
+    assert engine_of(options, [Case("tg", 1, 4, 4, counted=4)]).max_context == 8
 
 
 def test_clients_know_the_model_by_its_name(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    args = serve_parser().parse_args([NAME])
     seen = []
-    monkeypatch.setattr("jaxserve.server.program.run", lambda args, hosts: seen.append(args) or 0)
-    assert serve(args) == 0
+
+    def run(options: ServeOptions, hosts: Hosts) -> int:
+        seen.append(options)
+        return 0
+
+    monkeypatch.setattr("jaxserve.server.program.run", run)
+    assert serve(ServeOptions(model=model_of_flag(NAME))) == 0
     (found,) = seen
     assert str(found.model) == f"{NAME}@{hub.repos[NAME].commit}"
     loader = ModelLoader(found, None, None, None, None)  # type: ignore[arg-type]

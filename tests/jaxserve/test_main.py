@@ -8,8 +8,8 @@ from importlib.metadata import version
 import pytest
 
 import jaxserve
-from jaxserve.cli.flags import parser as generate_parser
 from jaxserve.client.flags import parser as client_parser
+from jaxserve.generate.flags import parser as generate_parser
 from jaxserve.programs import PROGRAMS, start
 
 

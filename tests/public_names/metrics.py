@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from jaxserve.server.disaggregation.flags import disaggregation
 from jaxserve.server.disaggregation.roles import role_of
+from jaxserve.server.flags import parse
 from jaxserve.server.observe.expert_load import ExpertLoad
 from jaxserve.server.observe.metrics import Metrics
 from jaxserve.server.readiness import Readiness
@@ -28,7 +29,9 @@ def _registries() -> Iterator[CollectorRegistry]:
     parser = parser_of("jaxserve.serve")
     for flags in _flags_of_roles(parser):
         registry = Metrics(lambda: 0).registry
-        role = role_of(disaggregation(parser.parse_args(flags)), Readiness(), registry)
+        options = parse(flags)
+        plan = disaggregation(options.roles, options.credentials)
+        role = role_of(plan, Readiness(), registry)
         yield registry
         asyncio.run(role.close())
     experts = CollectorRegistry()

@@ -2,14 +2,28 @@
 
 from dataclasses import dataclass, field, fields
 
-from jaxserve.config.option import flag_of
+from jaxserve.config.flag_values import count_above_0, number_above_0
+from jaxserve.config.option import flag, flag_of
 from jaxserve.structure.grammars import Bounds
 
 MEBI = 2**20
 
 
 def _bound[T: float](default: T, what: str) -> T:
-    return field(default=default, metadata={"what": what})
+    """Declare a bound on what the text says, whose first word is its unit."""
+    parse = count_above_0 if isinstance(default, int) else number_above_0
+    text = f"most {what} (default: {_shown(default, what)})"
+    return field(default=default, metadata=flag(text, metavar="N", parse=parse) | {"what": what})
+
+
+def _shown(default: float, what: str) -> str:
+    """Return a default with its unit, such as "8 MiB"."""
+    if what.startswith("seconds "):
+        return f"{default:g} s"
+    if what.startswith("bytes "):
+        unit, size = ("MiB", MEBI) if default >= MEBI else ("KiB", 2**10)
+        return f"{default / size:g} {unit}"
+    return str(default)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,114 +1,89 @@
 """Flags of servers that compute prompts and decode apart, and what they ask for."""
 
-import argparse
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from jaxserve.addresses import server_problem
-from jaxserve.cli.field_flags import add_flags
-from jaxserve.config.option import UNBOUNDED, check_bounds, flag, flag_of, options_of
+from jaxserve.config.option import UNBOUNDED, check_bounds, flag_of, option, options_of
 from jaxserve.errors import ConfigError, flag_text
 from jaxserve.server.disaggregation.addresses import read_addresses
 from jaxserve.server.disaggregation.policy import Policy
+from jaxserve.server.options import CredentialOptions
 from jaxserve.server.security.files import read_certificates, read_file, read_token
 
 ROLES = ("both", "prefill", "decode")
 MEBI = 2**20
+TWO_MESHES = "--prefill-mesh and --decode-mesh"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoleOptions:
     """Flags of --role, and of two meshes in one server, as the operator gives them."""
 
-    prefill_mesh: int | None = field(
-        default=None,
-        metadata=flag(
-            "compute long prompts on a mesh of their own: the first N devices, which share the "
-            "heads (needs --decode-mesh)",
-            metavar="N",
-            bounds=(1, UNBOUNDED),
-        ),
+    prefill_mesh: int | None = option(
+        None,
+        "compute long prompts on a mesh of their own: the first N devices, which share the "
+        "heads (needs --decode-mesh)",
+        metavar="N",
+        bounds=(1, UNBOUNDED),
     )
-    decode_mesh: int | None = field(
-        default=None,
-        metadata=flag(
-            "do everything else on the next N devices, which hold the weights as well (needs "
-            "--prefill-mesh)",
-            metavar="N",
-            bounds=(1, UNBOUNDED),
-        ),
+    decode_mesh: int | None = option(
+        None,
+        "do everything else on the next N devices, which hold the weights as well (needs "
+        "--prefill-mesh)",
+        metavar="N",
+        bounds=(1, UNBOUNDED),
     )
-    role: str = field(
-        default="both",
-        metadata=flag(
-            "prefill computes prompts for decode servers only, decode hands long prompts over to "
-            "prefill servers, both does neither (default: both)",
-            choices=ROLES,
-        ),
+    role: str = option(
+        "both",
+        "prefill computes prompts for decode servers only, decode hands long prompts over to "
+        "prefill servers, both does neither (default: both)",
+        choices=ROLES,
     )
-    prefill_server: tuple[str, ...] = field(
-        default=(),
-        metadata=flag(
-            "address of a prefill server's gRPC; may be given several times", metavar="HOST:PORT"
-        ),
+    prefill_server: tuple[str, ...] = option(
+        (), "address of a prefill server's gRPC; may be given several times", metavar="HOST:PORT"
     )
-    prefill_servers_file: Path | None = field(
-        default=None,
-        metadata=flag(
-            "file with addresses of prefill servers, one per line; read again when it changes",
-            metavar="F",
-        ),
+    prefill_servers_file: Path | None = option(
+        None,
+        "file with addresses of prefill servers, one per line; read again when it changes",
+        metavar="F",
     )
-    prefill_threshold: int = field(
-        default=512,
-        metadata=flag(
-            "hand a prompt over if at least N of its tokens are not cached here (default: 512)",
-            metavar="N",
-            bounds=(1, UNBOUNDED),
-        ),
+    prefill_threshold: int = option(
+        512,
+        "hand a prompt over if at least N of its tokens are not cached here (default: 512)",
+        metavar="N",
+        bounds=(1, UNBOUNDED),
     )
-    prefill_queue_tokens: int = field(
-        default=32768,
-        metadata=flag(
-            "compute a prompt here while every prefill server has more than N tokens waiting "
-            "(default: 32768)",
-            metavar="N",
-            bounds=(0, UNBOUNDED),
-        ),
+    prefill_queue_tokens: int = option(
+        32768,
+        "compute a prompt here while every prefill server has more than N tokens waiting "
+        "(default: 32768)",
+        metavar="N",
+        bounds=(0, UNBOUNDED),
     )
-    prefill_token_file: Path | None = field(
-        default=None, metadata=flag("file with the token that prefill servers ask for", metavar="F")
+    prefill_token_file: Path | None = option(
+        None, "file with the token that prefill servers ask for", metavar="F"
     )
-    prefill_tls_ca: Path | None = field(
-        default=None,
-        metadata=flag(
-            "PEM file of the authority that vouches for prefill servers; turns TLS on, and "
-            "--tls-cert is shown to them (default: plain text)",
-            metavar="F",
-        ),
+    prefill_tls_ca: Path | None = option(
+        None,
+        "PEM file of the authority that vouches for prefill servers; turns TLS on, and "
+        "--tls-cert is shown to them (default: plain text)",
+        metavar="F",
     )
-    transfer_buffer: int = field(
-        default=2048,
-        metadata=flag(
-            "most memory in MiB for pages that are offered or fetched (default: 2048)",
-            metavar="MIB",
-            bounds=(1, UNBOUNDED),
-        ),
+    transfer_buffer: int = option(
+        2048,
+        "most memory in MiB for pages that are offered or fetched (default: 2048)",
+        metavar="MIB",
+        bounds=(1, UNBOUNDED),
     )
-    transfer_timeout: float = field(
-        default=60.0,
-        metadata=flag(
-            "seconds for the trip of a prompt, or for pages on offer; after that the prompt is "
-            "computed here (default: 60)",
-            metavar="S",
-        ),
+    transfer_timeout: float = option(
+        60.0,
+        "seconds for the trip of a prompt, or for pages on offer; after that the prompt is "
+        "computed here (default: 60)",
+        metavar="S",
     )
-
-
-def role_flags(group: argparse._ArgumentGroup) -> None:
-    """Add the flags of RoleOptions."""
-    add_flags(group, RoleOptions)
 
 
 @dataclass(frozen=True)
@@ -149,83 +124,67 @@ class Disaggregation:
         return self.role == "prefill"
 
 
-def disaggregation(args: argparse.Namespace) -> Disaggregation | None:
+def disaggregation(roles: RoleOptions, credentials: CredentialOptions) -> Disaggregation | None:
     """Return the settings of the role; None for --role both.
 
-    Raises ConfigError for flags that do not go together, and for files that cannot be read.
+    Raises ConfigError for options that do not go together, and for files that cannot be read.
     """
-    check_role(args)
-    if args.role == "both":
+    check_role(roles)
+    if roles.role == "both":
         return None
-    if args.prefill_servers_file:
-        read_addresses(args.prefill_servers_file)
-    shows_certificate = args.prefill_tls_ca and args.tls_cert and args.tls_key
+    if roles.prefill_servers_file:
+        read_addresses(roles.prefill_servers_file)
+    certificate = key = None
+    if roles.prefill_tls_ca and credentials.tls_cert and credentials.tls_key:
+        certificate = read_file(credentials.tls_cert, "--tls-cert")
+        key = read_file(credentials.tls_key, "--tls-key")
     return Disaggregation(
-        role=args.role,
-        servers=tuple(args.prefill_server),
-        servers_file=args.prefill_servers_file,
-        policy=_policy(args),
-        buffer=args.transfer_buffer * MEBI,
-        seconds=args.transfer_timeout,
-        token=read_token(args.prefill_token_file, "--prefill-token-file"),
-        ca=read_certificates(args.prefill_tls_ca, "--prefill-tls-ca"),
-        certificate=read_file(args.tls_cert, "--tls-cert") if shows_certificate else None,
-        key=read_file(args.tls_key, "--tls-key") if shows_certificate else None,
+        role=roles.role,
+        servers=roles.prefill_server,
+        servers_file=roles.prefill_servers_file,
+        policy=_policy(roles),
+        buffer=roles.transfer_buffer * MEBI,
+        seconds=roles.transfer_timeout,
+        token=read_token(roles.prefill_token_file, "--prefill-token-file"),
+        ca=read_certificates(roles.prefill_tls_ca, "--prefill-tls-ca"),
+        certificate=certificate,
+        key=key,
     )
 
 
-def meshes(args: argparse.Namespace) -> Meshes | None:
+def meshes(roles: RoleOptions, axes: Mapping[str, int]) -> Meshes | None:
     """Return the two meshes of one server; None where a single mesh does everything.
 
-    Raises ConfigError for flags that do not go together.
+    Raises ConfigError for options that do not go together. axes: sizes of the mesh that --data,
+    --expert and --tensor ask for.
     """
-    given = [size is not None for size in (args.prefill_mesh, args.decode_mesh)]
-    if not any(given):
+    prefill = roles.prefill_mesh
+    decode = roles.decode_mesh
+    if prefill is None and decode is None:
         return None
-    if not all(given):
-        raise ConfigError("--prefill-mesh and --decode-mesh go together (give both)")
-    _check_bounds(args)
-    _check_alone(args)
-    return Meshes(args.prefill_mesh, args.decode_mesh, _policy(args), args.transfer_timeout)
+    if prefill is None or decode is None:
+        raise ConfigError(f"{TWO_MESHES} go together (give both)")
+    _check_bounds(roles)
+    if roles.role != "both":
+        problem = f"with {TWO_MESHES} this server does both (leave one of them out)"
+        raise ConfigError(flag_text("--role", roles.role, problem))
+    for axis, size in axes.items():
+        if size != 1:
+            problem = f"{TWO_MESHES} say how many devices share the heads (leave it out)"
+            raise ConfigError(flag_text(f"--{axis}", size, problem))
+    return Meshes(prefill, decode, _policy(roles), roles.transfer_timeout)
 
 
-def _check_alone(args: argparse.Namespace) -> None:
-    """Raise ConfigError for flags that contradict --prefill-mesh and --decode-mesh."""
-    both = "--prefill-mesh and --decode-mesh"
-    if args.role != "both":
-        raise ConfigError(
-            flag_text(
-                "--role",
-                args.role,
-                f"with {both} this server does both (leave one of them out)",
-            )
-        )
-    for axis in ("data", "expert", "tensor"):
-        if (size := getattr(args, axis)) != 1:
-            raise ConfigError(
-                flag_text(
-                    f"--{axis}",
-                    size,
-                    f"{both} say how many devices share the heads (leave it out)",
-                )
-            )
-    for name in ("hosts", "pod", "bundle"):
-        if getattr(args, name):
-            raise ConfigError(
-                f"--{name} is not built in together with {both} (leave one of them out)"
-            )
+def _policy(roles: RoleOptions) -> Policy:
+    return Policy(roles.prefill_threshold, roles.prefill_queue_tokens)
 
 
-def _policy(args: argparse.Namespace) -> Policy:
-    return Policy(args.prefill_threshold, args.prefill_queue_tokens)
-
-
-def check_role(args: argparse.Namespace) -> None:
-    """Raise ConfigError for flags that do not go with --role, or are out of bounds."""
+def check_role(roles: RoleOptions) -> None:
+    """Raise ConfigError for options that do not go with --role, or are out of bounds."""
     for name in ("prefill_server", "prefill_servers_file", "prefill_token_file", "prefill_tls_ca"):
-        if getattr(args, name) and args.role != "decode":
-            raise ConfigError(f"{flag_of(name)} is for --role decode (this is --role {args.role})")
-    if args.role == "decode" and not (args.prefill_server or args.prefill_servers_file):
+        if getattr(roles, name) and roles.role != "decode":
+            raise ConfigError(f"{flag_of(name)} is for --role decode (this is --role {roles.role})")
+    if roles.role == "decode" and not (roles.prefill_server or roles.prefill_servers_file):
         raise ConfigError(
             flag_text(
                 "--role",
@@ -233,19 +192,20 @@ def check_role(args: argparse.Namespace) -> None:
                 "no server computes its prompts (give --prefill-server or --prefill-servers-file)",
             )
         )
-    for address in args.prefill_server:
+    for address in roles.prefill_server:
         if problem := server_problem(address):
             raise ConfigError(flag_text("--prefill-server", address, problem))
-    _check_bounds(args)
+    _check_bounds(roles)
 
 
-def _check_bounds(args: argparse.Namespace) -> None:
-    for option in options_of(RoleOptions):
-        value = getattr(args, option.name)
-        bounds = option.metadata["bounds"]
+def _check_bounds(roles: RoleOptions) -> None:
+    for field in options_of(RoleOptions):
+        value = getattr(roles, field.name)
+        bounds = field.metadata["bounds"]
         if bounds is not None and value is not None:
-            check_bounds(option.name, value, bounds)
-    if not 0 < args.transfer_timeout < math.inf:
+            check_bounds(field.name, value, bounds)
+    seconds = roles.transfer_timeout
+    if not 0 < seconds < math.inf:
         raise ConfigError(
-            flag_text("--transfer-timeout", args.transfer_timeout, "it must be above 0, and finite")
+            flag_text("--transfer-timeout", seconds, "it must be above 0, and finite")
         )

@@ -13,7 +13,7 @@ from safetensors import safe_open
 
 from jaxserve.bench import offline
 from jaxserve.bench.__main__ import main
-from jaxserve.bench.flags import parser
+from jaxserve.bench.flags import parse
 from jaxserve.bench.offline import Result, timed
 from jaxserve.bench.offline_cases import Case, cases_of
 from jaxserve.config import EngineOptions
@@ -44,7 +44,7 @@ def test_cases() -> None:
     """At each batch prompts, generation, and both; a 0 leaves out what needs it."""
 
     def cases(flags: str) -> list[tuple[str, int, int, int, int]]:
-        found = cases_of(parser().parse_args(["offline", *flags.split()]))
+        found = cases_of(parse(["offline", *flags.split()]))
         return [(c.test, c.batch, c.prompt, c.output, c.counted) for c in found]
 
     assert cases("--prompt-tokens 512,2048 --output-tokens 128 --batch 1,8") == [

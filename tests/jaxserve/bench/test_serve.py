@@ -17,7 +17,7 @@ from rich.console import Console
 
 from jaxserve.bench import loops
 from jaxserve.bench.__main__ import main
-from jaxserve.bench.flags import parser
+from jaxserve.bench.flags import parse
 from jaxserve.bench.latency import Objective
 from jaxserve.bench.load import check
 from jaxserve.bench.own_server import free_ports
@@ -54,11 +54,11 @@ async def measured(
 
     words: receives what goes to standard error.
     """
-    args = parser().parse_args(["serve", *flags])
-    check(args)
-    report.objective = Objective.parse(args.slo) if args.slo else Objective()
+    options = parse(["serve", *flags])
+    check(options)
+    report.objective = Objective.parse(options.slo) if options.slo else Objective()
     with suppress(asyncio.CancelledError):
-        await measure(args, report, Console(file=words or io.StringIO(), width=200))
+        await measure(options, report, Console(file=words or io.StringIO(), width=200))
     return report
 
 
@@ -477,8 +477,8 @@ def test_prompts_have_tokens_of_the_tokenizer_alone(tmp_path: Path) -> None:
     async def run() -> Target:
         async with http_harness.serving(tmp_path) as http:
             flags = ["--target", f"{http.base}/v1", "--tokenizer", str(folder)]
-            args = parser().parse_args(["serve", "--rate", "1", *flags])
-            async with target(args, Console(file=io.StringIO())) as seen:
+            options = parse(["serve", "--rate", "1", *flags])
+            async with target(options, Console(file=io.StringIO())) as seen:
                 return seen
 
     seen = asyncio.run(run())

@@ -13,10 +13,9 @@ import pytest
 
 from jaxserve.checkpoints import orbax_store
 from jaxserve.cli.checks import check_file
-from jaxserve.cli.flags import parser
-from jaxserve.cli.inputs import prompts_of
 from jaxserve.config.options import KERNELS
 from jaxserve.generate.__main__ import main
+from jaxserve.generate.flags import parse
 from jaxserve.loading.load_plan import DTYPES
 from jaxserve.models.precision import AS_STORED, DTYPE_NAMES, FORMS
 from jaxserve.models.quant import SCHEMES
@@ -234,8 +233,8 @@ def test_a_pipe_is_not_opened(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", [["--model", "F", "a b", "c"], ["a b", "c", "--model", "F"]])
 def test_with_a_model_flag_every_argument_is_a_prompt(words: list[str]) -> None:
-    args = parser().parse_args([*words, "--prompt", "d"])
-    assert args.model == Path("F") and prompts_of(args) == ["a b", "c", "d"]
+    options = parse([*words, "--prompt", "d"])
+    assert options.model == Path("F") and options.given_prompts == ["a b", "c", "d"]
 
 
 @pytest.mark.parametrize("text", ["Once upon a time", "long " * 200])
@@ -245,8 +244,8 @@ def test_a_text_alone_may_be_a_prompt(text: str, capsys: pytest.CaptureFixture[s
 
 
 def test_the_bundled_model_can_be_named_by_the_flag() -> None:
-    args = parser().parse_args(["--model", str(BUNDLED), "text"])
-    assert args.model == Path(BUNDLED) and prompts_of(args) == ["text"]
+    options = parse(["--model", str(BUNDLED), "text"])
+    assert options.model == Path(BUNDLED) and options.given_prompts == ["text"]
 
 
 def test_the_names_of_precisions_are_those_that_are_loaded() -> None:

@@ -2,11 +2,11 @@
 
 import pytest
 
-from jaxserve.cli.flags import parser as generate_parser
 from jaxserve.cluster.bootstrap import SingleHost, join
 from jaxserve.cluster.hosts import Hosts
 from jaxserve.errors import ConfigError
-from jaxserve.server.flags import parser as serve_parser
+from jaxserve.generate.flags import parse as parse_generate
+from jaxserve.server.flags import parse as parse_serve
 
 WORKER_SET = {
     "LWS_LEADER_ADDRESS": "llm-0.llm.default",
@@ -16,10 +16,7 @@ WORKER_SET = {
 
 
 def hosts(*flags: str, **environment: str) -> Hosts:
-    found = [
-        Hosts.of(parser().parse_args(flags), environment)
-        for parser in (generate_parser, serve_parser)
-    ]
+    found = [Hosts.of(parse(flags).hosts, environment) for parse in (parse_generate, parse_serve)]
     assert found[0] == found[1]
     return found[0]
 

@@ -8,7 +8,8 @@ from types import MappingProxyType
 import jax
 import pytest
 
-from jaxserve.cli.flags import draft_model, parser
+from jaxserve.cli.flags import EngineFlags, draft_model_of
+from jaxserve.cluster.hosts import HostOptions
 from jaxserve.config import EngineOptions
 from jaxserve.errors import ConfigError
 from jaxserve.generate.__main__ import main
@@ -129,11 +130,9 @@ def test_choices_that_contradict_each_other(
 
 
 def test_several_hosts_are_refused() -> None:
-    args = parser().parse_args(
-        ["--speculate", "draft", "--draft-model", str(DRAFT), "--hosts", "2"]
-    )
+    engine = EngineFlags(draft_model=DRAFT)
     with pytest.raises(ConfigError, match="draft models are not built in for several hosts"):
-        draft_model(args)
+        draft_model_of(engine, HostOptions(hosts=2))
 
 
 class Larger(ByteTokenizer):

@@ -25,7 +25,7 @@ from jaxserve.plan.bundle import (
     spec_hash,
 )
 from jaxserve.plan.platform import environment
-from jaxserve.server.flags import parser
+from jaxserve.server.flags import parse
 from jaxserve.server.model_loader import check_bundle
 from tests.jaxserve.engine.tiny import SPEC
 
@@ -101,12 +101,12 @@ def test_the_pages_are_part_of_it(bundle: Path) -> None:
     )
     with pytest.raises(ConfigError, match="is for kv float32; the engine has int8"):
         check_engine(manifest, SPEC, "float32", "cpu", other)
-    args = parser().parse_args(["--kv", "int8"])
+    options = parse(["--kv", "int8"])
     with pytest.raises(
         ConfigError, match=r"--kv is int8; the bundle was compiled for float32 \(leave it out\)"
     ):
-        check_bundle(args, manifest)
-    check_bundle(parser().parse_args(["--kv", "auto"]), manifest)
+        check_bundle(options, manifest)
+    check_bundle(parse(["--kv", "auto"]), manifest)
 
 
 def refused(bundle: Path) -> str:
@@ -184,17 +184,17 @@ def test_another_engine(bundle: Path) -> None:
 def test_flags_beside_a_bundle(bundle: Path) -> None:
     """Flags that agree are accepted; an error for others names what was compiled."""
     manifest = open_bundle(bundle)
-    check_bundle(parser().parse_args([]), manifest)
-    check_bundle(parser().parse_args(["--max-batch", "2", "--dtype", "float32"]), manifest)
+    check_bundle(parse([]), manifest)
+    check_bundle(parse(["--max-batch", "2", "--dtype", "float32"]), manifest)
     for flag, asked in (
         *(("max-batch", "3"), ("dtype", "bfloat16"), ("weights", "int8")),
         *(("tensor", "2"), ("prefer", "latency")),
     ):
         flags = [f"--{flag}", asked]
         with pytest.raises(ConfigError, match=f"{' is '.join(flags)}; the bundle was compiled for"):
-            check_bundle(parser().parse_args(flags), manifest)
+            check_bundle(parse(flags), manifest)
     with pytest.raises(ConfigError, match="--compilation-cache is x; "):
-        check_bundle(parser().parse_args(["--compilation-cache", "x"]), manifest)
+        check_bundle(parse(["--compilation-cache", "x"]), manifest)
 
 
 def test_bundles_that_are_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import json
 import threading
 import time
-from argparse import Namespace
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -28,9 +27,10 @@ from jaxserve.server.core.limits import Limits
 from jaxserve.server.core.request_observer import RequestObserver
 from jaxserve.server.core.service import Service
 from jaxserve.server.disaggregation.roles import Role
-from jaxserve.server.flags import parser
+from jaxserve.server.flags import ServeOptions
 from jaxserve.server.grpc.server import GrpcEndpoint
 from jaxserve.server.observe.metrics import Metrics
+from jaxserve.server.options import AddressOptions, CredentialOptions
 from jaxserve.server.process import NewMetrics, ServerProcess
 from jaxserve.server.readiness import Readiness
 from jaxserve.server.security.auth import BearerTokens
@@ -47,6 +47,7 @@ MODEL = ModelCard(
     "fake", "Fake", 0, "int32", ByteTokenizer.vocab_size, 512, ByteTokenizer.eos_ids, True
 )
 SIZES = {"max_context": 512, "num_pages": 512, "step_tokens": 64}  # by default
+NO_FILES = CredentialOptions()
 ENGINE = EngineCard({"jaxserve": "0"}, {"data": 1}, "fake", [], 4, 16, 4, 2048)
 
 
@@ -203,14 +204,15 @@ async def running(
     handshake: Handshake | None = None,
     proposer: Proposer | None = None,
     http: bool = False,
-    flags: tuple[str, ...] = (),
+    admin_port: int | None = None,
+    credentials: CredentialOptions = NO_FILES,
     new_metrics: NewMetrics = Metrics,
     **config: Any,
 ) -> AsyncIterator[Running]:
     """A server process over the fake device, listening for gRPC, and for HTTP if asked.
 
     folder: an empty one. seconds: duration of a step of the device. opened: ready from the start.
-    endpoints: on the port of gRPC. flags: more of `serve`, for the listeners. handshake: of an
+    endpoints: on the port of gRPC. admin_port, credentials: of the listeners. handshake: of an
     engine that exchanges pages. proposer: of drafts. new_metrics: of the process. config: of the
     engine (see `config_of`).
     """
@@ -227,7 +229,10 @@ async def running(
     service, thread = process.connect(engine, prompts, configured, observers, on_failure=failed)
     model = replace(MODEL, embedding_dimensions=2 if configured.embeds else 0)
     state = ServingState(service, thread, model, ENGINE, lambda: 0, handshake=handshake)
-    await process.listeners.start(flags_of(http, *flags), lambda: server.drain(), failed)
+    options = ServeOptions(
+        addresses=AddressOptions(port=0, http_port=0, http=http, admin_port=admin_port)
+    )
+    await process.listeners.start(options, lambda: server.drain(), failed)
     address = f"127.0.0.1:{process.listeners.ports['gRPC']}"
     try:
         async with aio.insecure_channel(address) as channel:
@@ -256,9 +261,3 @@ def role_with(
         return role
 
     return make
-
-
-def flags_of(http: bool, *more: str) -> Namespace:
-    """Return the flags of a server that listens on free ports."""
-    http_flags = ["--http-port", "0"] if http else ["--no-http"]
-    return parser().parse_args(["--model", "x", "--port", "0", *http_flags, *more])

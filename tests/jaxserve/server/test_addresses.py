@@ -4,7 +4,6 @@ Origin: ggml-org/llama.cpp#5372, on what localhost, ::1 and :: are. Names have a
 addresses (RFC 6724), and an address of IPv6 is written in brackets before a port (RFC 3986, 3.2.2).
 """
 
-import argparse
 import asyncio
 import errno
 import socket
@@ -18,10 +17,11 @@ from jaxserve.addresses import check_listening_host, joined, without_brackets
 from jaxserve.client import AsyncClient
 from jaxserve.errors import ConfigError
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.flags import parser
+from jaxserve.server.flags import ServeOptions, parse
 from jaxserve.server.http import listening
 from jaxserve.server.http.listening import listen
 from jaxserve.server.listeners import Listeners
+from jaxserve.server.options import AddressOptions
 from jaxserve.server.security.auth import BearerTokens
 from tests.jaxserve.server.harness import running
 
@@ -66,13 +66,13 @@ def localhost(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     ],
 )
 def test_hosts(given: str, host: str, shown: str | None) -> None:
-    args = parser().parse_args(["MODEL", "--host", given])
-    assert args.host == without_brackets(given) == host
+    options = parse(["MODEL", "--host", given])
+    assert options.addresses.host == without_brackets(given) == host
     if shown:
         assert joined(host, 80) == shown
     else:
         with pytest.raises(ConfigError, match="it is no name or address without a port"):
-            check_listening_host("--host", args.host)
+            check_listening_host("--host", host)
 
 
 @needs_ipv6
@@ -158,15 +158,13 @@ async def answers(base: str) -> bool:
 )
 def test_a_server(host: str, at: list[str], tmp_path: Path, localhost: list[Any]) -> None:
     """HTTP on all addresses of a name, and on none once it drains; gRPC has its own sockets."""
-    flags: dict[str, Any] = {"host": host, "no_http": False, "port": 0, "http_port": 0}
-    files = ("tls_cert", "tls_key", "tls_client_ca", "profile_dir", "admin_port", "vllm_port")
-    args = argparse.Namespace(**flags, **dict.fromkeys(files))
+    options = ServeOptions(addresses=AddressOptions(host=host, port=0, http_port=0))
 
     async def main() -> None:
         async with running(tmp_path) as server:
             listeners = Listeners(server.readiness, Limits(), BearerTokens(), fake_metrics)
             failures: list[BaseException] = []
-            await listeners.start(args, lambda: None, failures.append)
+            await listeners.start(options, lambda: None, failures.append)
             shown = dict(address.split(" ") for address in listeners.addresses.split(", "))
             assert shown["HTTP"] == joined(host, listeners.ports["HTTP"])
             addresses = [f"{place}:{listeners.ports['HTTP']}" for place in at]

@@ -34,6 +34,7 @@ from jaxserve.server.grpc.server import INFERENCE
 from jaxserve.server.http import server as http_server
 from jaxserve.server.http.listening import begin_no_more, listen
 from jaxserve.server.lifecycle import Lifecycle
+from jaxserve.server.options import CredentialOptions
 from jaxserve.v1 import admin_pb2, common_pb2, inference_pb2, inference_pb2_grpc
 from jaxserve.v1.admin_pb2_grpc import AdminServiceStub
 from tests.jaxserve.client.test_connection import signed
@@ -450,7 +451,7 @@ def test_an_idle_connection_does_not_hold_up_the_end(
 def test_the_port_of_administrators_stays_open(tmp_path: Path) -> None:
     async def main() -> None:
         async with (
-            running(tmp_path, opened=False, flags=("--admin-port", "0")) as server,
+            running(tmp_path, opened=False, admin_port=0) as server,
             living(server) as (lifecycle, task),
         ):
             port = server.process.listeners.ports["admin"]
@@ -497,7 +498,7 @@ def test_a_signal_does_not_cut_a_drain_that_was_asked_for(tmp_path: Path) -> Non
 def test_a_tls_client_that_never_says_goodbye_does_not_hold_up_the_end(tmp_path: Path) -> None:
     """The library would wait half a minute for it."""
     cert, key = signed(tmp_path, "server")
-    flags = ("--tls-cert", str(cert), "--tls-key", str(key))
+    files = CredentialOptions(tls_cert=cert, tls_key=key)
 
     def kept_connection(port: int) -> ssl.SSLSocket:
         context = ssl.create_default_context(cafile=str(cert))
@@ -509,7 +510,7 @@ def test_a_tls_client_that_never_says_goodbye_does_not_hold_up_the_end(tmp_path:
 
     async def main() -> None:
         async with (
-            running(tmp_path, http=True, opened=False, flags=flags) as server,
+            running(tmp_path, http=True, opened=False, credentials=files) as server,
             living(server) as (lifecycle, task),
         ):
             with await asyncio.to_thread(kept_connection, await http_port(server)):

@@ -14,8 +14,9 @@ from jaxserve import LLM, EngineOptions
 from jaxserve.client import AsyncClient
 from jaxserve.server.cards import engine_card, model_card
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.flags import parser
+from jaxserve.server.flags import ServeOptions
 from jaxserve.server.http.app import new_app
+from jaxserve.server.options import AddressOptions
 from jaxserve.server.process import ServerProcess
 from jaxserve.server.readiness import Readiness
 from jaxserve.server.security.auth import BearerTokens
@@ -42,8 +43,8 @@ async def serving(llm: LLM) -> AsyncIterator[tuple[Readiness, str]]:
     process.readiness.set_ready(
         ServingState(service, thread, model_card(llm, "tiny"), engine_card(llm), lambda: 0)
     )
-    args = parser().parse_args(["--model", "x", "--port", "0", "--no-http"])
-    await process.listeners.start(args, process.lifecycle.drain, failures.append)
+    options = ServeOptions(addresses=AddressOptions(port=0, http=False))
+    await process.listeners.start(options, process.lifecycle.drain, failures.append)
     thread.start()
     try:
         yield process.readiness, f"127.0.0.1:{process.listeners.ports['gRPC']}"

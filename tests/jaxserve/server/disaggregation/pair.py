@@ -26,8 +26,9 @@ from jaxserve.server.core.service import Service
 from jaxserve.server.disaggregation.flags import Disaggregation
 from jaxserve.server.disaggregation.policy import Policy
 from jaxserve.server.disaggregation.roles import role_of
-from jaxserve.server.flags import parser
+from jaxserve.server.flags import ServeOptions
 from jaxserve.server.observe.metrics import PREFIX, Metrics
+from jaxserve.server.options import AddressOptions
 from jaxserve.server.process import ServerProcess
 from jaxserve.server.serving_state import ServingState
 from jaxserve.sharding.mesh import MeshSpec
@@ -138,8 +139,8 @@ async def serving(
 
     metrics = process.metrics
     service, thread = process.connect_llm(llm, (metrics,), on_failure=failed)
-    args = parser().parse_args(["--model", "x", "--port", "0", "--no-http"])
-    await process.listeners.start(args, process.lifecycle.drain, failed)
+    options = ServeOptions(addresses=AddressOptions(port=0, http=False))
+    await process.listeners.start(options, process.lifecycle.drain, failed)
     thread.start()
     process.readiness.set_ready(
         ServingState(

@@ -30,7 +30,7 @@ from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.disaggregation.flags import Meshes
 from jaxserve.server.disaggregation.local_mesh import places
 from jaxserve.server.disaggregation.policy import Policy
-from jaxserve.server.flags import parser
+from jaxserve.server.flags import parse
 from jaxserve.server.lifecycle import FAILED
 from jaxserve.server.serving_state import PrefillEngine
 from jaxserve.sharding.mesh import MeshSpec
@@ -372,8 +372,10 @@ def test_only_who_decodes_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
         "--kv",
         "int8",
     )
-    args = parser().parse_args(["--model", "m", *BOTH, *drafts])
-    loader = model_loader.ModelLoader(args, Console(stderr=True), SingleHost(), None, ExitStack())
+    options = parse(["--model", "m", *BOTH, *drafts])
+    loader = model_loader.ModelLoader(
+        options, Console(stderr=True), SingleHost(), None, ExitStack()
+    )
     for place in places(Meshes(4, 4, Policy(1, 1), 1.0), jax.devices()):
         with pytest.raises(ConfigError, match="enough"):
             loader.open(place)
@@ -395,10 +397,11 @@ def test_a_model_that_changes_between_its_two_meshes_is_refused(tmp_path: Path) 
     folder = tmp_path / "model"
     shutil.copytree(DRAFT, folder)
     sizes = ("--max-batch", "2", "--step-tokens", "32", "--page-size", "16", "--max-context", "64")
-    args = parser().parse_args(["--model", str(folder), *BOTH, *sizes])
+    options = parse(["--model", str(folder), *BOTH, *sizes])
     first, second = places(Meshes(4, 2, Policy(1, 1), 1.0), jax.devices())
     with ExitStack() as resources:
-        loader = model_loader.ModelLoader(args, Console(stderr=True), SingleHost(), None, resources)
+        console = Console(stderr=True)
+        loader = model_loader.ModelLoader(options, console, SingleHost(), None, resources)
         loader.open(first)
         tensors = load_file(folder / "model.safetensors")
         name = "model.layers.1.mlp.up_proj.weight"

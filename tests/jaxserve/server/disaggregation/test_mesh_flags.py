@@ -4,10 +4,10 @@ import jax
 import pytest
 
 from jaxserve.errors import ConfigError
-from jaxserve.server.disaggregation.flags import Meshes, disaggregation, meshes
+from jaxserve.server.disaggregation.flags import Meshes, disaggregation
 from jaxserve.server.disaggregation.local_mesh import places
 from jaxserve.server.disaggregation.policy import Policy
-from jaxserve.server.flags import parser
+from jaxserve.server.flags import meshes_of, parse
 from jaxserve.sharding.mesh import MeshSpec, ShardingError
 
 BOTH = ("--prefill-mesh", "4", "--decode-mesh", "4")
@@ -38,15 +38,15 @@ BOTH = ("--prefill-mesh", "4", "--decode-mesh", "4")
     ],
 )
 def test_what_does_not_go_together_is_refused(flags: tuple[str, ...], message: str) -> None:
-    args = parser().parse_args(["--model", "folder", *flags])
+    options = parse(["--model", "folder", *flags])
     with pytest.raises(ConfigError) as error:
-        meshes(args)
-        disaggregation(args)
+        meshes_of(options)
+        disaggregation(options.roles, options.credentials)
     assert message in str(error.value)
 
 
 def test_flags_apply() -> None:
-    args = parser().parse_args(
+    options = parse(
         [
             "--model",
             "m",
@@ -59,8 +59,8 @@ def test_flags_apply() -> None:
             "3",
         ]
     )
-    assert meshes(args) == Meshes(4, 4, Policy(99, 7), 3.0)
-    assert meshes(parser().parse_args(["--model", "m"])) is None
+    assert meshes_of(options) == Meshes(4, 4, Policy(99, 7), 3.0)
+    assert meshes_of(parse(["--model", "m"])) is None
 
 
 def test_devices_are_dealt_out() -> None:

@@ -6,15 +6,21 @@ from pathlib import Path
 import pytest
 
 from jaxserve.errors import ConfigError
-from jaxserve.server.disaggregation.flags import disaggregation
-from jaxserve.server.flags import parser
+from jaxserve.server.disaggregation.flags import Disaggregation, disaggregation
+from jaxserve.server.flags import parse
 from tests.jaxserve.client.test_connection import signed
+
+
+def plan_of(*flags: str) -> Disaggregation | None:
+    options = parse(flags)
+    return disaggregation(options.roles, options.credentials)
+
 
 DECODE = ["--role", "decode", "--prefill-server", "a:1"]
 
 
 def test_by_default_nothing() -> None:
-    assert disaggregation(parser().parse_args([])) is None
+    assert plan_of() is None
 
 
 def test_a_decode_server(tmp_path: Path) -> None:
@@ -30,9 +36,7 @@ def test_a_decode_server(tmp_path: Path) -> None:
         "--prefill-token-file",
         str(token),
     ]
-    plan = disaggregation(
-        parser().parse_args([*DECODE, *more, "--prefill-threshold", "7", "--transfer-buffer", "3"])
-    )
+    plan = plan_of(*DECODE, *more, "--prefill-threshold", "7", "--transfer-buffer", "3")
     assert plan and not plan.prefills
     assert (plan.servers, plan.servers_file, plan.token) == (("a:1", "b:2"), file, "secret")
     assert (plan.policy.threshold, plan.buffer, plan.seconds) == (7, 3 * 2**20, 60.0)
@@ -45,11 +49,9 @@ def test_certificates_go_together(tmp_path: Path) -> None:
     files["ca"], _ = signed(tmp_path, "ca")
     ca, cert, key = (files[name].read_bytes() for name in ("ca", "cert", "key"))
     own = ["--tls-cert", str(files["cert"]), "--tls-key", str(files["key"])]
-    plan = disaggregation(parser().parse_args([*DECODE, *own]))
+    plan = plan_of(*DECODE, *own)
     assert plan and plan.certificate is None, "nothing is shown without TLS"
-    plan = disaggregation(
-        parser().parse_args([*DECODE, *own, "--prefill-tls-ca", str(files["ca"])])
-    )
+    plan = plan_of(*DECODE, *own, "--prefill-tls-ca", str(files["ca"]))
     assert plan and (plan.ca, plan.certificate, plan.key) == (ca, cert, key)
 
 
@@ -76,4 +78,4 @@ def test_certificates_go_together(tmp_path: Path) -> None:
 )
 def test_what_does_not_go_together(flags: list[str], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        disaggregation(parser().parse_args(flags))
+        plan_of(*flags)

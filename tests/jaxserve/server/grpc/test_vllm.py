@@ -14,9 +14,10 @@ from smg_grpc_proto.generated import common_pb2
 
 from jaxserve.errors import ConfigError
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.flags import parser
+from jaxserve.server.flags import ServeOptions
 from jaxserve.server.grpc.vllm import NAME
 from jaxserve.server.listeners import Listeners
+from jaxserve.server.options import AddressOptions
 from jaxserve.server.readiness import Readiness
 from jaxserve.server.security.auth import BearerTokens
 from jaxserve.v1 import inference_pb2
@@ -381,7 +382,7 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "smg_grpc_proto", None)
-    args = parser().parse_args(["--model", "x", "--port", "0", "--no-http", "--vllm-port", "0"])
+    options = ServeOptions(addresses=AddressOptions(port=0, http=False, vllm_port=0))
     listeners = Listeners(Readiness(), Limits(), BearerTokens(), AsyncMock())
     with pytest.raises(ConfigError, match=r"pip install 'jaxserve\[smg\]'"):
-        asyncio.run(listeners.start(args, Mock(), Mock()))
+        asyncio.run(listeners.start(options, Mock(), Mock()))

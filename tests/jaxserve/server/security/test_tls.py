@@ -1,6 +1,5 @@
 """Certificates on every address that the server listens on."""
 
-import argparse
 import asyncio
 import contextlib
 import shutil
@@ -19,9 +18,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from jaxserve.client import TLS, AsyncClient, CallError
 from jaxserve.errors import ConfigError
 from jaxserve.server.core.limits import Limits
+from jaxserve.server.flags import ServeOptions
 from jaxserve.server.grpc.server import ADMIN, INFERENCE
 from jaxserve.server.grpc.vllm import NAME as VLLM
 from jaxserve.server.listeners import Listeners
+from jaxserve.server.options import AddressOptions, CredentialOptions
 from jaxserve.server.security.auth import BearerTokens
 from jaxserve.server.security.tls import Tls
 from tests.jaxserve.client.test_connection import signed
@@ -39,14 +40,11 @@ async def listening(
     server: Running, token: str | None = None, **files: Path
 ) -> AsyncIterator[dict[str, str]]:
     """Listen once more for the service, with this token and certificates; yield the addresses."""
-    none = dict.fromkeys(("tls_cert", "tls_key", "tls_client_ca", "profile_dir"))
-    ports = dict.fromkeys(("port", "admin_port", "vllm_port", "http_port"), 0)
-    rest = {"host": "127.0.0.1", "no_http": False}
+    addresses = AddressOptions(port=0, admin_port=0, vllm_port=0, http_port=0)
+    options = ServeOptions(addresses=addresses, credentials=CredentialOptions(**files))
     listeners = Listeners(server.readiness, Limits(), BearerTokens(token, token), fake_metrics)
     ended: list[BaseException] = []
-    await listeners.start(
-        argparse.Namespace(**none | ports | rest | files), lambda: None, ended.append
-    )
+    await listeners.start(options, lambda: None, ended.append)
     try:
         yield dict(address.split(" ") for address in listeners.addresses.split(", "))
     finally:

@@ -1,0 +1,117 @@
+"""Options of `jaxserve serve`, by their subjects; no jax."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from jaxserve.addresses import without_brackets
+from jaxserve.chat.answers import REASONING_PARSERS, TOOL_PARSERS
+from jaxserve.config.flag_values import number_above_0, port_number
+from jaxserve.config.option import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerOptions:
+    """Formats in which the model writes more than text."""
+
+    tool_parser: str = option(
+        "auto",
+        "format in which the model writes calls of functions; none turns tools off (default: auto, "
+        "by the marks in the chat template)",
+        choices=TOOL_PARSERS,
+    )
+    reasoning_parser: str = option(
+        "auto",
+        "format in which the model writes its reasoning; think tells <think>...</think> from the "
+        "answer (default: auto, think if the chat template has these marks)",
+        choices=REASONING_PARSERS,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddressOptions:
+    """Addresses that the server listens on."""
+
+    host: str = option(
+        "127.0.0.1",
+        "address to listen on, or a name: then on all of its addresses (default: 127.0.0.1, for "
+        "this machine only)",
+        parse=without_brackets,
+    )
+    port: int = option(
+        50051, "port of gRPC; 0 takes any free one (default: 50051)", metavar="N", parse=port_number
+    )
+    http_port: int = option(
+        8000, "port of HTTP; 0 takes any free one (default: 8000)", metavar="N", parse=port_number
+    )
+    http: bool = option(True, "serve gRPC only")
+    vllm_port: int | None = option(
+        None,
+        "port of vLLM's gRPC service, for routers such as smg (default: not served)",
+        metavar="N",
+        parse=port_number,
+    )
+    admin_port: int | None = option(
+        None,
+        "port for AdminService alone (default: --port serves it too)",
+        metavar="N",
+        parse=port_number,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CredentialOptions:
+    """Files of the tokens and certificates of the server and its clients."""
+
+    token_file: Path | None = option(
+        None,
+        "file with the token that clients have to send (default: none is asked for)",
+        metavar="F",
+    )
+    admin_token_file: Path | None = option(
+        None, "file with the token that callers of AdminService have to send", metavar="F"
+    )
+    tls_cert: Path | None = option(
+        None,
+        "PEM file of the server's certificate chain; turns TLS on, with --tls-key",
+        metavar="F",
+    )
+    tls_key: Path | None = option(None, "PEM file of the server's private key", metavar="F")
+    tls_client_ca: Path | None = option(
+        None, "PEM file of the authority from which clients need a certificate", metavar="F"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperationOptions:
+    """Time-outs, and what operators see."""
+
+    drain_timeout: float = option(
+        30.0,
+        "seconds that running requests get to end after SIGTERM (default: 30)",
+        metavar="S",
+        parse=number_above_0,
+    )
+    step_timeout: float = option(
+        60.0,
+        "seconds after which a step counts as hung and the server gives up (default: 60)",
+        metavar="S",
+        parse=number_above_0,
+    )
+    profile_dir: Path | None = option(
+        None,
+        "folder in which StartProfile may write (default: profiling is off)",
+        metavar="DIR",
+    )
+    otel: bool = option(False, "send a trace of every request to where the OTEL_* variables point")
+    log_format: Literal["text", "json"] = option(
+        "text",
+        "form of the lines on standard error (default: text)",
+        choices=("text", "json"),
+    )
+    log_level: str = option(
+        "info",
+        "least severity that is logged; debug has a line for every request (default: info)",
+        choices=("debug", "info", "warning", "error"),
+    )
+    log_requests: bool = option(False, "log a line for every request at info as well")
