@@ -145,10 +145,7 @@ class SamplingParams:
         ),
     )
     allowed_token_ids: Sequence[int] | None = option(
-        None,
-        "only tokens that may be chosen (default: all)",
-        metavar="ID,ID,...",
-        parse=token_ids,
+        None, "only tokens that may be chosen (default: all)", metavar="ID,ID,...", parse=token_ids
     )
     stop: Sequence[str] = option(
         (), "text that ends the completion; may be given several times", metavar="TEXT"

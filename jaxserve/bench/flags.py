@@ -22,9 +22,7 @@ PROCESSES = ("poisson", "constant", "gamma")
 def repetitions(default: int) -> int:
     """Declare the option --repetitions."""
     return option(
-        default,
-        f"number of times that everything is measured (default: {default})",
-        metavar="N",
+        default, f"number of times that everything is measured (default: {default})", metavar="N"
     )
 
 
@@ -67,9 +65,7 @@ class TargetOptions:
         nargs="*",
     )
     ready_timeout: float = option(
-        1800.0,
-        "seconds that the server gets to become ready (default: 1800)",
-        metavar="S",
+        1800.0, "seconds that the server gets to become ready (default: 1800)", metavar="S"
     )
     served_model_name: str | None = option(
         None,
@@ -102,9 +98,7 @@ class RequestOptions:
         metavar="N|N-N",
     )
     output_tokens: str = option(
-        "64",
-        "tokens of an answer: N, or spread evenly over N-N (default: 64)",
-        metavar="N|N-N",
+        "64", "tokens of an answer: N, or spread evenly over N-N (default: 64)", metavar="N|N-N"
     )
     prompts_file: Path | None = option(
         None,
@@ -112,23 +106,17 @@ class RequestOptions:
         metavar="F",
     )
     trace: Path | None = option(
-        None,
-        "file of lengths and times to replay: Mooncake's JSONL or Azure's CSV",
-        metavar="F",
+        None, "file of lengths and times to replay: Mooncake's JSONL or Azure's CSV", metavar="F"
     )
     time_scale: float | None = option(
         None, "factor on the gaps of a trace (default: 1)", metavar="X"
     )
     token_scale: float = option(1.0, "factor on the lengths in a trace (default: 1)", metavar="X")
     max_prompt_tokens: int | None = option(
-        None,
-        "length in tokens to which longer prompts are cut (default: no limit)",
-        metavar="N",
+        None, "length in tokens to which longer prompts are cut (default: no limit)", metavar="N"
     )
     max_output_tokens: int | None = option(
-        None,
-        "length in tokens to which longer answers are cut (default: no limit)",
-        metavar="N",
+        None, "length in tokens to which longer answers are cut (default: no limit)", metavar="N"
     )
     ignore_eos: bool = option(
         True, "let the model end its answers (default: they have all of --output-tokens)"
@@ -152,14 +140,10 @@ class PaceOptions:
         None, "requests in flight at a time, in a closed loop", metavar="N,N"
     )
     arrivals: str = option(
-        "poisson",
-        "process of the arrivals in an open loop (default: poisson)",
-        choices=PROCESSES,
+        "poisson", "process of the arrivals in an open loop (default: poisson)", choices=PROCESSES
     )
     burstiness: float | None = option(
-        None,
-        "shape of the gaps for --arrivals gamma: 1 is Poisson, less is burstier",
-        metavar="K",
+        None, "shape of the gaps for --arrivals gamma: 1 is Poisson, less is burstier", metavar="K"
     )
     requests: int | None = option(
         None, "requests of each run (default: 100, or the whole trace)", metavar="N"
@@ -168,9 +152,7 @@ class PaceOptions:
         None, "stop sending after S seconds instead of counting requests", metavar="S"
     )
     warm_up: int = option(
-        3,
-        "requests that are sent before each run and not counted (default: 3)",
-        metavar="N",
+        3, "requests that are sent before each run and not counted (default: 3)", metavar="N"
     )
 
 
@@ -196,14 +178,10 @@ class OfflineOptions(BenchOptions):
     repetitions: int = repetitions(5)
     model: Path | HubModel = model_option()
     prompt_tokens: str = option(
-        "128",
-        "prompt tokens of pp and pp+tg; 0 leaves both out (default: 128)",
-        metavar="N,N",
+        "128", "prompt tokens of pp and pp+tg; 0 leaves both out (default: 128)", metavar="N,N"
     )
     output_tokens: str = option(
-        "64",
-        "generated tokens of tg and pp+tg; 0 leaves both out (default: 64)",
-        metavar="N,N",
+        "64", "generated tokens of tg and pp+tg; 0 leaves both out (default: 64)", metavar="N,N"
     )
     batch: str = option("1", "sequences that run together (default: 1)", metavar="N,N")
     seed: int = option(0, "seed of the prompts' tokens (default: 0)")

@@ -22,9 +22,7 @@ class PromptOptions:
 
     prompt: tuple[str, ...] = option((), "prompt; may be given several times", metavar="TEXT")
     prompts_file: Path | None = option(
-        None,
-        "file with one prompt per line, in UTF-8; empty lines are skipped",
-        metavar="F",
+        None, "file with one prompt per line, in UTF-8; empty lines are skipped", metavar="F"
     )
     json: bool = option(
         False, "print one JSON object per completion, and nothing else on standard output"
@@ -60,8 +58,7 @@ class GenerateOptions:
     )
     model: Path | HubModel = model_option()
     prompts: PromptOptions = options(
-        PromptOptions,
-        "prompts (default: standard input, as one prompt, without its last newline)",
+        PromptOptions, "prompts (default: standard input, as one prompt, without its last newline)"
     )
     verbose: bool = option(
         False,

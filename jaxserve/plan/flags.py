@@ -28,10 +28,7 @@ class MeshOptions:
     """Sizes of the mesh's axes."""
 
     data: int | None = option(
-        None,
-        "data axis of the mesh: data-parallel lanes (default: 1)",
-        metavar="N",
-        parse=count,
+        None, "data axis of the mesh: data-parallel lanes (default: 1)", metavar="N", parse=count
     )
     expert: int | None = option(
         None,

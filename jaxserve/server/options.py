@@ -99,15 +99,11 @@ class OperationOptions:
         parse=number_above_0,
     )
     profile_dir: Path | None = option(
-        None,
-        "folder in which StartProfile may write (default: profiling is off)",
-        metavar="DIR",
+        None, "folder in which StartProfile may write (default: profiling is off)", metavar="DIR"
     )
     otel: bool = option(False, "send a trace of every request to where the OTEL_* variables point")
     log_format: Literal["text", "json"] = option(
-        "text",
-        "form of the lines on standard error (default: text)",
-        choices=("text", "json"),
+        "text", "form of the lines on standard error (default: text)", choices=("text", "json")
     )
     log_level: str = option(
         "info",

@@ -20,10 +20,7 @@ class StructureForms:
     """A structure in the forms that a command takes; one of them is given, named by its kind."""
 
     json_schema: str | None = option(
-        None,
-        "write JSON that the schema in this file allows",
-        metavar="FILE",
-        parse=text_of_file,
+        None, "write JSON that the schema in this file allows", metavar="FILE", parse=text_of_file
     )
     json_object: bool = option(False, "write a JSON object")
     regex: str | None = option(

@@ -13,27 +13,9 @@ from jaxserve.server.core.limits import Limits
 from jaxserve.server.http.chat_fields import conversation, tools_in
 from jaxserve.server.http.errors import UnsupportedError
 from jaxserve.server.http.response_format import structure_in
-from jaxserve.server.http.types import ChatBody, CompletionBody, Sampling
+from jaxserve.server.http.types import SAME, ChatBody, CompletionBody, Sampling
 from jaxserve.server.serving_state import ServingState
 
-# Fields with the same name and meaning in a body and in SamplingParams. A field that is left out
-# takes the default of SamplingParams.
-SAME = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "allowed_token_ids",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-    "min_tokens",
-    "n",
-)
 COMPLETION_TOKENS = 16  # OpenAI's default of max_tokens for completions; chat has none
 
 
@@ -146,6 +128,7 @@ def sampling_of(body: Sampling, defaults: SamplingFields, **given: Any) -> Sampl
     """
     given = {name: value for name, value in given.items() if value is not None}
     given |= {name: getattr(body, name) for name in SAME if getattr(body, name) is not None}
+    given["n"] = body.n
     if body.top_k is not None:
         given["top_k"] = 0 if body.top_k == -1 else body.top_k  # vLLM turns top_k off by -1
     if body.include_stop_str_in_output is not None:

@@ -4,10 +4,11 @@ A field that is null counts as left out. A field that is neither in a model, in 
 is an error: no field is dropped silently.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -16,10 +17,11 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainValidator,
+    create_model,
     model_validator,
 )
 
-from jaxserve.request import MAX_BIASES
+from jaxserve.request import MAX_BIASES, SamplingParams
 from jaxserve.server.core.embedding import MAX_INPUTS
 from jaxserve.server.http.errors import UnknownFieldError, UnsupportedError
 from jaxserve.server.http.json import dumps
@@ -177,8 +179,37 @@ class StreamOptions(Body):
     continuous_usage_stats: bool = False  # vLLM's: every chunk has the usage so far
 
 
-class Sampling(Body):
-    """Fields of both kinds of completion, OpenAI's and some of vLLM's.
+# Types in SamplingParams -> types in a body.
+BODY_TYPES: Mapping[Any, Any] = MappingProxyType(
+    {
+        Mapping[int, float]: Biases,
+        Sequence[int]: Ids,
+        Sequence[int] | None: Ids,
+        Sequence[str]: Texts,
+    }
+)
+# Parameters that have other names in a body, or another type, or that code here reads.
+DECLARED = frozenset(
+    {
+        *("max_tokens", "top_k", "n", "include_stop", "structure"),
+        *("echo", "logprobs", "prompt_logprobs"),
+    }
+)
+# Parameters with the same name, meaning and bounds in a body; None where a body leaves one out.
+SAME = tuple(field.name for field in fields(SamplingParams) if field.name not in DECLARED)
+
+
+def _same_fields() -> dict[str, Any]:
+    """Return the fields of SAME as create_model takes them: type and default by name."""
+    types = get_type_hints(SamplingParams)
+    return {name: (BODY_TYPES.get(types[name], types[name]) | None, None) for name in SAME}
+
+
+SameFields = create_model("SameFields", __base__=Body, **_same_fields())
+
+
+class Sampling(SameFields):
+    """Fields of both kinds of completion, OpenAI's and some of vLLM's, beside those of SAME.
 
     SamplingParams checks their bounds.
     """
@@ -192,21 +223,8 @@ class Sampling(Body):
     n: int = 1
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: Biases | None = None
-    allowed_token_ids: Ids | None = None
-    seed: int | None = None
-    stop: Texts | None = None
-    stop_token_ids: Ids | None = None
     include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    min_tokens: int | None = None
     prompt_logprobs: int | None = None
     priority: int = 0
     cache_salt: Text = ""
