@@ -3,12 +3,7 @@
 It imports nothing else of this folder, which would be imported a second time as a part of jaxserve.
 """
 
-import sys
-
-from jaxserve.sigint import exit_on_interrupt
+import runpy
 
 if __name__ == "__main__":
-    exit_on_interrupt()
-    from jaxserve.convert import main
-
-    sys.exit(main())
+    runpy.run_module("jaxserve.convert", run_name="__main__", alter_sys=True)

@@ -27,9 +27,6 @@ JaxserveError
     └── NonFiniteLogitsError                          a row's logits are NaN or infinite
 """
 
-# Words with which a RequestError's problem continues its field, as in "temperature" and "is -1.0".
-VERBS = frozenset("is are has have ask asks cannot come holds must names needs takes".split())
-
 
 class JaxserveError(Exception):
     """Base of all errors that jaxserve raises on purpose.
@@ -52,51 +49,58 @@ class JaxserveError(Exception):
 class RequestError(JaxserveError, ValueError):
     """A field of a request is missing, malformed or out of its bounds.
 
-    The text is a clause: `temperature is -1.0; it must be between 0.0 and 2.0` where the problem
-    begins with a verb, `prompt: entry 3 is 99; ...` otherwise.
+    The text is field and problem: `temperature is -1.0; it must be between 0.0 and 2.0`.
 
     Args:
         field: Path of the field in the request, such as `messages[2].role`.
-        problem: Text that says what is wrong with the field, without its name.
+        problem: Text that says what is wrong, with the field as its subject: it begins with a verb.
+            Classes that say so take a clause, which stands behind field and colon.
     """
 
     code = "INVALID_ARGUMENT"
     http_status = 400
     reason = "INVALID_FIELD"
+    _link = " "  # between field and problem
 
     def __init__(self, field: str, problem: str):
         self.field = field
         self.problem = problem
-        super().__init__(_clause(field, problem))
+        super().__init__(f"{field}{self._link}{problem}")
 
     def under(self, path: str) -> "RequestError":
         """Put `path` before the field, which lies inside that message, and return the error."""
         self.field = f"{path}.{self.field}"
-        self.args = (_clause(self.field, self.problem),)
+        self.args = (f"{self.field}{self._link}{self.problem}",)
         return self
 
 
 class ContextLengthError(RequestError):
-    """The prompt, alone or with max_tokens, exceeds the context."""
+    """The prompt, alone or with max_tokens, exceeds the context; the problem is a clause."""
 
     reason = "CONTEXT_LENGTH_EXCEEDED"
+    _link = ": "
 
 
 class CapacityError(RequestError):
-    """The prompt and max_tokens can never fit the page pool, not even alone."""
+    """The prompt and max_tokens can never fit the page pool, not even alone.
+
+    The problem is a clause.
+    """
 
     reason = "EXCEEDS_KV_CAPACITY"
+    _link = ": "
 
 
 class ChatError(RequestError):
     """The chat template is missing, or cannot render the messages.
 
     Args:
-        problem: Text that says what is wrong.
+        problem: Clause that says what is wrong.
         field: Path of the field that the template cannot use.
     """
 
     reason = "CHAT_TEMPLATE"
+    _link = ": "
 
     def __init__(self, problem: str, field: str = "messages"):
         super().__init__(field, problem)
@@ -278,9 +282,3 @@ class NonFiniteLogitsError(EngineError):
     """The logits of a row are NaN or infinite."""
 
     reason = "NON_FINITE_LOGITS"
-
-
-def _clause(field: str, problem: str) -> str:
-    """Return one clause about a field, with the field as its subject where that reads well."""
-    verb = problem.partition(" ")[0]
-    return f"{field} {problem}" if verb in VERBS else f"{field}: {problem}"

@@ -76,14 +76,14 @@ class Prompts:
             if isinstance(prompt, Sized) and len(prompt) > self.max_context:
                 raise ContextLengthError(
                     name,
-                    f"has {len(prompt)} tokens; the context is {self.max_context} (shorten it)",
+                    f"{len(prompt)} tokens exceed the context of {self.max_context} (shorten it)",
                 )
             ids = integers(name, prompt)
             return Rendered(self.decode(ids, name), ids)
         try:
             return Rendered(prompt, tuple(self.tokenizer.encode(prompt)))
         except TokenizerError as error:
-            raise RequestError(name, str(error)) from None
+            raise RequestError(name, f"cannot be tokenized: {error}") from None
 
     def decode(self, ids: Sequence[int], name: str) -> str:
         """Return the text of token ids without special tokens; refuse unknown ids."""

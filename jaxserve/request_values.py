@@ -55,7 +55,9 @@ def integers(name: str, values: object, limit: int | None = None) -> tuple[int, 
         raise RequestError(name, f"has {len(ids)} ids; the limit is {limit}")
     for position, token in enumerate(ids):
         if isinstance(token, bool) or not isinstance(token, Integral):
-            raise RequestError(name, f"entry {position} is {token!r:.80}; it must be an integer")
+            raise RequestError(
+                name, f"has {token!r:.80} as entry {position}; it must be an integer"
+            )
     return tuple(map(int, ids))  # type: ignore[call-overload]
 
 
@@ -74,12 +76,13 @@ def strings(name: str, values: object, limit: int, max_bytes: int) -> tuple[str,
             size = len(text.encode("utf-8")) if isinstance(text, str) else 0
         except UnicodeEncodeError:
             raise RequestError(
-                name, f"entry {position} is {text!r}, which is not valid Unicode"
+                name, f"has {text!r} as entry {position}, which is not valid Unicode"
             ) from None
         if not 1 <= size <= max_bytes:
             raise RequestError(
                 name,
-                f"entry {position} is {text!r:.80}; it must be a string of 1 to {max_bytes} bytes",
+                f"has {text!r:.80} as entry {position}; it must be a string of 1 to {max_bytes} "
+                f"bytes",
             )
     return texts  # type: ignore[return-value]
 
@@ -105,5 +108,6 @@ def check_token_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
     for position, token in enumerate(ids):
         if not 0 <= token < vocab_size:
             raise RequestError(
-                name, f"entry {position} is {token}; the vocabulary has ids 0 to {vocab_size - 1}"
+                name,
+                f"has {token} as entry {position}; the vocabulary has ids 0 to {vocab_size - 1}",
             )

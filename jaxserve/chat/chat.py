@@ -128,7 +128,7 @@ class Chat:
         try:
             ids = self._tokenizer.encode_special(text)
         except TokenizerError as error:
-            raise RequestError(name, str(error)) from None
+            raise RequestError(name, f"cannot be tokenized: {error}") from None
         # The marks have done their work once the ids exist; the text is for people.
         text = text.replace(MARK, "")
         reading = self._reading(text, tools, template.formats)
@@ -187,7 +187,7 @@ class Chat:
             return Structure("lark", text_and_calls(syntax, context, schemas, text_tokens), "tools")
         except ValueError as error:
             problem = (
-                "ask for strict calls, which this model's format allows with tool_choice only: "
+                "this model's format allows strict calls with tool_choice only: "
                 f'{error} (choose "required" or one function)'
             )
             raise ChatError(problem, "tools") from None

@@ -110,7 +110,7 @@ def turns_from_lines(standard_input: Iterable[bytes]) -> Iterator[str]:
         try:
             turn = line.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
-            problem = f"line {number} is not UTF-8 text (byte {error.start}: {error.reason})"
+            problem = f"is not UTF-8 text in line {number} (byte {error.start}: {error.reason})"
             raise RequestError("standard input", problem) from None
         if turn.strip():
             yield turn

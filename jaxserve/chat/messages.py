@@ -123,7 +123,7 @@ def _text(text: str, path: str) -> str:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise RequestError(
-            path, f"character {error.start} is half a surrogate pair; send both halves"
+            path, f"has half a surrogate pair at character {error.start}; send both halves"
         ) from None
     if MARK in text:
         raise RequestError(

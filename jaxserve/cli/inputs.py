@@ -30,12 +30,12 @@ def read_prompts(given: Iterable[str], file: Path | None) -> list[str]:
     """Return the prompts `given` and those of the file, or else standard input as one prompt."""
     prompts = list(given)
     if file:
-        name = str(file)
-        text = _decode(_read_file(file), "--prompts-file", name).removeprefix("\ufeff")
+        text = _decode(_read_file(file), "--prompts-file", f"is {file}; it ").removeprefix("\ufeff")
         prompts += filter(None, text.replace("\r\n", "\n").split("\n"))
         if not prompts:
             raise RequestError(
-                "--prompts-file", f"{name} has no prompts (one per line; empty lines are skipped)"
+                "--prompts-file",
+                f"is {file}; it has no prompts (one per line; empty lines are skipped)",
             )
     return prompts or [_read_standard_input()]
 
@@ -44,13 +44,14 @@ def _read_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise RequestError("--prompts-file", f"{path}: {error.strerror}") from None
+        problem = f"is {path}; it cannot be read: {error.strerror}"
+        raise RequestError("--prompts-file", problem) from None
 
 
 def _read_standard_input() -> str:
     if _standard_input().isatty():
         print("reading the prompt from standard input (end with Ctrl-D)", file=sys.stderr)
-    text = _decode(_standard_input().buffer.read(), "standard input", "the prompt")
+    text = _decode(_standard_input().buffer.read(), "standard input")
     return text.removesuffix("\n")
 
 
@@ -62,10 +63,11 @@ def _standard_input() -> TextIO:
     return sys.stdin
 
 
-def _decode(text: bytes, field: str, what: str) -> str:
+def _decode(text: bytes, field: str, named: str = "") -> str:
+    """Return a text; RequestError if it is not UTF-8. named: begins the error's problem."""
     try:
         return text.decode("utf-8")
     except UnicodeDecodeError as error:
         raise RequestError(
-            field, f"{what} is not UTF-8 text (byte {error.start}: {error.reason})"
+            field, f"{named}is not UTF-8 text (byte {error.start}: {error.reason})"
         ) from None

@@ -28,9 +28,7 @@ class CredentialOptions:
         None, "file with the token that the server asks for", metavar="FILE"
     )
     tls_ca: Path | None = option(
-        None,
-        "PEM file of the authorities that vouch for the server; turns TLS on",
-        metavar="FILE",
+        None, "PEM file of the authorities that vouch for the server; turns TLS on", metavar="FILE"
     )
     tls_cert: Path | None = option(None, "PEM file of the client's certificate", metavar="FILE")
     tls_key: Path | None = option(None, "PEM file of the client's key", metavar="FILE")
@@ -42,7 +40,8 @@ class CredentialOptions:
         try:
             return path.read_text("utf-8", "replace").strip() if path else None
         except OSError as error:
-            raise RequestError("--token-file", f"{path}: {error.strerror}") from None
+            problem = f"is {path}; it cannot be read: {error.strerror}"
+            raise RequestError("--token-file", problem) from None
 
     @property
     def tls(self) -> TLS | None:
@@ -61,9 +60,7 @@ class ServerOptions:
     )
     credentials: CredentialOptions = options(CredentialOptions)
     timeout: float | None = option(
-        None,
-        "seconds that the answer may take as a whole (default: any time)",
-        metavar="SECONDS",
+        None, "seconds that the answer may take as a whole (default: any time)", metavar="SECONDS"
     )
 
 

@@ -97,8 +97,7 @@ class PageGroup:
     heads of head_dim. window: how many tokens a query sees, including its own; None: all before
     it. value_dim: set for pages that keep keys alone (paged_attention.api.Layout), such as latent
     ones: every shard holds all of their heads. v_dim: numbers of a kept value, where they are not
-    head_dim. copies: of each kv head of the checkpoint, see ModelSpec.kv_copies. readers: layers
-    that read the entries of one of `layers`, and have none in the pages.
+    head_dim. copies: of each kv head of the checkpoint, see ModelSpec.kv_copies.
     """
 
     layers: tuple[int, ...]
@@ -108,7 +107,6 @@ class PageGroup:
     value_dim: int | None = None
     v_dim: int | None = None
     copies: int = 1
-    readers: tuple[int, ...] = ()
 
     def layout(self, page_size: int, dtype: jnp.dtype, shards: int = 1) -> Layout:
         """Return the layout of one layer's pages on one of the shards that split its heads.

@@ -191,10 +191,7 @@ class ModelSpec:
         for layer, kind in enumerate(self.kinds):
             if kind.entries_of is None and not kind.slot:
                 layers.setdefault(self._entries(kind), []).append(layer)
-        return tuple(
-            replace(group, layers=tuple(own), readers=self._readers(own))
-            for group, own in layers.items()
-        )
+        return tuple(replace(group, layers=tuple(own)) for group, own in layers.items())
 
     @property
     def slot_groups(self) -> int:
@@ -219,7 +216,3 @@ class ModelSpec:
         values = None if kind.value_dim == width else kind.value_dim
         copies = self.kv_copies if kind.kv_heads is None else 1
         return PageGroup((), window, heads, width, v_dim=values, copies=copies)
-
-    def _readers(self, owners: list[int]) -> tuple[int, ...]:
-        """Return the layers that read the entries of these."""
-        return tuple(layer for layer, kind in enumerate(self.kinds) if kind.entries_of in owners)

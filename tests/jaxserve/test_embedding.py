@@ -102,7 +102,7 @@ def test_the_longest_prompt(folder: Path) -> None:
     with LLM(folder, options=replace(OPTIONS, max_context=16, step_tokens=16)) as llm:
         assert llm.embed([PROMPTS[0][:16]])[0].shape == EXPECTED[0].shape
         with pytest.raises(
-            ContextLengthError, match=r"prompts\[1\] has 24 tokens; the context is 16"
+            ContextLengthError, match=r"prompts\[1\]: 24 tokens exceed the context of 16"
         ):
             llm.embed([[1], PROMPTS[0]])
 
@@ -116,7 +116,7 @@ def test_a_single_text_needs_no_list(llm: LLM) -> None:
 def test_what_is_no_prompt(llm: LLM) -> None:
     for prompts, message in (
         ([[]], r"prompts\[0\] has no tokens"),
-        ([[1], [96]], r"prompts\[1\]: entry 0 is 96"),
+        ([[1], [96]], r"prompts\[1\] has 96 as entry 0"),
         ([[{"role": "user", "content": "w1"}]], r"prompts\[0\] is a conversation"),
     ):
         with pytest.raises(RequestError, match=message):

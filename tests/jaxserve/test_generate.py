@@ -280,7 +280,7 @@ def test_chat_from_standard_input(chat, monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert turns_of(from_file) == turns_of(piped)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Hello\ncaf\xe9\n")))
     code, out, err = chat()
-    assert code == 2 and out and "error: standard input: line 2 is not UTF-8 text (byte 3:" in err
+    assert code == 2 and out and "error: standard input is not UTF-8 text in line 2 (byte 3:" in err
 
 
 @pytest.mark.system
@@ -356,13 +356,13 @@ def test_standard_input_that_cannot_be_read(call, monkeypatch: pytest.MonkeyPatc
     for flags in ([], ["--chat"]):
         assert_refused(call(*flags), "there is no standard input to read one from")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9")))
-    assert_refused(call(), "standard input: the prompt is not UTF-8 text (byte 3:")
+    assert_refused(call(), "standard input is not UTF-8 text (byte 3:")
 
 
 def test_a_prompts_file_that_is_not_text(call, tmp_path: Path) -> None:
     (tmp_path / "latin1").write_bytes("caf\u00e9".encode("latin-1"))
     assert_refused(
-        call("--prompts-file", str(tmp_path / "latin1")), "latin1 is not UTF-8 text (byte 3:"
+        call("--prompts-file", str(tmp_path / "latin1")), "latin1; it is not UTF-8 text (byte 3:"
     )
     assert_refused(call("--prompts-file", str(tmp_path)), "Is a directory")
 

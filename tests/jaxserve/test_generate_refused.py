@@ -118,7 +118,10 @@ FLAGS: list[tuple[list[str], str]] = [
         ["--prompt", STORY, "--min-tokens", "9", "--max-tokens", "3"],
         "min_tokens is 9, more than max_tokens",
     ),
-    (["--prompt", STORY, "--allowed-token-ids", "1,99999"], "allowed_token_ids: entry 1 is 99999"),
+    (
+        ["--prompt", STORY, "--allowed-token-ids", "1,99999"],
+        "allowed_token_ids has 99999 as entry 1",
+    ),
     (["--prompt", STORY, "--stop", ""], "stop"),
     (["--prompts-file", "/nonexistent/prompts.txt"], "/nonexistent/prompts.txt"),
     (["--prompt", STORY, "--dtype", "int7"], "--dtype is int7; choose auto"),
@@ -188,7 +191,7 @@ FLAGS: list[tuple[list[str], str]] = [
         ["--chat", "--prompt", STORY, "--chat-template", "/none"],
         "--chat-template is /none; it cannot be read: No such file",
     ),
-    (["--prompts-file", "/dev/null"], "/dev/null has no prompts"),
+    (["--prompts-file", "/dev/null"], "--prompts-file is /dev/null; it has no prompts"),
     (["--prompt", STORY, "--cache-tokens", str(10**12)], "--cache-tokens asks for"),
     (["--prompt", STORY, "--max-context", "999999"], "--max-context is 999999"),
 ]

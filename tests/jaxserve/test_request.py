@@ -33,10 +33,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"min_tokens": 5, "max_tokens": 4}, "min_tokens is 5, more than max_tokens"),
     ({"logprobs": 21}, "logprobs is 21"),
     ({"prompt_logprobs": -1}, "prompt_logprobs is -1"),
-    ({"stop": ""}, "stop: entry 0 is ''; it must be a string of 1 to 256 bytes"),
+    ({"stop": ""}, "stop has '' as entry 0; it must be a string of 1 to 256 bytes"),
     ({"stop": b"text"}, "stop is b'text'; give a list of strings"),
-    ({"stop": [""]}, "stop: entry 0 is ''; it must be a string of 1 to 256 bytes"),
-    ({"stop": ["x" * 257]}, "stop: entry 0 is 'xxx.*; it must be a string of 1 to 256 bytes"),
+    ({"stop": [""]}, "stop has '' as entry 0; it must be a string of 1 to 256 bytes"),
+    ({"stop": ["x" * 257]}, "stop has 'xxx.* as entry 0; it must be a string of 1 to 256 bytes"),
     ({"stop": ["x"] * 17}, "stop has 17 strings; the limit is 16"),
     ({"stop_token_ids": range(33)}, "stop_token_ids has 33 ids; the limit is 32"),
     (
@@ -47,14 +47,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"logit_bias": {3: math.inf}}, r"logit_bias\[3\] is inf"),
     ({"allowed_token_ids": []}, "allowed_token_ids is empty"),
     ({"allowed_token_ids": 7}, "allowed_token_ids is 7; give a list of token ids"),
-    ({"allowed_token_ids": [1, 2.0]}, "allowed_token_ids: entry 1 is 2.0; it must be an integer"),
+    (
+        {"allowed_token_ids": [1, 2.0]},
+        "allowed_token_ids has 2.0 as entry 1; it must be an integer",
+    ),
     ({"stop_token_ids": b"ab"}, "stop_token_ids is b'ab'; give a list of token ids"),
-    ({"stop_token_ids": [True]}, "stop_token_ids: entry 0 is True; it must be an integer"),
+    ({"stop_token_ids": [True]}, "stop_token_ids has True as entry 0; it must be an integer"),
     ({"stop": 5}, "stop is 5; give a list of strings"),
-    ({"stop": [5]}, "stop: entry 0 is 5; it must be a string of 1 to 256 bytes"),
-    ({"stop": ["a", "\ud800"]}, r"stop: entry 1 is '\\ud800', which is not valid Unicode"),
+    ({"stop": [5]}, "stop has 5 as entry 0; it must be a string of 1 to 256 bytes"),
+    ({"stop": ["a", "\ud800"]}, r"stop has '\\ud800' as entry 1, which is not valid Unicode"),
     ({"logit_bias": [1, 2]}, r"logit_bias is \[1, 2\]; give a mapping of token ids to numbers"),
-    ({"logit_bias": {"3": 1.0}}, "logit_bias: entry 0 is '3'; it must be an integer"),
+    ({"logit_bias": {"3": 1.0}}, "logit_bias has '3' as entry 0; it must be an integer"),
     ({"logit_bias": {3: "much"}}, r"logit_bias\[3\] is 'much'; it must be a finite number"),
     ({"temperature": 10**400}, "temperature is 1"),
     ({"include_stop": 1}, "include_stop is 1; it must be true or false"),
@@ -71,7 +74,7 @@ def test_refused(fields: dict[str, Any], message: str) -> None:
 
 def test_the_text_of_an_error_is_a_clause() -> None:
     assert str(RequestError("seed", "is -1; it must be an integer")).startswith("seed is -1; ")
-    assert str(RequestError("prompt", "entry 3 is 99")) == "prompt: entry 3 is 99"
+    assert str(RequestError("prompt", "is empty")) == "prompt is empty"
     inner = RequestError("seed", "is -1").under("sampling")
     assert (inner.field, inner.problem, str(inner)) == (
         "sampling.seed",

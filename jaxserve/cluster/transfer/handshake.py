@@ -10,12 +10,9 @@ from jaxserve.cluster.v1 import cluster_pb2
 from jaxserve.cluster.v1 import prefill_pb2 as pb
 from jaxserve.loading.digests import WeightDigests
 
-PROTOCOL = 2  # raised with every change that the other side has to know of
+PROTOCOL = 3  # raised with every change that the other side has to know of
 STAGE = "prefill"
 WEIGHTS = "the weights"
-# Segments are fetched by TransferService.Fetch. Older releases had `--transport jax`: started with
-# it, they announce only "jax", and are refused here instead of failing at every fetch.
-TRANSPORT = "grpc"
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ class Handshake:
         facts = cluster_pb2.Facts(
             stage=STAGE, names=list(self.facts), values=list(self.facts.values())
         )
-        return {"facts": facts, "dtypes": self.accepted_dtypes, "transports": (TRANSPORT,)}
+        return {"facts": facts, "dtypes": self.accepted_dtypes}
 
     def check(self, request: pb.PrefillRequest | pb.WatchRequest) -> None:
         """Raise TransferError FAILED_PRECONDITION with the first difference and both values.
@@ -72,11 +69,4 @@ class Handshake:
                 "FAILED_PRECONDITION",
                 f"pages there hold {self.page_dtype}, and pages here can be made from {accepted} "
                 f"(choose the same --kv on both servers)",
-            )
-        if TRANSPORT not in request.transports:
-            transports = ", ".join(request.transports) or "nothing"
-            raise TransferError(
-                "FAILED_PRECONDITION",
-                f"the two servers differ in the transport of KV segments: {TRANSPORT} there, "
-                f"{transports} here (run the same release of jaxserve on both)",
             )

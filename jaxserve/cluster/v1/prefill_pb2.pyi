@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PrefillRequest(_message.Message):
-    __slots__ = ("facts", "dtypes", "token_ids", "salt", "start", "page_size", "priority", "transports")
+    __slots__ = ("facts", "dtypes", "token_ids", "salt", "start", "page_size", "priority")
     FACTS_FIELD_NUMBER: _ClassVar[int]
     DTYPES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -16,7 +16,6 @@ class PrefillRequest(_message.Message):
     START_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
-    TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     facts: _cluster_pb2.Facts
     dtypes: _containers.RepeatedScalarFieldContainer[str]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -24,8 +23,7 @@ class PrefillRequest(_message.Message):
     start: int
     page_size: int
     priority: int
-    transports: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, facts: _Optional[_Union[_cluster_pb2.Facts, _Mapping]] = ..., dtypes: _Optional[_Iterable[str]] = ..., token_ids: _Optional[_Iterable[int]] = ..., salt: _Optional[str] = ..., start: _Optional[int] = ..., page_size: _Optional[int] = ..., priority: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, facts: _Optional[_Union[_cluster_pb2.Facts, _Mapping]] = ..., dtypes: _Optional[_Iterable[str]] = ..., token_ids: _Optional[_Iterable[int]] = ..., salt: _Optional[str] = ..., start: _Optional[int] = ..., page_size: _Optional[int] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class PrefillResponse(_message.Message):
     __slots__ = ("ticket", "group", "start", "arrays")
@@ -50,16 +48,14 @@ class Array(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ("facts", "dtypes", "transports", "weight_digests")
+    __slots__ = ("facts", "dtypes", "weight_digests")
     FACTS_FIELD_NUMBER: _ClassVar[int]
     DTYPES_FIELD_NUMBER: _ClassVar[int]
-    TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_DIGESTS_FIELD_NUMBER: _ClassVar[int]
     facts: _cluster_pb2.Facts
     dtypes: _containers.RepeatedScalarFieldContainer[str]
-    transports: _containers.RepeatedScalarFieldContainer[str]
     weight_digests: str
-    def __init__(self, facts: _Optional[_Union[_cluster_pb2.Facts, _Mapping]] = ..., dtypes: _Optional[_Iterable[str]] = ..., transports: _Optional[_Iterable[str]] = ..., weight_digests: _Optional[str] = ...) -> None: ...
+    def __init__(self, facts: _Optional[_Union[_cluster_pb2.Facts, _Mapping]] = ..., dtypes: _Optional[_Iterable[str]] = ..., weight_digests: _Optional[str] = ...) -> None: ...
 
 class WatchResponse(_message.Message):
     __slots__ = ("waiting_tokens",)

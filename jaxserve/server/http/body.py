@@ -117,7 +117,10 @@ def _request_error(error: ValidationError) -> RequestError:
         return RequestError(path, "is missing")
     if cause:
         return RequestError(path, str(cause))
-    return RequestError(path, first["msg"].replace("Input should", "must", 1))
+    message = first["msg"].removeprefix("Input should ")
+    if message == first["msg"]:
+        return RequestError(path, f"cannot be used: {message}")
+    return RequestError(path, f"must {message}")
 
 
 def _path(parts: tuple[int | str, ...]) -> str:

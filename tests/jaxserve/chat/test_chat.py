@@ -254,7 +254,7 @@ def test_marks_over_random_strings() -> None:
         ([{"role": "user", "content": b"x"}], r"^messages\[0\]\.content is b'x'"),
         (
             [{"role": "user", "content": "a\ud83d"}],
-            r"^messages\[0\]\.content: character 1 is half a surrogate pair",
+            r"^messages\[0\]\.content has half a surrogate pair at character 1",
         ),
         ([{"role": "user", "content": MARK}], r"^messages\[0\]\.content holds U\+FDD0"),
         (

@@ -44,7 +44,10 @@ REFUSED = [
     ("generate --prompt text --speculate draft", "there is no draft model (add --draft-model)"),
     ("generate --prompt text --tensor 0", "--tensor is 0; it must be at least 1"),
     ("generate --prompt text --hosts 2", "--host-index is missing"),
-    ("generate --prompts-file /nowhere", "--prompts-file: /nowhere: No such file"),
+    (
+        "generate --prompts-file /nowhere",
+        "--prompts-file is /nowhere; it cannot be read: No such file",
+    ),
     (
         "generate --chat --chat-template /nowhere",
         "--chat-template is /nowhere; it cannot be read: No such",
@@ -116,8 +119,14 @@ REFUSED = [
     (f"{LOAD} --target a:1", "--target is a:1; it must be grpc://HOST:PORT or http://HOST"),
     (f"{LOAD} --target grpc://a", "--target is a; it must be HOST:PORT"),
     (f"{SERVER} --tokenizer /nowhere", "/nowhere has neither tokenizer.json nor"),
-    (f"{SERVER} --token-file /nowhere", "--token-file: /nowhere: No such file"),
-    (f"{SERVER} --prompts-file /nowhere", "--prompts-file: /nowhere: No such file"),
+    (
+        f"{SERVER} --token-file /nowhere",
+        "--token-file is /nowhere; it cannot be read: No such file",
+    ),
+    (
+        f"{SERVER} --prompts-file /nowhere",
+        "--prompts-file is /nowhere; it cannot be read: No such file",
+    ),
     (f"{SERVER} --tls-ca /nowhere", "TLS ca is /nowhere; it cannot be read: No such file"),
     (f"{SERVER} --tls-ca README.md", "TLS ca is README.md; it holds no certificate in PEM"),
     (f"{SERVER} --tls-cert /nowhere", "a TLS certificate goes with its key"),
@@ -138,7 +147,10 @@ REFUSED = [
     (f"convert {BUNDLED} /tmp/x --to hf --weights int8", "--to hf writes no quantized weights"),
     ("client --temperature 9 text", "temperature is 9.0"),
     ("client --address http://a:1 text", "--address is http://a:1; it must be HOST:PORT"),
-    ("client --token-file /nowhere text", "--token-file: /nowhere: No such file"),
+    (
+        "client --token-file /nowhere text",
+        "--token-file is /nowhere; it cannot be read: No such file",
+    ),
     ("client --tls-ca /nowhere text", "TLS ca is /nowhere; it cannot be read: No such file"),
     ("client --tls-ca README.md text", "TLS ca is README.md; it holds no certificate in PEM"),
     ("client --tls-cert README.md --tls-key README.md text", "holds no certificate in PEM"),

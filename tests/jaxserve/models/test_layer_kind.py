@@ -57,8 +57,8 @@ def test_layers_that_read_the_entries_of_another_one_have_none() -> None:
         LayerKind(), sliding, LayerKind(entries_of=0), LayerKind(window=7, entries_of=1)
     )
     assert shared == (
-        PageGroup((0,), None, 2, 8, readers=(2,)),
-        PageGroup((1,), 7, 2, 8, readers=(3,)),
+        PageGroup((0,), None, 2, 8),
+        PageGroup((1,), 7, 2, 8),
     )
 
 

@@ -150,7 +150,7 @@ def test_a_piece_that_is_larger_than_a_budget_is_refused_by_name(buffer: int, ro
     [
         ({"the device": "xyz"}, "the device: xyz there, def here"),
         ({"the form": "int8"}, "the form: int8 there, none here"),
-        ({"the protocol": "3"}, "the protocol: 3 there, 2 here"),
+        ({"the protocol": "2"}, "the protocol: 2 there, 3 here"),
     ],
 )
 def test_servers_that_differ_part_with_both_values(theirs: dict[str, str], problem: str) -> None:
@@ -178,28 +178,10 @@ def test_a_caller_that_states_nothing_is_refused() -> None:
                 await call.read()
             assert (
                 caught.value.details()
-                == "the two servers differ in the protocol: 2 there, none here"
+                == "the two servers differ in the protocol: 3 there, none here"
             )
 
     asyncio.run(main())
-
-
-def refused_transports(*transports: str) -> str:
-    """Return the refusal of a caller that announces only these transports."""
-    request = pb.WatchRequest(**HANDSHAKE.fields() | {"transports": transports})
-    with pytest.raises(TransferError) as caught:
-        HANDSHAKE.check(request)
-    assert caught.value.code == "FAILED_PRECONDITION"
-    return str(caught.value)
-
-
-def test_an_older_release_by_another_transport_is_refused_in_a_line() -> None:
-    """An older release had another transport; announced in addition to gRPC, it does no harm."""
-    problem = "the two servers differ in the transport of KV segments: grpc there,"
-    hint = "(run the same release of jaxserve on both)"
-    assert refused_transports("jax") == f"{problem} jax here {hint}"
-    assert refused_transports() == f"{problem} nothing here {hint}"
-    HANDSHAKE.check(pb.WatchRequest(**HANDSHAKE.fields() | {"transports": ("jax", "grpc")}))
 
 
 def test_a_server_with_other_weights_is_refused_by_the_tensor() -> None:
@@ -314,6 +296,6 @@ def test_the_handshake_states_what_it_checks() -> None:
     request = pb.PrefillRequest(**HANDSHAKE.fields())
     HANDSHAKE.check(request)
     assert dict(zip(request.facts.names, request.facts.values, strict=True)) == {
-        "the protocol": "2"
+        "the protocol": "3"
     } | MODEL | {"the weights": digest(weights().text())}
-    assert request.dtypes == ["float32"] and request.transports == ["grpc"]
+    assert request.dtypes == ["float32"]
