@@ -1,4 +1,4 @@
-"""Habits of the sources that a machine can see: first words of docstrings, one assignment a line.
+"""Habits of the sources that a machine can see: first words of comments, one assignment a line.
 
 A docstring's first line is read alone, in a tooltip or an index. Words that lean on the name above
 it, or on the docstring before, do not stand alone.
@@ -14,6 +14,11 @@ PACKAGES = ("jaxserve", "sharding", "pallas_kernels", "checkpoints")
 LEANING = re.compile(
     r"(The same|Of|As|Whether|Those|That|What|Who|Where|When|Likewise|And|Or|But|It|Its|Their|None"
     r"|So|If|For)\b"
+)
+# First words of comments in .proto files that lean on the name below, or on the comment before.
+LEANING_IN_PROTO = re.compile(
+    r"(The same|Of|As|Those|That|When|Likewise|And|Or|But|It|Its|Their|None|Nothing|So|If|For|From"
+    r"|With|Without|Between|By|In|News|Such)\b"
 )
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -32,6 +37,16 @@ def leaning_docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
         text = ast.get_docstring(node) if isinstance(node, Documented) else None
         if text and LEANING.match(text):
             yield getattr(node, "lineno", 1), text.splitlines()[0]
+
+
+def leaning_comments(proto: str) -> Iterator[tuple[int, str]]:
+    """Yield line and first line of comments in a .proto file that do not stand alone."""
+    before = ""
+    for number, line in enumerate(map(str.strip, proto.splitlines()), start=1):
+        text = line.removeprefix("// ")
+        if line.startswith("// ") and not before.startswith("//") and LEANING_IN_PROTO.match(text):
+            yield number, text
+        before = line
 
 
 def packed_assignments(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -56,6 +71,15 @@ def test_first_lines_of_docstrings_stand_alone() -> None:
     assert not found, "\n".join(found)
 
 
+def test_first_lines_of_comments_in_proto_files_stand_alone() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line} {text}"
+        for path in sorted((ROOT / "jaxserve").rglob("*.proto"))
+        for line, text in leaning_comments(path.read_text())
+    ]
+    assert not found, "\n".join(found)
+
+
 def test_one_assignment_a_line() -> None:
     found = [
         f"{path}:{line} {text}"
@@ -68,4 +92,6 @@ def test_one_assignment_a_line() -> None:
 def test_the_checks_notice() -> None:
     tree = ast.parse('def f():\n    """Of the row."""\n    a, b = 1, 2\n    a, b = b, a\n')
     assert list(leaning_docstrings(tree)) == [(1, "Of the row.")]
+    proto = "// A message.\n// As long as it is.\nmessage A {\n  // As above.\n  string b = 1;\n}\n"
+    assert list(leaning_comments(proto)) == [(4, "As above.")]
     assert list(packed_assignments(tree)) == [(3, "a, b = (1, 2)")]

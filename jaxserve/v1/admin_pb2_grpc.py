@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class AdminServiceStub:
-    """For operators: its own credential, and its own address where one is given.
+    """Calls for operators. The service has a token of its own (--admin-token-file), and an address of
+    its own where --admin-port gives one.
     """
 
     def __init__(self, channel):
@@ -78,60 +79,61 @@ class AdminServiceStub:
 
 
 class AdminServiceServicer:
-    """For operators: its own credential, and its own address where one is given.
+    """Calls for operators. The service has a token of its own (--admin-token-file), and an address of
+    its own where --admin-port gives one.
     """
 
     def Abort(self, request, context):
-        """End requests; their streams get FinishInfo with reason ABORTED.
+        """Ends requests. Their streams get FinishInfo with the reason ABORTED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModelInfo(self, request, context):
-        """The model that is served.
+        """Describes the model that is served.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetServerInfo(self, request, context):
-        """Limits, compiled steps and versions.
+        """Describes the server: its limits, compiled steps and versions.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetLoads(self, request, context):
-        """What is running and waiting now.
+        """Reports what is running and waiting now.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FlushCache(self, request, context):
-        """Forget every cached page that no request holds.
+        """Forgets every cached page that no request holds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Refuse new requests, finish those that run, then end the server.
+        """Refuses new requests, finishes those that run, then ends the server.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StartProfile(self, request, context):
-        """Begin to write a jax profile; it ends by itself after max_seconds.
+        """Begins to write a jax profile, which ends by itself after max_seconds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StopProfile(self, request, context):
-        """End it.
+        """Ends the profile that is being written.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -189,7 +191,8 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
-    """For operators: its own credential, and its own address where one is given.
+    """Calls for operators. The service has a token of its own (--admin-token-file), and an address of
+    its own where --admin-port gives one.
     """
 
     @staticmethod

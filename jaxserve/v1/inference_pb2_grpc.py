@@ -26,9 +26,11 @@ if _version_not_supported:
 
 
 class InferenceServiceStub:
-    """Text from a model. Errors are non-OK statuses with one google.rpc.ErrorInfo (domain "jaxserve"), never text in an OK
-    message. A call whose deadline passes, or whose stream is dropped, is aborted and frees its memory with the step in
-    flight.
+    """Calls for clients: text, log-probabilities and embeddings from a model.
+
+    An error is a status other than OK with one google.rpc.ErrorInfo of the domain "jaxserve", never
+    a text in a message. A call whose deadline passes, or whose stream the client drops, is aborted,
+    and frees its memory with the step in flight.
     """
 
     def __init__(self, channel):
@@ -80,62 +82,66 @@ class InferenceServiceStub:
 
 
 class InferenceServiceServicer:
-    """Text from a model. Errors are non-OK statuses with one google.rpc.ErrorInfo (domain "jaxserve"), never text in an OK
-    message. A call whose deadline passes, or whose stream is dropped, is aborted and frees its memory with the step in
-    flight.
+    """Calls for clients: text, log-probabilities and embeddings from a model.
+
+    An error is a status other than OK with one google.rpc.ErrorInfo of the domain "jaxserve", never
+    a text in a message. A call whose deadline passes, or whose stream the client drops, is aborted,
+    and frees its memory with the step in flight.
     """
 
     def Generate(self, request, context):
-        """All choices of a prompt, when they are done.
+        """Generates text from a prompt, and returns all choices when they are done.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GenerateStream(self, request, context):
-        """The same while it grows: PromptInfo first, then deltas, FinishInfo last.
+        """Generates text from a prompt, and sends the choices as they grow: PromptInfo first, then
+        deltas, FinishInfo last.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Chat(self, request, context):
-        """The answer to a conversation. The checkpoint's own chat template makes a prompt of it.
+        """Answers a conversation, of which the checkpoint's chat template makes a prompt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ChatStream(self, request, context):
-        """The same while it grows.
+        """Answers a conversation, and sends the choices as they grow, in the order of GenerateStream.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Score(self, request, context):
-        """Log-probabilities of a given text.
+        """Returns the log-probabilities of a given text.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Embed(self, request, context):
-        """Vectors of given texts, from a model that embeds; such a model does nothing of the above.
+        """Returns the embeddings of texts, from a model that embeds. Such a model has none of the calls
+        above.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """Text to token ids.
+        """Returns the token ids of a text or of a conversation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Detokenize(self, request, context):
-        """Token ids to text.
+        """Returns the text of token ids.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -193,9 +199,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class InferenceService:
-    """Text from a model. Errors are non-OK statuses with one google.rpc.ErrorInfo (domain "jaxserve"), never text in an OK
-    message. A call whose deadline passes, or whose stream is dropped, is aborted and frees its memory with the step in
-    flight.
+    """Calls for clients: text, log-probabilities and embeddings from a model.
+
+    An error is a status other than OK with one google.rpc.ErrorInfo of the domain "jaxserve", never
+    a text in a message. A call whose deadline passes, or whose stream the client drops, is aborted,
+    and frees its memory with the step in flight.
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class PrefillServiceStub:
-    """Served by a server that computes prompts, for servers that decode.
+    """Calls of a server that computes prompts, for servers that decode.
     """
 
     def __init__(self, channel):
@@ -48,19 +48,20 @@ class PrefillServiceStub:
 
 
 class PrefillServiceServicer:
-    """Served by a server that computes prompts, for servers that decode.
+    """Calls of a server that computes prompts, for servers that decode.
     """
 
     def Prefill(self, request, context):
-        """Computes a prompt, and offers its keys and values piece by piece as they are computed. The call ends when all were
-        fetched; if it ends earlier, the remaining offers are withdrawn.
+        """Computes a prompt, and offers its keys and values in segments as they are computed. The call
+        ends when all segments were fetched; if it ends earlier, the remaining offers are withdrawn.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Reports the load now and every half second, for as long as the server takes prompts of the caller.
+        """Reports the load now and every half second, for as long as the server takes prompts of the
+        caller.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -88,7 +89,7 @@ def add_PrefillServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class PrefillService:
-    """Served by a server that computes prompts, for servers that decode.
+    """Calls of a server that computes prompts, for servers that decode.
     """
 
     @staticmethod
@@ -147,7 +148,7 @@ class PrefillService:
 
 
 class TransferServiceStub:
-    """Served by a server that has pieces on offer.
+    """Calls of a server that has segments on offer.
     """
 
     def __init__(self, channel):
@@ -164,11 +165,11 @@ class TransferServiceStub:
 
 
 class TransferServiceServicer:
-    """Served by a server that has pieces on offer.
+    """Calls of a server that has segments on offer.
     """
 
     def Fetch(self, request, context):
-        """Sends the bytes of a piece. A ticket is good for one call.
+        """Sends the bytes of a segment. A ticket is good for one call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -191,7 +192,7 @@ def add_TransferServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TransferService:
-    """Served by a server that has pieces on offer.
+    """Calls of a server that has segments on offer.
     """
 
     @staticmethod
