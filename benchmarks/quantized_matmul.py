@@ -72,8 +72,8 @@ class Operands:
         rng = np.random.default_rng(0)
 
         def put(values: np.ndarray, dtype: jnp.dtype, summed: str = "") -> jax.Array:
-            form: Format = ParamSpec(weight.axes, values.shape, dtype, summed=summed).format(mesh)
-            return jax.device_put(values.astype(dtype), form)
+            scheme: Format = ParamSpec(weight.axes, values.shape, dtype, summed=summed).format(mesh)
+            return jax.device_put(values.astype(dtype), scheme)
 
         numbers = rng.integers(-7, 8, weight.shape, np.int8)
         scales = rng.uniform(0.5, 1.5, (weight.shape[0] // weight.group, *weight.shape[1:]))

@@ -158,13 +158,13 @@ def measure(
     finally:
         steps.runner.release_state()
     dtype = params["embed"].dtype
-    form = scheme_in(params)
+    scheme = scheme_in(params)
     pages = steps.config
-    work = work_of(spec, dtype, case, form=form, pages=jnp.dtype(pages.page_dtype))
+    work = work_of(spec, dtype, case, scheme=scheme, pages=jnp.dtype(pages.page_dtype))
     share = work.floor(limits) / each
     return Result(
         case,
-        str(form or dtype),
+        str(scheme or dtype),
         pages.kv,
         round(each * 1e3, 3),
         round(share, 3),

@@ -1,0 +1,1 @@
+"""Meshes of devices, and how parameters and activations lie on them."""

@@ -41,7 +41,7 @@ class KVPolicy:
         return self.first_seen(position) // self.page_size
 
     def first_needed_before(self, page: int) -> int:
-        """Return the first page without which page `page` of a prompt is of no use."""
+        """Return the first page of a prompt that has to be here before `page` is of use."""
         return 0
 
     def covered(self, found: Sequence[int], limit: int) -> int:
@@ -105,7 +105,7 @@ class SlidingPages(KVPolicy):
         return page
 
     def covered(self, found: Sequence[int], limit: int) -> int:
-        """Return the longest prefix of which all pages are there that the next token sees."""
+        """Return the longest prefix whose pages in the window of the next token are all found."""
         length = limit
         while length > 0:
             first = self.first_needed(length * self.page_size)

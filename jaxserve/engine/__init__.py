@@ -1,0 +1,1 @@
+"""The engine: host/ plans steps in plain integers, device/ runs compiled steps."""

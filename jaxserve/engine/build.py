@@ -253,10 +253,10 @@ def _warn_of_slow_links(spec: ModelSpec, mesh: Mesh, dtype: jnp.dtype) -> None:
         )
 
 
-def min_rows(mesh: Mesh, dtype: jnp.dtype, form: QuantScheme | None = None) -> int:
+def min_rows(mesh: Mesh, dtype: jnp.dtype, scheme: QuantScheme | None = None) -> int:
     """Return the fewest rows that steps are compiled for.
 
     2 for products of bfloat16 or int8 on a CPU: XLA:CPU has no kernel for one row and takes longer.
     """
-    narrow = dtype == jnp.bfloat16 or (form is not None and form.activations)
+    narrow = dtype == jnp.bfloat16 or (scheme is not None and scheme.activations)
     return 2 if platform(mesh) == "cpu" and narrow else 1

@@ -1,0 +1,1 @@
+"""Loading: a checkpoint folder becomes parameters in their shards; conversion and export."""

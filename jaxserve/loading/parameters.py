@@ -101,7 +101,7 @@ def _sharded(
 
     A shard that several devices hold is read once. kind: see ParameterDigests.add.
     """
-    form = param.format(mesh)
+    stored = param.format(mesh)
     holders: dict[Ranges, list[Any]] = {}
     indices = param.sharding(mesh).devices_indices_map(param.shape)
     for device, index in indices.items():
@@ -119,7 +119,7 @@ def _sharded(
         if digests:
             hosts = {device.process_index for device in holding}
             digests.add(param.axes, asked, shard, hosts, kind)
-        formats = [Format(form.layout, SingleDeviceSharding(device)) for device in devices]
+        formats = [Format(stored.layout, SingleDeviceSharding(device)) for device in devices]
         # Waiting for the transfer lets the host's copy go before the next shard is read.
         copies = jax.block_until_ready(jax.device_put([shard] * len(devices), formats))
         shards |= zip(devices, copies, strict=True)

@@ -1,0 +1,1 @@
+"""One decoder for all families: its spec, attention, experts and quantized weights."""

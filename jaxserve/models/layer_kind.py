@@ -51,7 +51,7 @@ class LayerKind:
 
     window: how many tokens a query sees, including its own; None: all before it. latent: sizes of
     multi-head latent attention; None: attention over the model's heads. kv_heads, head_dim: of what
-    the layer keeps; None: the model's. value_dim: numbers of a value that the layer keeps; None: as
+    the layer keeps; None: the model's. v_dim: numbers of a value that the layer keeps; None: as
     many as of a key; 0: it keeps keys alone. entries_of: an earlier layer, whose keys and values
     this one reads; it keeps none of its own. slot: the layer keeps one state per sequence, in a
     slot, and nothing of single tokens. Raises ModelError for sizes that are too small, and for a
@@ -62,12 +62,12 @@ class LayerKind:
     latent: Latent | None = None
     kv_heads: int | None = None
     head_dim: int | None = None
-    value_dim: int | None = None
+    v_dim: int | None = None
     entries_of: int | None = None
     slot: bool = False
 
     def __post_init__(self) -> None:
-        least = {"window": 1, "kv_heads": 1, "head_dim": 1, "value_dim": 0, "entries_of": 0}
+        least = {"window": 1, "kv_heads": 1, "head_dim": 1, "v_dim": 0, "entries_of": 0}
         for name, limit in least.items():
             value = getattr(self, name)
             if value is not None and value < limit:
@@ -79,7 +79,7 @@ class LayerKind:
     @property
     def own(self) -> tuple[str, ...]:
         """Names of the fields in which the layer's entries are not simply the model's."""
-        names = ("kv_heads", "head_dim", "value_dim", "entries_of")
+        names = ("kv_heads", "head_dim", "v_dim", "entries_of")
         found = tuple(name for name in names if getattr(self, name) is not None)
         return (*found, "slot") if self.slot else found
 

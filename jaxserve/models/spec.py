@@ -211,8 +211,8 @@ class ModelSpec:
             return PageGroup((), window, 1, width, value_dim=kind.latent.rank)
         width = kind.head_dim or self.head_dim
         heads = kind.kv_heads or self.num_kv_heads
-        if kind.value_dim == 0:
+        if kind.v_dim == 0:
             return PageGroup((), window, heads, width, value_dim=0)
-        values = None if kind.value_dim == width else kind.value_dim
+        values = None if kind.v_dim == width else kind.v_dim
         copies = self.kv_copies if kind.kv_heads is None else 1
         return PageGroup((), window, heads, width, v_dim=values, copies=copies)

@@ -116,7 +116,7 @@ def write_manifest(d: Deployment, folder: Path) -> None:
         model=d.target.model,
         spec=spec_hash(d.spec),
         dtype=str(d.dtype),
-        weights=str(d.form or "auto"),
+        weights=str(d.scheme or "auto"),
         topology=d.topology.name,
         device_kind=device_kind(d.mesh),
         mesh={axis: getattr(d.axes, axis) for axis in AXES},

@@ -88,14 +88,14 @@ class Deployment:
         return sum(math.prod(spec.shape) for spec in specs)
 
     @property
-    def form(self) -> QuantScheme | None:
+    def scheme(self) -> QuantScheme | None:
         """Form of quantized weights; None where no weight is quantized."""
         return scheme_in(self.params)
 
     @property
     def weights(self) -> str:
         """Format of the weights in memory, as --weights names it."""
-        return str(self.form or self.dtype)
+        return str(self.scheme or self.dtype)
 
     @cached_property
     def kernels(self) -> Kernels:
@@ -107,7 +107,9 @@ class Deployment:
     @property
     def references(self) -> list[str]:
         """Products that run without a kernel, on copies of weights: experts, or int4 in groups."""
-        copied = [w for w in weights_of(self.spec, self.dtype, self.form) if self.kernels.copies(w)]
+        copied = [
+            w for w in weights_of(self.spec, self.dtype, self.scheme) if self.kernels.copies(w)
+        ]
         return sorted({"experts" if w.spec.axes.startswith("E") else "int4" for w in copied})
 
     @cached_property
@@ -157,7 +159,7 @@ class Deployment:
         """
         return cache(
             lambda case: work_of_weights(
-                self.spec, self.dtype, case, self.axes, self.form, self.kernels
+                self.spec, self.dtype, case, self.axes, self.scheme, self.kernels
             )
         )
 
@@ -171,11 +173,11 @@ def deploy(
     axes: MeshSpec,
     dtype: jnp.dtype,
     footprint: Callable[[Lowering, Bucket], Footprint] | None = Lowering.footprint,
-    form: QuantScheme | None = None,
+    scheme: QuantScheme | None = None,
 ) -> Deployment:
     """Decide as the engine does.
 
-    dtype: of weights that are not quantized. form: of weights that are. footprint: asks the
+    dtype: of weights that are not quantized. scheme: of weights that are. footprint: asks the
     compiler what a step takes; None counts it, and nothing of the deployment can be compiled.
     Raises ConfigError; MemoryLimitError if it does not fit; ShardingError if heads, experts or the
     vocabulary do not divide; ModelError if the weights cannot be quantized like that; ChipError
@@ -185,9 +187,9 @@ def deploy(
     held = target.spec.on(axes.tensor)
     check_mesh(topology, axes)
     mesh = mesh_on(topology, axes, compilers=footprint is not None)
-    check_chip(form, mesh)
+    check_chip(scheme, mesh)
     limit = memory_limit(topology, mesh, target.memory_fraction)
-    params = abstract_params(held, dtype, mesh, form)
+    params = abstract_params(held, dtype, mesh, scheme)
     config = plan_config(
         held, params, mesh, target.options, limit, footprint or estimated_footprint
     )

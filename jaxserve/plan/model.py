@@ -40,8 +40,8 @@ def weights_dtype(asked: str, config: Mapping[str, Any]) -> jnp.dtype:
     return _served(str(stored))
 
 
-def weights_form(asked: str) -> QuantScheme | None:
-    """Return the form of quantized weights that --weights asks for; None if it asks for none.
+def weights_scheme(asked: str) -> QuantScheme | None:
+    """Return the quantization scheme that --weights asks for; None if it asks for none.
 
     Raises ConfigError for a value that is not served.
     """

@@ -23,7 +23,7 @@ from jaxserve.plan.deployment import Deployment, Target, deploy
 from jaxserve.plan.estimate import Estimate
 from jaxserve.plan.flags import DEFAULT_CONTEXT, OutputOptions, PlanOptions
 from jaxserve.plan.html_report import page
-from jaxserve.plan.model import weights_dtype, weights_form, weights_of
+from jaxserve.plan.model import weights_dtype, weights_of, weights_scheme
 from jaxserve.plan.model_config import embeds
 from jaxserve.plan.platform import keeping, prepare_platform
 from jaxserve.plan.ranking import ranking_json, ranking_table
@@ -55,7 +55,9 @@ def plan(
     name, config = described
     target = target_of(options, model, name, read_spec(config)[1], topology)
     weights = weights_of(model, options.question.weights)
-    precision = Precision(weights_dtype(weights, config), weights_form(weights), target.options.kv)
+    precision = Precision(
+        weights_dtype(weights, config), weights_scheme(weights), target.options.kv
+    )
     if output.suggest is not None:
         return suggest(options, target, candidates(options, precision), console)
     try:
@@ -124,7 +126,7 @@ def deployed(
     axes = MeshSpec(data, expert, tensor)
     with Bar(console, "sizing") as bar:
         footprint = asking(bar.update) if options.output.compile else None
-        return deploy(target, axes, precision.dtype, footprint, precision.form)
+        return deploy(target, axes, precision.dtype, footprint, precision.scheme)
 
 
 def estimate_of(options: PlanOptions, deployment: Deployment, console: Console) -> Estimate:
@@ -218,18 +220,18 @@ def candidates(options: PlanOptions, asked: Precision) -> list[Precision]:
     Without --allow-quantized weights stay as the loader makes them of what is stored, and pages
     have their dtype. With it, weights are also tried in bfloat16, int8 and int4, and pages in int8.
     """
-    weights = [(asked.dtype, asked.form)]
+    weights = [(asked.dtype, asked.scheme)]
     rounds = options.output.allow_quantized
-    if rounds and options.question.weights == "auto" and asked.form is None:
+    if rounds and options.question.weights == "auto" and asked.scheme is None:
         halves = jnp.dtype(jnp.bfloat16)
         weights += [(halves, None)] if asked.dtype != halves else []
         weights += [(asked.dtype, SCHEMES[name]) for name in ("int8", "int4-g128")]
     found = []
-    for dtype, form in weights:
+    for dtype, scheme in weights:
         pages = [asked.kv]
         if asked.kv == "auto":
             pages = [str(dtype), *(["int8"] if rounds else [])]
-        found += [Precision(dtype, form, kv) for kv in pages]
+        found += [Precision(dtype, scheme, kv) for kv in pages]
     return found
 
 

@@ -133,9 +133,9 @@ def _times(estimate: Estimate, limits: Limits) -> Iterator[RenderableType]:
         f"{limits.bandwidth / 1e9:,.0f} GB/s and {limits.flops / 1e12:,.0f} TFLOP/s (ridge: "
         f"{limits.ridge:.0f} a byte)"
     )
-    form = estimate.deployment.form
-    if form and form.activations:
-        speed += f", {getattr(limits, form.numbers) / 1e12:,.0f} of {form.numbers},"
+    scheme = estimate.deployment.scheme
+    if scheme and scheme.activations:
+        speed += f", {getattr(limits, scheme.numbers) / 1e12:,.0f} of {scheme.numbers},"
     ttft = estimate.ttft(limits) * 1e3
     tpot = estimate.tpot(limits, 1) * 1e3
     yield f"\nFloors with {speed} in each device, at a context of {estimate.context}:"

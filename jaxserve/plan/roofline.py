@@ -121,20 +121,20 @@ def work_of(
     dtype: jnp.dtype,
     case: Case,
     mesh: MeshSpec | None = None,
-    form: QuantScheme | None = None,
+    scheme: QuantScheme | None = None,
     pages: jnp.dtype | None = None,
 ) -> Work:
     """Return the work of one step on one device, where all lanes do the same.
 
     Every weight is read once: of the embedding only the rows of the tokens, unless it is the head
     too; of experts those that the tokens are expected to hit. Every live page is read once. dtype:
-    of weights, and of pages unless `pages` is given. form: of quantized weights. spec: as the
+    of weights, and of pages unless `pages` is given. scheme: of quantized weights. spec: as the
     devices of the mesh hold it. A launch of several steps does the work for each.
     """
     mesh = mesh or MeshSpec()
     return total(
         [
-            work_of_weights(spec, dtype, case, mesh, form),
+            work_of_weights(spec, dtype, case, mesh, scheme),
             work_of_attention(spec, pages or dtype, case, mesh),
         ]
     )
@@ -150,7 +150,7 @@ def work_of_weights(
     dtype: jnp.dtype,
     case: Case,
     mesh: MeshSpec | None = None,
-    form: QuantScheme | None = None,
+    scheme: QuantScheme | None = None,
     kernels: Kernels | None = None,
 ) -> Work:
     """Return the part of work_of that depends on rows and tokens, and not on their context.
@@ -159,17 +159,17 @@ def work_of_weights(
     read every weight as it is stored.
     """
     parts: list[tuple[Weight, Work]] = []
-    for weight in weights_of(spec, dtype, form):
+    for weight in weights_of(spec, dtype, scheme):
         work = _of_weight(weight, spec, case, mesh or MeshSpec())
         if kernels and kernels.copies(weight):
             wide = jnp.dtype(dtype).itemsize * 8 / jax.dtypes.itemsize_bits(weight.spec.dtype)
             work = work._replace(bytes=work.bytes * (1 + 2 * wide))
         parts.append((weight, work))
     whole = total(part for _, part in parts)
-    if form is None or not form.activations:
+    if scheme is None or not scheme.activations:
         return whole
     narrow = sum(part.flops for weight, part in parts if weight.name == "values")
-    return whole._replace(**{form.numbers: narrow})
+    return whole._replace(**{scheme.numbers: narrow})
 
 
 def work_of_attention(
@@ -202,11 +202,11 @@ def sent_of(spec: ModelSpec, dtype: jnp.dtype, case: Case, mesh: MeshSpec | None
 
 
 def weights_of(
-    spec: ModelSpec, dtype: jnp.dtype, form: QuantScheme | None = None
+    spec: ModelSpec, dtype: jnp.dtype, scheme: QuantScheme | None = None
 ) -> Iterator[Weight]:
     """Yield all weights of a model."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(
-        param_specs(spec, dtype, form), is_leaf=is_param_spec
+        param_specs(spec, dtype, scheme), is_leaf=is_param_spec
     )
     for path, leaf in leaves:
         *_, parameter = (key.key for key in path if hasattr(key, "key"))

@@ -20,17 +20,17 @@ from jaxserve.sharding.mesh import MeshSpec
 class Precision(NamedTuple):
     """Formats of weights and pages.
 
-    dtype: of weights that are not quantized. form: of weights that are. kv: what pages hold, as
+    dtype: of weights that are not quantized. scheme: of weights that are. kv: what pages hold, as
     --kv names it.
     """
 
     dtype: jnp.dtype
-    form: QuantScheme | None
+    scheme: QuantScheme | None
     kv: str
 
     @property
     def weights(self) -> str:
-        return str(self.form or self.dtype)
+        return str(self.scheme or self.dtype)
 
     def of(self, target: Target) -> Target:
         """Return the target with pages in this precision."""
@@ -102,7 +102,7 @@ def choices(
         for kept in precisions:
             try:
                 deployment = deploy(
-                    kept.of(target), axes, kept.dtype, footprint=None, form=kept.form
+                    kept.of(target), axes, kept.dtype, footprint=None, scheme=kept.scheme
                 )
                 found.append(
                     Choice(axes, kept, Estimate(deployment, context, target.topology.limits, price))
@@ -123,7 +123,9 @@ def confirmed(ranked: Ranked, progress: Progress) -> Choice:
     try:
         target = estimate.deployment.target
         precision = choice.precision
-        deployment = deploy(target, choice.axes, precision.dtype, asking(progress), precision.form)
+        deployment = deploy(
+            target, choice.axes, precision.dtype, asking(progress), precision.scheme
+        )
         steps = compile_steps(deployment, deployment.largest(), progress)
     except MemoryLimitError as error:
         return replace(choice, estimate=None, missing=error.missing)

@@ -1,0 +1,1 @@
+"""Attention over keys and values in pages, and writes of pages."""

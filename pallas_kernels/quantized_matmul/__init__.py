@@ -1,0 +1,1 @@
+"""Products with weights of 4 bits in groups."""

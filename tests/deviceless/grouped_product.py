@@ -76,9 +76,9 @@ class Product:
         demand = Demand(rows, model.experts, *sizes, jnp.dtype(self.dtype), options.device_kind)
         if not self.weights:
             return demand
-        form = SCHEMES[self.weights]
+        scheme = SCHEMES[self.weights]
         return demand._replace(
-            numbers=form.dtype, scales=sizes[1] // form.group if form.group else 1
+            numbers=scheme.dtype, scales=sizes[1] // scheme.group if scheme.group else 1
         )
 
 
@@ -86,10 +86,10 @@ PRODUCTS = [
     Product(model, tokens, up) for model in MODELS for tokens in (64, 2048) for up in (True, False)
 ]
 QUANTIZED = [  # sums of 2,880 numbers have no groups of 128
-    replace(product, weights=form)
+    replace(product, weights=scheme)
     for product in PRODUCTS
-    for form, kept in SCHEMES.items()
-    if not (kept.activations or (product.model.model == 2880 and form == "int4-g128"))
+    for scheme, kept in SCHEMES.items()
+    if not (kept.activations or (product.model.model == 2880 and scheme == "int4-g128"))
 ]
 
 

@@ -42,7 +42,7 @@ MESHES = [
     ("deepseek-v3", "7x", (1, 16, 1)),
 ]
 QUICK = ("mixtral-8x7b", "int8", DECODE)
-STEPS = [(name, DECODE) for name, form in SCHEMES.items() if not form.activations]
+STEPS = [(name, DECODE) for name, scheme in SCHEMES.items() if not scheme.activations]
 STEPS += [("int8", PREFILL), ("int4-g32", PREFILL)]
 
 

@@ -41,7 +41,7 @@ NAMES = {"w8a8-int8": "s8", "w8a8-fp8": "f8e4m3fn"}  # dtypes as HLO names them
 
 
 def cases() -> Iterator[ParameterSet]:
-    forms = product(SHARDS, [name for name, form in SCHEMES.items() if not form.activations])
+    forms = product(SHARDS, [name for name, scheme in SCHEMES.items() if not scheme.activations])
     for (chip, tensor), weights in [*forms, *product([*SHARDS, ("v5p", 1), ("7x", 1)], NAMES)]:
         if weights in NAMES and not getattr(CHIPS[chip], SCHEMES[weights].numbers):
             continue
@@ -51,7 +51,7 @@ def cases() -> Iterator[ParameterSet]:
 
 def cases_of_groups() -> Iterator[ParameterSet]:
     chips = [("v5e", 1), ("7x", 2), ("h200", 1), ("h200", 2)]
-    names = [name for name, form in SCHEMES.items() if form.group]
+    names = [name for name, scheme in SCHEMES.items() if scheme.group]
     for (chip, tensor), weights, kind in product(chips, names, ("decode", "prefill")):
         marks = [] if (chip, tensor, weights, kind) in QUICK_GROUPS else [pytest.mark.slow]
         yield pytest.param(

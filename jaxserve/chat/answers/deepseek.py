@@ -88,7 +88,7 @@ def _call(text: IncomingText, names: Collection[str]) -> Parse[FoundCall | None]
 
 
 def _rest(context: CallContext) -> str:
-    """Write the expression of calls of both kinds, of which the model knows its own."""
+    """Write the expression of calls in both formats; which one the model writes is not known."""
     begin, separator, end = map(context.mark, (CALL_BEGIN, SEPARATOR, CALL_END))
 
     def call(name: str, rule: str) -> str:

@@ -76,7 +76,9 @@ def data_of(message: bytes) -> memoryview:
     size = len(message) - begin
     # One comparison checks the tag, the size, and that no further field follows.
     if size < 0 or message[:begin] != _head(size):
-        raise TransferError("DATA_LOSS", f"a message of {len(message)} bytes is none of a piece")
+        raise TransferError(
+            "DATA_LOSS", f"a message of {len(message)} bytes is no part of a segment"
+        )
     return memoryview(message)[begin:]
 
 

@@ -1,0 +1,1 @@
+"""Device half of the engine: compiled steps, their state, sampling and memory."""

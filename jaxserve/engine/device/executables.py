@@ -140,7 +140,7 @@ class Executables:
         kernel = dispatch.GROUPED[lowering.grouped_matmul]
         dtype = lowering.params["embed"].dtype
         demands = grouped_demands(
-            lowering.spec, lowering.config, lowering.mesh, kernel, dtype, lowering.form
+            lowering.spec, lowering.config, lowering.mesh, kernel, dtype, lowering.scheme
         )
         check_grouped_matmul(kernel, demands, lowering.mesh.local_devices[0])
 

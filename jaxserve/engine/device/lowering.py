@@ -81,9 +81,9 @@ class Lowering:
             abstract_state(spec, config, mesh, kernel),
             drafter=drafter.abstract_state if drafter else None,
         )
-        self.form = scheme_in(params)
-        self.grouped_matmul = choose_grouped_matmul(spec, config, mesh, dtype, self.form)
-        self.kernel_weights = choose_quantized_matmul(spec, config, mesh, dtype, self.form)
+        self.scheme = scheme_in(params)
+        self.grouped_matmul = choose_grouped_matmul(spec, config, mesh, dtype, self.scheme)
+        self.kernel_weights = choose_quantized_matmul(spec, config, mesh, dtype, self.scheme)
         model = ShardedModel(
             spec=spec,
             mesh=mesh,
@@ -170,12 +170,12 @@ class Lowering:
 
 
 def abstract_params(
-    spec: ModelSpec, dtype: jnp.dtype, mesh: Mesh, form: QuantScheme | None = None
+    spec: ModelSpec, dtype: jnp.dtype, mesh: Mesh, scheme: QuantScheme | None = None
 ) -> dict:
     """Return shapes, dtypes, shardings and memory orders of the parameters, as declared.
 
-    form: of quantized weights. Raises ShardingError where the mesh does not divide them.
+    scheme: of quantized weights. Raises ShardingError where the mesh does not divide them.
     """
     # Values taken from the arrays would name a TPU's tiles as well. That gives the same step, but
     # under another key of jax's cache than a step compiled ahead (jaxserve/plan/bundle.py).
-    return map_specs(lambda param: param.abstract(mesh), param_specs(spec, dtype, form))
+    return map_specs(lambda param: param.abstract(mesh), param_specs(spec, dtype, scheme))

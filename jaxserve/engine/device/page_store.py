@@ -155,7 +155,7 @@ class PageStore:
         state = self._state.current
         io = self._io.groups[group]
         program = self._programs[write_name(group, len(ids), str(uploaded.k.dtype))]
-        # The number of pages is no page's id: the compiled write drops what is meant for it.
+        # An id out of range, such as the number of pages, makes the compiled write drop the page.
         dropped = self._config.pools[group].pages
         kept = [dropped if page == NO_PAGE else page for page in ids]
         written = program(

@@ -80,7 +80,7 @@ class ShardedModel:
         for group, table in zip(self.spec.page_groups(), tables, strict=True):
             index = layout.position // self.page_size
             entry = jax.vmap(lambda t, chunk, i: t[chunk, i])(table, layout.chunk, index)
-            # The number of pages is no page's id: what padding would write there is dropped.
+            # An id out of range, such as the number of pages, drops what padding would write.
             no_page = pages[group.layers[0]].k.shape[1]
             page = jnp.where(layout.live, entry, no_page)
             offset = layout.position % self.page_size

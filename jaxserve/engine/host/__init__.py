@@ -1,0 +1,1 @@
+"""Host half of the engine, without jax: scheduler, lanes, pages, prefix caches, drafts."""

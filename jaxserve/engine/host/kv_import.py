@@ -83,8 +83,9 @@ class KVImport:
     def move(self, outgoing: PagesToSend, timeout: float) -> Iterator[StagedPages]:
         """Copy pages from devices of the same process, without passing through the host.
 
-        Both engines must shard and store pages alike (DeviceRunner.page_form). Threads, slots and
-        timeout are those of `stage`; raises EngineError if the pages were taken or dropped before.
+        Both engines must shard and store pages alike (PageStore.transfer_format). Threads, slots
+        and timeout are those of `stage`; raises EngineError if the pages were taken or dropped
+        before.
         """
         with self._slot(timeout):
             yield StagedPages(outgoing.group, outgoing.pages, outgoing.move_to(self._device))

@@ -1,4 +1,4 @@
-"""Lane: one index of the mesh's data axis, with its own pages, prefix caches and rows."""
+"""Lane: an index of the mesh's data and expert axes, with its pages, prefix caches and rows."""
 
 from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush

@@ -1,0 +1,1 @@
+"""Instructions, bytes and costs of a compiled step, read from its HLO text."""

@@ -1,0 +1,1 @@
+"""Parts that every request goes through: admission, service, engine thread, answer."""

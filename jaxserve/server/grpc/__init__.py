@@ -1,0 +1,1 @@
+"""gRPC of the server: jaxserve.v1, and the services that routers speak."""

@@ -38,22 +38,22 @@ class ChatWriter:
     def opening(self) -> list[Choice]:
         return [self._part(index, {"role": ROLE, "content": ""}) for index in range(self._body.n)]
 
-    def parts(self, prompt: int, news: AnswerEvent) -> Iterator[Choice]:
-        match news:
+    def parts(self, prompt: int, event: AnswerEvent) -> Iterator[Choice]:
+        match event:
             case Update():
-                yield from self._update(news)
+                yield from self._update(event)
             case Done():
-                for completion in news.completions:
+                for completion in event.completions:
                     yield from self._last(completion)
 
-    def _update(self, news: Update) -> Iterator[Choice]:
-        logprobs = self._logprobs(news.logprobs)
-        deltas = [_delta(part) for part in self._parsers[news.index].feed(news.text)]
-        if news.logprobs and not deltas:
+    def _update(self, event: Update) -> Iterator[Choice]:
+        logprobs = self._logprobs(event.logprobs)
+        deltas = [_delta(part) for part in self._parsers[event.index].feed(event.text)]
+        if event.logprobs and not deltas:
             # The tokens' text is not settled yet, but their log-probabilities come now.
             deltas = [{"content": ""}]
         for delta in deltas:
-            yield self._part(news.index, delta, logprobs)
+            yield self._part(event.index, delta, logprobs)
             logprobs = None  # the first delta of an update carries all of them
 
     def _last(self, completion: Completion) -> Iterator[Choice]:

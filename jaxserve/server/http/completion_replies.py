@@ -44,19 +44,19 @@ class CompletionWriter:
     def opening(self) -> list[Choice]:
         return []
 
-    def parts(self, prompt: int, news: AnswerEvent) -> Iterator[Choice]:
-        match news:
+    def parts(self, prompt: int, event: AnswerEvent) -> Iterator[Choice]:
+        match event:
             case PromptScores():
-                self._prompt_scores[prompt] += news.entries
+                self._prompt_scores[prompt] += event.entries
             case Update():
-                self._held[prompt].append(news)
-        if isinstance(news, Done) or self._prompt_is_scored(prompt):
+                self._held[prompt].append(event)
+        if isinstance(event, Done) or self._prompt_is_scored(prompt):
             held = self._held[prompt]
             self._held[prompt] = []
             for update in held:
                 yield from self._part(prompt, update)
-        if isinstance(news, Done):
-            for completion in news.completions:
+        if isinstance(event, Done):
+            for completion in event.completions:
                 index = self._index(prompt, completion.index)
                 yield self._choice(index, "", None) | ending(completion, self._eos_ids)
 

@@ -84,10 +84,10 @@ async def _whole(
     answers = await _admit(served.service, body, calls, stack)
     meter = _meter(body)
     dones: dict[int, Done] = {}
-    async for prompt, news in await stack.enter_async_context(aclosing(merged(answers))):
-        meter.count(prompt, news)
-        if isinstance(news, Done):
-            dones[prompt] = news
+    async for prompt, event in await stack.enter_async_context(aclosing(merged(answers))):
+        meter.count(prompt, event)
+        if isinstance(event, Done):
+            dones[prompt] = event
     writer = _writer(served, body, answers)
     head = envelope(writer.whole_object, writer, id, int(time.time()), served.model.name)
 

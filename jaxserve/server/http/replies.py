@@ -32,7 +32,7 @@ class Writer(Protocol):
         """Return the choices of a stream's first chunks."""
         ...
 
-    def parts(self, prompt: int, news: AnswerEvent) -> Iterator[Choice]:
+    def parts(self, prompt: int, event: AnswerEvent) -> Iterator[Choice]:
         """Yield the parts of choices that tell the event in a stream."""
         ...
 
@@ -81,16 +81,16 @@ class UsageMeter:
     drafted: int = 0  # tokens of choices that have ended
     accepted: int = 0
 
-    def count(self, prompt: int, news: AnswerEvent) -> None:
+    def count(self, prompt: int, event: AnswerEvent) -> None:
         """Take an event of a prompt's answer into account."""
-        match news:
+        match event:
             case Started():
-                self.prompts[prompt] = news
+                self.prompts[prompt] = event
             case Update():
                 if self.counts_output:
-                    self.generated[prompt * self.n + news.index] += len(news.token_ids)
+                    self.generated[prompt * self.n + event.index] += len(event.token_ids)
             case Done():
-                for completion in news.completions:
+                for completion in event.completions:
                     self.drafted += completion.timings.drafted_tokens
                     self.accepted += completion.timings.accepted_tokens
 
@@ -140,17 +140,17 @@ class Chunks:
         """Yield the stream's events, from the first one to [DONE] or to an error."""
         try:
             yield self._frames(self._writer.opening()) + self._render(*first)
-            async for prompt, news in rest:
-                if rendered := self._render(prompt, news):
+            async for prompt, event in rest:
+                if rendered := self._render(prompt, event):
                     yield rendered
             yield self._usage() + STREAM_END
         except Exception as error:
             # The status was sent long ago, so an error can only be an event of the stream.
             yield frame(error_body(mask_internal_error(error)))
 
-    def _render(self, prompt: int, news: AnswerEvent) -> bytes:
-        self._meter.count(prompt, news)
-        return self._frames(self._writer.parts(prompt, news))
+    def _render(self, prompt: int, event: AnswerEvent) -> bytes:
+        self._meter.count(prompt, event)
+        return self._frames(self._writer.parts(prompt, event))
 
     def _frames(self, choices: Iterable[Choice]) -> bytes:
         """Render one event for each choice."""

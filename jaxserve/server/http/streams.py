@@ -28,8 +28,8 @@ async def merged(answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, AnswerE
     The first error is raised and ends all of them.
     """
     if len(answers) == 1:
-        async for news in answers[0]:
-            yield 0, news
+        async for event in answers[0]:
+            yield 0, event
         return
     # One place only: a slow reader shall fill the answers' own outboxes, which have a limit.
     queue: asyncio.Queue[Merged] = asyncio.Queue(1)
@@ -37,20 +37,20 @@ async def merged(answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, AnswerE
     unfinished = len(answers)
     try:
         while unfinished:
-            i, news = await queue.get()
-            if isinstance(news, Exception):
-                raise news
-            if isinstance(news, Done):
+            i, event = await queue.get()
+            if isinstance(event, Exception):
+                raise event
+            if isinstance(event, Done):
                 unfinished -= 1
-            yield i, news
+            yield i, event
     finally:
         await _cancel(tasks)
 
 
 async def _forward(i: int, answer: Answer, queue: asyncio.Queue[Merged]) -> None:
     try:
-        async for news in answer:
-            await queue.put((i, news))
+        async for event in answer:
+            await queue.put((i, event))
     except Exception as error:
         await queue.put((i, error))
 

@@ -1,0 +1,1 @@
+"""Metrics, logs, traces and profiles of a server, for its operators."""

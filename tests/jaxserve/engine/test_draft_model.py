@@ -294,7 +294,7 @@ def test_a_quantized_draft_model() -> None:
     engine, runner = warm_engine(
         DRAFTING, drafter=quantized_drafter, speculation=VaryingSpeculation()
     )
-    assert runner.lowering.form is None
+    assert runner.lowering.scheme is None
     found = run(engine, [(0, requests(1)[0])])
     expected, _ = warm_engine(replace(BASE, max_batch=1))
     check(found, run(expected, [(0, requests(1)[0])]))

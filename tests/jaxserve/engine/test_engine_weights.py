@@ -36,7 +36,7 @@ WHOLE = EngineOptions(
 CUT = EngineOptions(max_batch=2, step_tokens=16, page_size=4, cache_tokens=60, max_context=60)
 # Not w8a8: activations that differ by a hair may be rounded to numbers that differ by a step.
 PER_CHANNEL = [
-    form for form, kept in SCHEMES.items() if kept.group is None and not kept.activations
+    scheme for scheme, kept in SCHEMES.items() if kept.group is None and not kept.activations
 ]
 
 

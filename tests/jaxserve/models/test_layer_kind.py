@@ -28,8 +28,8 @@ def test_layers_of_a_window_are_a_group_and_a_long_window_is_none() -> None:
 
 def test_layers_that_keep_other_sizes_have_a_group_of_their_own() -> None:
     wide = LayerKind(kv_heads=1, head_dim=16)
-    narrow_values = LayerKind(value_dim=4)
-    assert page_groups(LayerKind(), wide, narrow_values, wide, LayerKind(value_dim=8)) == (
+    narrow_values = LayerKind(v_dim=4)
+    assert page_groups(LayerKind(), wide, narrow_values, wide, LayerKind(v_dim=8)) == (
         PageGroup((0, 4), None, 2, 8),
         PageGroup((1, 3), None, 1, 16),
         PageGroup((2,), None, 2, 8, v_dim=4),
@@ -37,7 +37,7 @@ def test_layers_that_keep_other_sizes_have_a_group_of_their_own() -> None:
 
 
 def test_keys_alone_have_no_values_in_their_pages_and_no_shards() -> None:
-    (_, alone) = page_groups(LayerKind(), LayerKind(kv_heads=1, head_dim=12, value_dim=0))
+    (_, alone) = page_groups(LayerKind(), LayerKind(kv_heads=1, head_dim=12, v_dim=0))
     assert alone == PageGroup((1,), None, 1, 12, value_dim=0)
     layout = alone.layout(16, jnp.dtype(jnp.bfloat16), shards=4)
     assert not layout.keeps_values and layout.kv_heads == 1 and layout.out_dim == 0

@@ -37,13 +37,13 @@ PROMPTS = ["What is 7 plus 5?", "Once upon a time"]
 
 
 def random_quantized(
-    name: str, axes: str, shape: tuple[int, ...], form: QuantScheme, rng: np.random.Generator
+    name: str, axes: str, shape: tuple[int, ...], scheme: QuantScheme, rng: np.random.Generator
 ) -> Quantized:
     weight = rng.normal(0, 0.1, shape).astype(np.float32)
     at = contracted(name, axes)
-    scales = find_scales(weight, at, 1, form.largest)
+    scales = find_scales(weight, at, 1, scheme.largest)
     return Quantized(
-        jnp.asarray(round_to(form.dtype, weight, at, scales)), jnp.asarray(scales), form
+        jnp.asarray(round_to(scheme.dtype, weight, at, scales)), jnp.asarray(scales), scheme
     )
 
 
@@ -51,11 +51,11 @@ def expected_products(
     subscripts: str, x: np.ndarray, weight: Quantized
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the rounded rows, their exact products, and the products of their absolute values."""
-    form = weight.scheme
+    scheme = weight.scheme
     wide = x.astype(np.float32)
-    scales = np.abs(wide).max(axis=1, keepdims=True) * np.float32(1 / form.largest)
+    scales = np.abs(wide).max(axis=1, keepdims=True) * np.float32(1 / scheme.largest)
     numbers = wide * (np.float32(1) / scales)
-    numbers = (np.rint(numbers) if "int8" in form.name else numbers).astype(form.dtype)
+    numbers = (np.rint(numbers) if "int8" in scheme.name else numbers).astype(scheme.dtype)
     left, right = (np.asarray(each).astype(np.float64) for each in (numbers, weight.values))
     scales = scales.reshape(-1, *(1,) * (right.ndim - 1)).astype(np.float64) * np.asarray(
         weight.scales, np.float64

@@ -40,7 +40,7 @@ STEPS = {
 }  # that the largest number is long; of fp8 the longest: 448 = 14 * 32
 MESHES = ((1, 1, 2), (1, 1, 4), (2, 1, 2))
 BOUND = 1e-4
-WEIGHTS_ALONE = [name for name, form in SCHEMES.items() if not form.activations]
+WEIGHTS_ALONE = [name for name, scheme in SCHEMES.items() if not scheme.activations]
 
 
 @pytest.fixture(scope="session")
@@ -77,19 +77,21 @@ def divisible_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def rounded_rows(tensor: np.ndarray, weights: str) -> np.ndarray:
     """Return the numbers that quantized rows stand for."""
-    form, _, group = weights.removeprefix("w8a8-").partition("-g")
+    scheme, _, group = weights.removeprefix("w8a8-").partition("-g")
     groups = tensor.reshape(len(tensor), -1, int(group or tensor.shape[1]))
-    scales = np.abs(groups).max(-1, keepdims=True) / np.float32(LARGEST[form])
-    numbers = groups / scales if form == "fp8" else np.round(groups / scales)
-    return (numbers.astype(NUMBERS[form]).astype(np.float32) * scales).reshape(tensor.shape)
+    scales = np.abs(groups).max(-1, keepdims=True) / np.float32(LARGEST[scheme])
+    numbers = groups / scales if scheme == "fp8" else np.round(groups / scales)
+    return (numbers.astype(NUMBERS[scheme]).astype(np.float32) * scales).reshape(tensor.shape)
 
 
 def rounded_checkpoint(folder: Path, weights: str, target: Path) -> Path:
     """Write a checkpoint with every projection rounded, and the head if it is asked for."""
-    form, _, head = weights.partition("+")
+    scheme, _, head = weights.partition("+")
     suffixes = ("_proj.weight", "lm_head.weight") if head else ("_proj.weight",)
     tensors = load_file(folder / "model.safetensors")
-    rounded = {n: rounded_rows(t, form) if n.endswith(suffixes) else t for n, t in tensors.items()}
+    rounded = {
+        n: rounded_rows(t, scheme) if n.endswith(suffixes) else t for n, t in tensors.items()
+    }
     shutil.copy(folder / "config.json", target)
     save_file(rounded, target / "model.safetensors")
     return target
@@ -210,13 +212,17 @@ def test_products(
 
     In bfloat16, groups of many rows are rounded.
     """
-    form = SCHEMES[weights]
+    scheme = SCHEMES[weights]
     draw = np.random.default_rng(5)
     at = contracted(name, axes)
     weight = draw.normal(0, 0.1, shape).astype(np.float32)
-    scales = quantize.find_scales(weight, at, shape[0] // (form.group or shape[0]), form.largest)
+    scales = quantize.find_scales(
+        weight, at, shape[0] // (scheme.group or shape[0]), scheme.largest
+    )
     held = Quantized(
-        jnp.asarray(quantize.round_to(form.dtype, weight, at, scales)), jnp.asarray(scales), form
+        jnp.asarray(quantize.round_to(scheme.dtype, weight, at, scales)),
+        jnp.asarray(scales),
+        scheme,
     )
     x = jnp.asarray(draw.normal(0, 1, (rows, shape[0])), dtype)
     exact = np.einsum(
@@ -224,7 +230,7 @@ def test_products(
         np.asarray(x, np.float64),
         dequantized_weight(name, held, axes).astype(np.float64),
     )
-    rounded = form.group and 2 * rows > form.group and dtype == "bfloat16"
+    rounded = scheme.group and 2 * rows > scheme.group and dtype == "bfloat16"
     found = jax.jit(einsum, static_argnums=0)(subscripts, x, held)
     np.testing.assert_allclose(found, exact, atol=0.03 if rounded else 3e-5)
 

@@ -235,19 +235,19 @@ SPEC = ModelSpec("test", 32, 128, 1, 4, 4, 32, 64, 1e-5, 64, mixture=MIXTURE)
 def quantized_layer(weights: str, mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
     """Return a layer's quantized experts, shared MLP and router, and what they stand for."""
     draw = np.random.default_rng(3)
-    form = SCHEMES[weights]
-    declared = param_specs(SPEC, jnp.dtype("float32"), form)["layers"][0]
+    scheme = SCHEMES[weights]
+    declared = param_specs(SPEC, jnp.dtype("float32"), scheme)["layers"][0]
     places = param_specs(SPEC, jnp.dtype("float32"))["layers"][0]
 
     def place(name: str, param: Quantized, axes: str) -> tuple[Quantized, np.ndarray]:
         weight = draw.normal(0, 0.5, param.values.shape).astype(np.float32)
         at = contracted(name, axes)
-        scales = quantize.find_scales(weight, at, param.scales.shape[at.start], form.largest)
-        numbers = quantize.round_to(form.dtype, weight, at, scales)
+        scales = quantize.find_scales(weight, at, param.scales.shape[at.start], scheme.largest)
+        numbers = quantize.round_to(scheme.dtype, weight, at, scales)
         held = Quantized(
             jax.device_put(numbers, param.values.sharding(mesh)),
             jax.device_put(scales, param.scales.sharding(mesh)),
-            form,
+            scheme,
         )
         return held, dequantized_weight(name, held, axes)
 
@@ -273,8 +273,8 @@ def test_what_is_asked_of_a_kernel() -> None:
     mesh = MeshSpec(expert=2, tensor=4).build(jax.devices())
     dtype = jnp.dtype("bfloat16")
     asked = {
-        form: kernel_demands(SPEC, 16, mesh, reference, dtype, SCHEMES.get(form))
-        for form in ("", "int8", "int4-g32")
+        scheme: kernel_demands(SPEC, 16, mesh, reference, dtype, SCHEMES.get(scheme))
+        for scheme in ("", "int8", "int4-g32")
     }
     assert [(up.numbers, up.scales, down.scales) for (_, up), (_, down) in asked.values()] == [
         (None, 0, 0),

@@ -15,7 +15,7 @@ from jaxserve.loading.spec import read_spec
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.families import FAMILIES
 from jaxserve.models.quant import SCHEMES
-from jaxserve.plan.model import weights_dtype, weights_form
+from jaxserve.plan.model import weights_dtype, weights_scheme
 from jaxserve.plan.model_config import read_config, shipped
 from jaxserve.sharding.params import is_param_spec
 
@@ -75,10 +75,10 @@ def test_dtypes() -> None:
     with pytest.raises(ConfigError, match="does not say its dtype"):
         weights_dtype("auto", json.loads("{}"))
     assert weights_dtype("int8", {"dtype": "float16"}) == jnp.bfloat16
-    assert weights_form("auto") is None and weights_form("float32") is None
-    assert weights_form("int4-g64+head") == replace(SCHEMES["int4-g64"], head=True)
+    assert weights_scheme("auto") is None and weights_scheme("float32") is None
+    assert weights_scheme("int4-g64+head") == replace(SCHEMES["int4-g64"], head=True)
     with pytest.raises(
         ConfigError,
         match="--weights is int3; choose one of auto, float32, bfloat16, int8",
     ):
-        weights_form("int3")
+        weights_scheme("int3")

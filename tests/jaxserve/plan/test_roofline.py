@@ -58,14 +58,17 @@ def test_quantized_weights() -> None:
     """
     case = Case("decode", 1, 0, 1)
     whole, int8, int4 = (
-        work_of(SPEC, BF16, case, form=form) for form in (None, SCHEMES["int8"], SCHEMES["int4"])
+        work_of(SPEC, BF16, case, scheme=scheme)
+        for scheme in (None, SCHEMES["int8"], SCHEMES["int4"])
     )
     channels = 2 * 4 * 8 + 32 + 2 * 48 + 32
     assert int8.flops == whole.flops and int8.bytes == whole.bytes - 3 * (LAYER - 4 * channels)
     assert int4.bytes == int8.bytes - 3 * LAYER / 2
     wide = replace(SPEC, d_mlp=64)
     groups = 3 * (ATTENTION + 3 * 32 * 64) // 32
-    whole, grouped = (work_of(wide, BF16, case, form=form) for form in (None, SCHEMES["int4-g32"]))
+    whole, grouped = (
+        work_of(wide, BF16, case, scheme=scheme) for scheme in (None, SCHEMES["int4-g32"])
+    )
     assert grouped.bytes == whole.bytes - 1.5 * 32 * groups + 4 * groups
 
 
@@ -80,7 +83,7 @@ def test_quantized_experts() -> None:
     spec = replace(SPEC, mixture=mixture)
     case = Case("decode", 1, 0, 1)
     whole, int8, int4 = (
-        work_of(spec, BF16, case, form=SCHEMES[name] if name else None)
+        work_of(spec, BF16, case, scheme=SCHEMES[name] if name else None)
         for name in ("", "int8", "int4")
     )
     numbers = ATTENTION + 2 * 3 * 32 * 64 + 3 * 32 * 32
@@ -88,7 +91,7 @@ def test_quantized_experts() -> None:
     assert int8.flops == whole.flops
     assert int8.bytes == pytest.approx(whole.bytes - 3 * (numbers - 4 * channels))
     assert int4.bytes == pytest.approx(int8.bytes - 3 * numbers / 2)
-    groups = work_of(spec, BF16, case, form=SCHEMES["int4-g32"])
+    groups = work_of(spec, BF16, case, scheme=SCHEMES["int4-g32"])
     assert groups.bytes == pytest.approx(int4.bytes + 3 * 4 * (numbers / 32 - channels))
     shared = work_of(spec, BF16, case, MeshSpec(expert=4, tensor=2), SCHEMES["int8"])
     same = work_of(spec, BF16, case, MeshSpec(expert=4, tensor=2))
@@ -106,8 +109,8 @@ def test_products_of_8_bits() -> None:
     case = Case("prefill", 1, 0, 500)
     limits = Limits(bandwidth=1e9, flops=1e9, int8=2e9, fp8=4e9)
     whole, alone, both, other = (
-        work_of(SPEC, BF16, case, form=form and SCHEMES[form])
-        for form in (None, "int8", "w8a8-int8", "w8a8-fp8")
+        work_of(SPEC, BF16, case, scheme=scheme and SCHEMES[scheme])
+        for scheme in (None, "int8", "w8a8-int8", "w8a8-fp8")
     )
     narrow = 2 * 500 * 3 * LAYER
     assert (
@@ -118,7 +121,7 @@ def test_products_of_8_bits() -> None:
     assert whole.floor(limits) == alone.floor(limits) == pytest.approx(whole.flops / 1e9)
     assert both.floor(limits) == pytest.approx((whole.flops - narrow / 2) / 1e9)
     assert other.floor(limits) == pytest.approx((whole.flops - narrow * 3 / 4) / 1e9)
-    head = work_of(SPEC, BF16, case, form=replace(SCHEMES["w8a8-int8"], head=True))
+    head = work_of(SPEC, BF16, case, scheme=replace(SCHEMES["w8a8-int8"], head=True))
     assert head.int8 == narrow + 2 * 32 * 100
 
 

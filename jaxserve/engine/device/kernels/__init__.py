@@ -1,0 +1,1 @@
+"""Kernels of an engine: which are chosen, and whether their numbers are right here."""

@@ -85,14 +85,14 @@ def choose_grouped_matmul(
     config: EngineConfig,
     mesh: Mesh,
     dtype: jnp.dtype,
-    form: QuantScheme | None = None,
+    scheme: QuantScheme | None = None,
 ) -> str:
     """Name the grouped-matmul kernel that runs the expert layers of every step of this engine.
 
-    dtype: of activations. form: of quantized weights. Raises KernelError when
+    dtype: of activations. scheme: of quantized weights. Raises KernelError when
     config.grouped_matmul names a kernel that cannot.
     """
-    demands = partial(grouped_demands, spec, config, mesh, dtype=dtype, form=form)
+    demands = partial(grouped_demands, spec, config, mesh, dtype=dtype, scheme=scheme)
     return dispatch.choose_grouped(
         config.grouped_matmul, platform(mesh), demands, _refusal_logger("grouped-matmul")
     )
@@ -104,7 +104,7 @@ def grouped_demands(
     mesh: Mesh,
     kernel: grouped.GroupedMatmul,
     dtype: jnp.dtype,
-    form: QuantScheme | None,
+    scheme: QuantScheme | None,
 ) -> list[tuple[grouped.Options, grouped.Demand]]:
     """List the expert kernel_demands of all steps; a model without experts has none.
 
@@ -116,7 +116,7 @@ def grouped_demands(
     return [
         product
         for tokens in sorted(token_counts)
-        for product in kernel_demands(spec, tokens, mesh, kernel, dtype, form)
+        for product in kernel_demands(spec, tokens, mesh, kernel, dtype, scheme)
     ]
 
 
@@ -124,7 +124,7 @@ def grouped_demands(
 
 
 def choose_quantized_matmul(
-    spec: ModelSpec, config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, form: QuantScheme | None
+    spec: ModelSpec, config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, scheme: QuantScheme | None
 ) -> Mapping[str, KernelBinding]:
     """Map weight names to the quantized-matmul kernels that multiply them; XLA has the others.
 
@@ -132,7 +132,7 @@ def choose_quantized_matmul(
     config.quantized_matmul names a kernel that cannot multiply one of them.
     """
     found: dict[str, KernelBinding] = {}
-    for name, weight in _weights_with_groups(spec, dtype, form).items():
+    for name, weight in _weights_with_groups(spec, dtype, scheme).items():
         demand = _quantized_demand(name, weight, mesh, dtype)
         kernel = dispatch.choose_quantized(
             config.quantized_matmul,
@@ -148,7 +148,7 @@ def choose_quantized_matmul(
 
 
 def _weights_with_groups(
-    spec: ModelSpec, dtype: jnp.dtype, form: QuantScheme | None
+    spec: ModelSpec, dtype: jnp.dtype, scheme: QuantScheme | None
 ) -> dict[str, Quantized]:
     """Declarations of the weights that have a scale per group, without the experts', by name.
 
@@ -156,7 +156,7 @@ def _weights_with_groups(
     """
 
     def declared() -> Iterator[tuple[str, Quantized]]:
-        specs = param_specs(spec, dtype, form)
+        specs = param_specs(spec, dtype, scheme)
         for weights in (specs, *specs["layers"]):
             for name, leaf in weights.items():
                 if is_quantized(leaf) and leaf.scheme.group:

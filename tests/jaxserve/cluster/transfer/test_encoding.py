@@ -100,7 +100,7 @@ def test_messages_that_are_cut_off_or_go_on() -> None:
     whole = message_of(memoryview(bytes(300)))
     for message in (b"", b"\n", b"\n" + b"\xff" * 6, whole[:-1], whole + b"x", b"\x12" + whole[1:]):
         with pytest.raises(
-            TransferError, match=f"a message of {len(message)} bytes is none of a piece"
+            TransferError, match=f"a message of {len(message)} bytes is no part of a segment"
         ) as caught:
             data_of(message)
         assert caught.value.code == "DATA_LOSS"

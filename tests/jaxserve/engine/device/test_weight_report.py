@@ -15,27 +15,27 @@ from jaxserve.sharding.mesh import MeshSpec
 BF16 = jnp.dtype(jnp.bfloat16)
 
 
-def params_of(model: str, mesh: MeshSpec, form: QuantScheme | None = None) -> dict:
+def params_of(model: str, mesh: MeshSpec, scheme: QuantScheme | None = None) -> dict:
     built = mesh.build(jax.devices())
-    return abstract_params(read_spec(read_config(model)[1])[1].on(mesh.tensor), BF16, built, form)
+    return abstract_params(read_spec(read_config(model)[1])[1].on(mesh.tensor), BF16, built, scheme)
 
 
 @pytest.mark.parametrize(("name", "bits"), [("int8", 8), ("fp8", 8), ("int4", 4)])
 @pytest.mark.parametrize("tensor", [1, 4])
 def test_a_dense_model(name: str, bits: int, tensor: int) -> None:
-    form = SCHEMES[name]
-    params = params_of("llama3.1-8b", MeshSpec(tensor=tensor), form)
+    scheme = SCHEMES[name]
+    params = params_of("llama3.1-8b", MeshSpec(tensor=tensor), scheme)
     attention = 4096 * 6144 + 4096 * 4096
     mlp = 3 * 4096 * 14336
     columns = 6144 // tensor + 4096  # scales of o are of its output, which every device has
     assert weight_sizes(params) == {
         "embedding": {"bfloat16": 2 * 128256 * 4096 // tensor},
         "attention": {
-            str(form.dtype): 32 * attention * bits // 8 // tensor,
+            str(scheme.dtype): 32 * attention * bits // 8 // tensor,
             "float32": 32 * 4 * columns,
         },
         "mlp": {
-            str(form.dtype): 32 * mlp * bits // 8 // tensor,
+            str(scheme.dtype): 32 * mlp * bits // 8 // tensor,
             "float32": 32 * 4 * (2 * 14336 // tensor + 4096),
         },
         "norms and biases": {"bfloat16": 2 * 65 * 4096},

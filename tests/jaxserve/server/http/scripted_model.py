@@ -94,15 +94,19 @@ def joined(chunks: list[Any]) -> tuple[str, str, list[dict[str, str]], str]:
         delta = chunk["choices"][0]["delta"]
         content += delta.get("content") or ""
         reasoning += delta.get("reasoning_content", "")
-        for news in delta.get("tool_calls", []):
-            if news["index"] == len(calls):
-                assert news["type"] == "function" and news["function"]["arguments"] == "", (
+        for event in delta.get("tool_calls", []):
+            if event["index"] == len(calls):
+                assert event["type"] == "function" and event["function"]["arguments"] == "", (
                     "the name comes first"
                 )
-                calls.append({"id": news["id"], "name": news["function"]["name"], "arguments": ""})
+                calls.append(
+                    {"id": event["id"], "name": event["function"]["name"], "arguments": ""}
+                )
             else:
-                assert set(news) == {"index", "function"} and set(news["function"]) == {"arguments"}
-                calls[news["index"]]["arguments"] += news["function"]["arguments"]
+                assert set(event) == {"index", "function"} and set(event["function"]) == {
+                    "arguments"
+                }
+                calls[event["index"]]["arguments"] += event["function"]["arguments"]
         reason = chunk["choices"][0]["finish_reason"] or reason
     return content, reasoning, calls, reason
 

@@ -74,7 +74,7 @@ def test_a_kernel_by_name_is_that_one_or_an_error() -> None:
 
 @pytest.mark.parametrize("weights", [None, "int8", "int4"])
 def test_other_weights_ask_no_kernel(weights: str | None) -> None:
-    form = SCHEMES[weights] if weights else None
+    scheme = SCHEMES[weights] if weights else None
     assert not choose_quantized_matmul(
-        WIDE, config("tpu"), mesh_of("NVIDIA H200", "gpu"), BF16, form
+        WIDE, config("tpu"), mesh_of("NVIDIA H200", "gpu"), BF16, scheme
     )
