@@ -103,6 +103,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.loading.orbax_layout": (
         "checkpoints.orbax_store",
         "jaxserve.loading.match",
+        "jaxserve.loading.spec",
         "jaxserve.models",
         "jaxserve.errors",
         "sharding",

@@ -50,5 +50,5 @@ def check_unused(options: Any, names: Sequence[str], why: str) -> None:
     """
     values = values_of(options)
     for name in names:
-        if values[name] not in (None, False, ()):
+        if values[name] is not None and values[name] is not False:
             raise ConfigError(f"{flag_of(name)} {why}")

@@ -67,8 +67,10 @@ def _failure(chat: "Chat", conversation: list[dict[str, str]]) -> _Failure | Non
     """Return why a conversation cannot be answered; None if it can."""
     try:
         rendered = chat.render(conversation).text
-    except RequestError as error:
+    except ChatError as error:
         return _Failure(error.problem, isinstance(error, RefusedByTemplateError))
+    except RequestError as error:
+        return _Failure(f"what it renders {error.problem}")
     if WORD.casefold() not in rendered.casefold():
         return _Failure("the chat template does not write what a user says")
     return None

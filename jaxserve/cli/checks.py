@@ -7,7 +7,7 @@ import stat
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Final, Protocol
+from typing import Protocol
 
 from jaxserve.cache_folders import check_compilation_cache
 from jaxserve.checkpoints.hf import check_folder
@@ -19,10 +19,8 @@ from jaxserve.config.option import flag_of
 from jaxserve.errors import ConfigError, flag_text
 from jaxserve.models.precision import check_dtype, check_form
 
-ONE_HOST: Final = HostOptions()
 
-
-def check_engine_flags(engine: EngineFlags, hosts: HostOptions = ONE_HOST) -> None:
+def check_engine_flags(engine: EngineFlags, hosts: HostOptions) -> None:
     """Check the options of an engine, as far as they stand without the model and the devices.
 
     ModelError is raised for the name of a precision, ConfigError for another option.

@@ -11,22 +11,15 @@ import ml_dtypes
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxserve.checkpoints.orbax_store import (
-    AS_STORED,
-    CONVERT_AGAIN,
-    MANIFEST,
-    OrbaxCheckpoint,
-    is_orbax,
-    read_manifest,
-)
+from jaxserve.checkpoints.orbax_store import AS_STORED, OrbaxCheckpoint
 from jaxserve.errors import ModelError, flag_text
 from jaxserve.loading.match import by_parameter, match_tensors, stored_tensors
-from jaxserve.loading.orbax_layout import match_parameters
+from jaxserve.loading.orbax_layout import match_parameters, unquantized_dtypes
 from jaxserve.loading.spec import ModelCheckpoint
 from jaxserve.models.decoder import ALWAYS_FLOAT32, param_specs
 from jaxserve.models.families.weight_table import ParamPath, Stored, Tensor
 from jaxserve.models.matmul_w8a8 import check_chip
-from jaxserve.models.precision import check_dtype, check_form
+from jaxserve.models.precision import check_dtype
 from jaxserve.models.quant import Quantized, QuantScheme, declarations, parse_scheme
 from jaxserve.models.spec import ModelSpec
 from jaxserve.sharding.params import ParamSpec, is_param_spec
@@ -65,16 +58,15 @@ class LoadPlan:
     """How the parameters of a checkpoint are loaded onto a mesh.
 
     spec: architecture of the checkpoint. held: architecture as the devices hold it, which may have
-    copies of kv heads (ModelSpec.on). scheme: of quantized weights. dtype: of all other weights.
-    declared: tree of the declarations. parameters: its leaves, in their order. tensors: stored
-    tensors, by the names in the rows of `parameters`.
+    copies of kv heads (ModelSpec.on). scheme: of quantized weights. declared: tree of the
+    declarations. parameters: its leaves, in their order. tensors: stored tensors, by the names in
+    the rows of `parameters`.
     """
 
     mesh: Mesh
     spec: ModelSpec
     held: ModelSpec
     scheme: QuantScheme | None
-    dtype: np.dtype
     declared: dict
     parameters: Sequence[ParameterPlan]
     tensors: Mapping[str, Stored]
@@ -88,29 +80,15 @@ class LoadPlan:
         )
 
 
-def stored_weights(folder: Path) -> str:
-    """Return the scheme of a folder's weights as --weights names it; auto for full precision.
+def choose_scheme(folder: Path, asked: str, stored: QuantScheme | None) -> QuantScheme | None:
+    """Return the scheme to load: the one asked for of a folder in full precision, else the stored.
 
-    CheckpointError where the folder was converted and has no manifest.
+    ModelError for an unknown name, and where another scheme than the stored one is asked for:
+    quantized weights are not quantized again.
     """
-    return read_manifest(folder).weights if is_orbax(folder) else AS_STORED
-
-
-def choose_weights(folder: Path, asked: str, stored: str) -> str:
-    """Return the scheme to load: `asked` of a folder in full precision, else the stored one.
-
-    ModelError when the stored scheme is unknown, or when --weights asks for another one: quantized
-    weights are not quantized again.
-    """
-    if stored == AS_STORED:
-        return asked
-    try:
-        check_form(stored)
-    except ModelError:
-        raise ModelError(
-            f"{folder / MANIFEST}: weights in {stored!r} are not known here; {CONVERT_AGAIN}"
-        ) from None
-    if asked not in (AS_STORED, stored):
+    if stored is None:
+        return parse_scheme(asked)
+    if asked not in (AS_STORED, str(stored)):
         raise ModelError(
             flag_text(
                 "--weights",
@@ -144,23 +122,35 @@ def plan_load(
     checkpoint = source.checkpoint
     spec = source.spec
     held = spec.on(mesh.shape["tensor"])
-    converted = isinstance(checkpoint, OrbaxCheckpoint)
-    stored = checkpoint.weights if converted else AS_STORED
-    scheme = parse_scheme(choose_weights(checkpoint.folder, weights, stored))
+    scheme = choose_scheme(checkpoint.folder, weights, source.scheme)
     check_chip(scheme, mesh)
-    if converted:
+    if isinstance(checkpoint, OrbaxCheckpoint):
         tensors: Mapping[str, Stored] = checkpoint.tensors
         published = source.family.tensors(spec)
-        table = match_parameters(checkpoint, spec, held)
+        stored = unquantized_dtypes(checkpoint)
+        declared = param_specs(held, _dtype(dtype, stored), scheme)
+        table = match_parameters(source, declared, held)
     else:
         tensors = stored_tensors(checkpoint)
         published = table = match_tensors(source.family, spec, tensors)
-    kept = DTYPES[dtype] if dtype in DTYPES else _checkpoint_dtype(table, tensors)
-    declared = param_specs(held, jnp.dtype(kept), scheme)
+        stored = [(row.path, tensors[row.name].dtype) for row in published]
+        declared = param_specs(held, _dtype(dtype, stored), scheme)
     parameters = _plan_parameters(declared, by_parameter(table), by_parameter(published))
     for parameter in parameters:
         _check(parameter, held, tensors)
-    return LoadPlan(mesh, spec, held, scheme, kept, declared, parameters, tensors)
+    return LoadPlan(mesh, spec, held, scheme, declared, parameters, tensors)
+
+
+def _dtype(asked: str, stored: Sequence[tuple[ParamPath, np.dtype]]) -> jnp.dtype:
+    """Return the dtype of weights that are not quantized.
+
+    Of auto it is float32 if any weight is stored wider than 16 bits, else bfloat16. Parameters that
+    are float32 in every model say nothing about that. stored: dtypes behind their parameters.
+    """
+    if asked in DTYPES:
+        return jnp.dtype(DTYPES[asked])
+    wide = any(dtype.itemsize > 2 for path, dtype in stored if path[-1] not in ALWAYS_FLOAT32)
+    return jnp.dtype(DTYPES["float32" if wide else "bfloat16"])
 
 
 def _plan_parameters(
@@ -202,15 +192,3 @@ def _check(parameter: ParameterPlan, held: ModelSpec, tensors: Mapping[str, Stor
 def _numbers(rows: Sequence[Tensor], axes: str, spec: ModelSpec) -> int:
     """Return how many numbers of a parameter with these axes the tensors fill."""
     return sum(row.size(axes, row.sizes(spec)) for row in rows)
-
-
-def _checkpoint_dtype(table: Sequence[Tensor], tensors: Mapping[str, Stored]) -> np.dtype:
-    """Return the dtype of --dtype auto: float32 if any weight is stored wider than 16 bits."""
-    quantized = {row.path for row in table if row.scales}
-    # Parameters that are float32 in every model, and scales, say nothing about the precision.
-    stored = {
-        tensors[row.name].dtype
-        for row in table
-        if row.path[-1] not in ALWAYS_FLOAT32 and row.path not in quantized
-    }
-    return DTYPES["float32"] if any(dtype.itemsize > 2 for dtype in stored) else DTYPES["bfloat16"]

@@ -1,9 +1,9 @@
 """Layout of a converted folder: parameters by path, quantized ones as values and scales."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import jax.numpy as jnp
+import numpy as np
 
 from jaxserve.checkpoints.orbax_store import (
     CONVERT_AGAIN,
@@ -12,16 +12,19 @@ from jaxserve.checkpoints.orbax_store import (
 )
 from jaxserve.errors import ModelError
 from jaxserve.loading.match import first_names
-from jaxserve.models.decoder import param_specs
+from jaxserve.loading.spec import ModelCheckpoint
 from jaxserve.models.families.weight_table import ParamPath, Tensor
 from jaxserve.models.fused import PARTS
-from jaxserve.models.quant import Quantized, contracted, declarations, parse_scheme
+from jaxserve.models.quant import Quantized, QuantScheme, contracted, declarations
 from jaxserve.models.spec import ModelSpec
 from jaxserve.sharding.params import ParamSpec
 
+VALUES = "values"  # last part of the names of a quantized parameter's two arrays
+SCALES = "scales"
 
-def match_parameters(checkpoint: OrbaxCheckpoint, spec: ModelSpec, held: ModelSpec) -> list[Tensor]:
-    """Return the weight table of a converted folder with the architecture `spec`.
+
+def match_parameters(source: ModelCheckpoint, declared: dict, held: ModelSpec) -> list[Tensor]:
+    """Return the weight table of a converted folder for parameters that are declared like this.
 
     ModelError when a parameter is left over, missing, or not stored in the manifest's scheme.
 
@@ -29,23 +32,29 @@ def match_parameters(checkpoint: OrbaxCheckpoint, spec: ModelSpec, held: ModelSp
     copies of kv heads, a fused parameter is read in parts, because its parts are not all copied
     alike.
     """
-    found = checkpoint.tensors
-    scheme = parse_scheme(checkpoint.weights)
-    declared = declarations(param_specs(spec, jnp.dtype(jnp.float32), scheme))
-    table = [row for path, param in declared for row in _rows(path, param)]
-    only_in_one = sorted({row.name for row in table} ^ found.keys())
+    folder = source.checkpoint.folder
+    stored = source.checkpoint.tensors
+    parameters = declarations(declared)
+    is_stored_quantized = source.scheme is not None
+    table = [row for path, leaf in parameters for row in _rows(path, leaf, is_stored_quantized)]
+    only_in_one = sorted({row.name for row in table} ^ stored.keys())
     if only_in_one:
         config = "config.json"
-        if scheme:
-            config = f"config.json, with the {scheme} weights of {MANIFEST},"
+        if source.scheme:
+            config = f"config.json, with the {source.scheme} weights of {MANIFEST},"
         raise ModelError(
-            f"{checkpoint.folder}: {config} does not fit the stored parameters: "
+            f"{folder}: {config} does not fit the stored parameters: "
             f"{first_names(only_in_one)} are only in one"
         )
-    for path, param in declared:
-        if isinstance(param, Quantized):
-            _check_scheme(checkpoint, parameter_name(path), param)
-    return table if held == spec else [part for row in table for part in _parts(row)]
+    if source.scheme:
+        _check_scheme(source, source.scheme, table)
+    return table if held == source.spec else [part for row in table for part in _parts(row)]
+
+
+def unquantized_dtypes(checkpoint: OrbaxCheckpoint) -> list[tuple[ParamPath, np.dtype]]:
+    """Return the dtypes of stored parameters that are not quantized, behind their paths."""
+    stored = [(tuple(name.split(".")), array.dtype) for name, array in checkpoint.tensors.items()]
+    return [(path, dtype) for path, dtype in stored if path[-1] not in (VALUES, SCALES)]
 
 
 def parameter_name(path: ParamPath) -> str:
@@ -53,16 +62,24 @@ def parameter_name(path: ParamPath) -> str:
     return ".".join(map(str, path))
 
 
-def _rows(path: ParamPath, param: ParamSpec | Quantized) -> Iterator[Tensor]:
-    """Yield a parameter's table row; a quantized one has a row for values and one for scales."""
+def _rows(
+    path: ParamPath, param: ParamSpec | Quantized, is_stored_quantized: bool
+) -> Iterator[Tensor]:
+    """Yield a parameter's table row; a stored quantized one has a row for values, one for scales.
+
+    is_stored_quantized: False where a declared quantized parameter is still to be rounded.
+    """
     name = parameter_name(path)
     if isinstance(param, ParamSpec):
         yield Tensor(name, path, param.axes)
         return
+    if not is_stored_quantized:
+        yield Tensor(name, path, param.values.axes)
+        return
     at = contracted(str(path[-1]), param.values.axes).start
     scales = param.scales.axes[at], param.scales.shape[at]
-    yield Tensor(f"{name}.values", path, param.values.axes)
-    yield Tensor(f"{name}.scales", path, param.scales.axes, scales=scales)
+    yield Tensor(f"{name}.{VALUES}", path, param.values.axes)
+    yield Tensor(f"{name}.{SCALES}", path, param.scales.axes, scales=scales)
 
 
 def _parts(row: Tensor) -> list[Tensor]:
@@ -77,13 +94,17 @@ def _parts(row: Tensor) -> list[Tensor]:
     ]
 
 
-def _check_scheme(checkpoint: OrbaxCheckpoint, name: str, param: Quantized) -> None:
+def _check_scheme(source: ModelCheckpoint, scheme: QuantScheme, table: Sequence[Tensor]) -> None:
     """Raise ModelError unless values and scales have the dtype and shape of the scheme."""
-    for part, wanted in (("values", param.values), ("scales", param.scales)):
-        stored = checkpoint.tensors[f"{name}.{part}"]
-        if (stored.dtype, stored.shape) != (wanted.dtype, wanted.shape):
+    dtypes = {VALUES: scheme.dtype, SCALES: np.dtype(np.float32)}
+    for row in table:
+        part = row.name.rpartition(".")[2]
+        if part not in dtypes:
+            continue
+        stored = source.checkpoint.tensors[row.name]
+        shape = row.shape(row.sizes(source.spec))
+        if stored.dtype != dtypes[part] or list(stored.shape) != shape:
             raise ModelError(
-                f"{checkpoint.folder / MANIFEST}: says {param.scheme} weights, but {name}.{part} "
-                f"is {stored.dtype} {list(stored.shape)}, not {wanted.dtype} "
-                f"{list(wanted.shape)}; {CONVERT_AGAIN}"
+                f"{source.checkpoint.folder / MANIFEST}: says {scheme} weights, but {row.name} is "
+                f"{stored.dtype} {list(stored.shape)}, not {dtypes[part]} {shape}; {CONVERT_AGAIN}"
             )

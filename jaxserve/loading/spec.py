@@ -6,12 +6,19 @@ from pathlib import Path
 from typing import Any
 
 from jaxserve.checkpoints.hf import HFCheckpoint
-from jaxserve.checkpoints.orbax_store import OrbaxCheckpoint, is_orbax
+from jaxserve.checkpoints.orbax_store import (
+    CONVERT_AGAIN,
+    MANIFEST,
+    OrbaxCheckpoint,
+    is_orbax,
+    read_manifest,
+)
 from jaxserve.checkpoints.quantized import check_method
 from jaxserve.errors import ModelError
 from jaxserve.models.families import FAMILIES
 from jaxserve.models.families.pooling import embeds
 from jaxserve.models.families.weight_table import Family, Stored
+from jaxserve.models.quant import QuantScheme, parse_scheme
 from jaxserve.models.spec import ModelSpec
 
 Checkpoint = HFCheckpoint | OrbaxCheckpoint
@@ -29,21 +36,46 @@ def open_checkpoint(folder: Path, tensors: Mapping[str, Stored] | None = None) -
 
 @dataclass(frozen=True, eq=False)
 class ModelCheckpoint:
-    """An open checkpoint, with the family and the architecture that its configs describe."""
+    """An open checkpoint, with the family and the architecture that its configs describe.
+
+    scheme: of weights that are stored quantized as models/quant.py has them; None without one.
+    """
 
     checkpoint: Checkpoint
     family: Family
     spec: ModelSpec
+    scheme: QuantScheme | None
 
 
 def read_architecture(checkpoint: Checkpoint) -> ModelCheckpoint:
-    """Read the architecture of a checkpoint.
+    """Read the architecture of a checkpoint. Errors: see read_spec and stored_scheme.
 
     Unlike read_spec, the spec also says whether the model embeds, which follows from the
     sentence-transformers files beside config.json.
     """
     family, spec = read_spec(checkpoint.config)
-    return ModelCheckpoint(checkpoint, family, replace(spec, embeds=embeds(checkpoint.modules)))
+    spec = replace(spec, embeds=embeds(checkpoint.modules))
+    converted = isinstance(checkpoint, OrbaxCheckpoint)
+    scheme = _parse_manifest(checkpoint.folder, checkpoint.weights) if converted else None
+    return ModelCheckpoint(checkpoint, family, spec, scheme)
+
+
+def stored_scheme(folder: Path) -> QuantScheme | None:
+    """Return the scheme of a converted folder's weights; None for full precision, as published.
+
+    Raises CheckpointError where the folder was converted and has no manifest, and ModelError if the
+    scheme is unknown.
+    """
+    return _parse_manifest(folder, read_manifest(folder).weights) if is_orbax(folder) else None
+
+
+def _parse_manifest(folder: Path, weights: str) -> QuantScheme | None:
+    try:
+        return parse_scheme(weights)
+    except ModelError:
+        raise ModelError(
+            f"{folder / MANIFEST}: weights in {weights!r} are not known here; {CONVERT_AGAIN}"
+        ) from None
 
 
 def read_spec(config: Mapping[str, Any]) -> tuple[Family, ModelSpec]:

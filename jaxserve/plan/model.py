@@ -7,7 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxserve.errors import ConfigError, flag_text
-from jaxserve.loading.load_plan import DTYPES, choose_weights, stored_weights
+from jaxserve.loading.load_plan import DTYPES, choose_scheme
+from jaxserve.loading.spec import stored_scheme
 from jaxserve.models.precision import HEAD
 from jaxserve.models.quant import SCHEMES, QuantScheme, parse_scheme
 from jaxserve.plan.model_config import shipped
@@ -18,9 +19,9 @@ def weights_of(given: str, asked: str) -> str:
 
     Raises ModelError if a converted folder holds other weights.
     """
-    if given in shipped():
-        return asked
-    return choose_weights(Path(given), asked, stored_weights(Path(given)))
+    folder = Path(given)
+    stored = None if given in shipped() else stored_scheme(folder)
+    return str(choose_scheme(folder, asked, stored)) if stored else asked
 
 
 def weights_dtype(asked: str, config: Mapping[str, Any]) -> jnp.dtype:

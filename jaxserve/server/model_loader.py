@@ -42,21 +42,19 @@ def check_bundle(options: ServeOptions, manifest: Manifest) -> None:
     """Raise ConfigError for an option that contradicts what the bundle was compiled for."""
     check_role(options.roles.role, manifest)
     engine = options.engine
-    asked: dict[str, Any] = {**engine.axes, "dtype": engine.dtype, "weights": engine.weights}
-    asked |= engine.given
-    if engine.compilation_cache:
-        asked["compilation_cache"] = engine.compilation_cache
-    decided = asdict(manifest.options()) | dict(manifest.mesh)
+    asked: dict[str, Any] = {**engine.axes, **engine.given}
+    asked |= {"dtype": engine.dtype, "weights": engine.weights}
+    asked |= {"compilation_cache": engine.compilation_cache}
+    decided = {"compilation_cache": "its own cache"} | asdict(manifest.options())
+    decided |= dict(manifest.mesh) | {"prefer": "nothing of it"}
     decided |= {"dtype": manifest.dtype, "weights": manifest.weights}
-    decided |= {"prefer": "nothing of it", "compilation_cache": "its own cache"}
     unsaid = dict.fromkeys(("dtype", "weights", "kv"), "auto") | dict.fromkeys(manifest.mesh, 1)
-    for name, value in asked.items():
-        if value != unsaid.get(name) and value != decided[name]:
+    for name, value in decided.items():
+        given = asked.get(name)
+        if given is not None and given != unsaid.get(name) and given != value:
             raise ConfigError(
                 flag_text(
-                    flag_of(name),
-                    value,
-                    f"the bundle was compiled for {decided[name]} (leave it out)",
+                    flag_of(name), given, f"the bundle was compiled for {value} (leave it out)"
                 )
             )
 

@@ -33,6 +33,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"min_tokens": 5, "max_tokens": 4}, "min_tokens is 5, more than max_tokens"),
     ({"logprobs": 21}, "logprobs is 21"),
     ({"prompt_logprobs": -1}, "prompt_logprobs is -1"),
+    *(({name: None}, f"{name} is None; it must be an integer") for name in ("top_k", "n")),
+    ({"min_tokens": None}, "min_tokens is None; it must be an integer"),
     ({"stop": ""}, "stop has '' as entry 0; it must be a string of 1 to 256 bytes"),
     ({"stop": b"text"}, "stop is b'text'; give a list of strings"),
     ({"stop": [""]}, "stop has '' as entry 0; it must be a string of 1 to 256 bytes"),

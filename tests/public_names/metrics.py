@@ -1,6 +1,5 @@
 """Prometheus metrics with their types and labels, from the registries that servers build."""
 
-import argparse
 import asyncio
 from collections.abc import Iterator
 
@@ -15,7 +14,6 @@ from jaxserve.server.flags import parse
 from jaxserve.server.observe.expert_load import ExpertLoad
 from jaxserve.server.observe.metrics import Metrics
 from jaxserve.server.readiness import Readiness
-from tests.public_names.programs import parser_of
 
 PREFILL_SERVER = ("--prefill-server", "127.0.0.1:1")
 
@@ -25,9 +23,8 @@ def metrics() -> dict[str, str]:
 
 
 def _registries() -> Iterator[CollectorRegistry]:
-    """Registries of servers in each role with each transport, and of one with experts."""
-    parser = parser_of("jaxserve.serve")
-    for flags in _flags_of_roles(parser):
+    """Registries of servers in each role, and of one with experts."""
+    for flags in ([], ["--role", "prefill"], ["--role", "decode", *PREFILL_SERVER]):
         registry = Metrics(lambda: 0).registry
         options = parse(flags)
         plan = disaggregation(options.roles, options.credentials)
@@ -37,15 +34,6 @@ def _registries() -> Iterator[CollectorRegistry]:
     experts = CollectorRegistry()
     ExpertLoad(experts, (0,)).take(np.ones((1, 2), np.uint32))
     yield experts
-
-
-def _flags_of_roles(parser: argparse.ArgumentParser) -> Iterator[list[str]]:
-    choices = {flag: a.choices for a in parser._actions for flag in a.option_strings}
-    ways = [["--transport", name] for name in choices.get("--transport") or ()]
-    yield []
-    for way in ways or [[]]:
-        yield ["--role", "prefill", *way]
-        yield ["--role", "decode", *PREFILL_SERVER, *way]
 
 
 def _entries(registry: CollectorRegistry) -> Iterator[tuple[str, str]]:
