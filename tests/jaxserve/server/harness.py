@@ -229,9 +229,8 @@ async def running(
     service, thread = process.connect(engine, prompts, configured, observers, on_failure=failed)
     model = replace(MODEL, embedding_dimensions=2 if configured.embeds else 0)
     state = ServingState(service, thread, model, ENGINE, lambda: 0, handshake=handshake)
-    options = ServeOptions(
-        addresses=AddressOptions(port=0, http_port=0, http=http, admin_port=admin_port)
-    )
+    addresses = AddressOptions(port=0, http_port=0, http=http, admin_port=admin_port)
+    options = ServeOptions(addresses=addresses, credentials=credentials)
     await process.listeners.start(options, lambda: server.drain(), failed)
     address = f"127.0.0.1:{process.listeners.ports['gRPC']}"
     try:
