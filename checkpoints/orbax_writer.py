@@ -33,7 +33,7 @@ class Writer:
         self._axes: dict[str, str] = {}
 
     def add(self, path: Sequence[str | int], axes: str, parameter: Any) -> None:
-        """Add a parameter, and write the layer before when another one begins.
+        """Add a parameter; write the layer before when another one begins.
 
         parameter: an array, or a pytree of arrays under one path. axes: letters of its dimensions.
         """
@@ -50,6 +50,8 @@ class Writer:
             for step in name[:-1]:
                 holder = holder.setdefault(step, {})
             holder[name[-1]] = array
+        if len(path) == 1:  # embedding or head, each of which is as large as layers
+            self._write()
 
     def finish(self) -> None:
         """Write the last layer and complete the checkpoint."""

@@ -1,4 +1,8 @@
-"""Plan of a load: which parameters a mesh holds, and the stored tensors that each consists of."""
+"""Plan of a load: which parameters a mesh holds, and the stored tensors that each consists of.
+
+It is made before any parameter is read. Of the numbers, only a stored head that is tied and biases
+that may be zero are looked at.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -116,7 +120,8 @@ def plan_load(
     Raises:
         ModelError: The tensors do not fit the architecture, or the model, the checkpoint or the
             chips do not allow this dtype or scheme (one line).
-        CheckpointError: Quantized tensors and their scales do not fit each other (one line).
+        CheckpointError: A file is damaged or cannot be read, or quantized tensors and their scales
+            do not fit each other (one line).
     """
     check_dtype(dtype)
     checkpoint = source.checkpoint
@@ -163,30 +168,42 @@ def _plan_parameters(
     if undeclared:
         names = ", ".join(sorted(map(str, undeclared)))
         raise ModelError(f"the weight table fills parameters that the model does not have: {names}")
-    return [
-        ParameterPlan(
-            path,
-            leaf,
-            [row for row in rows.get(path, ()) if not row.scales],
-            [row for row in rows.get(path, ()) if row.scales],
-            published.get(path, ()),
-        )
-        for path, leaf in leaves
-    ]
+    missing = [path for path, _ in leaves if path not in published]
+    if missing:
+        raise ModelError(f"the weight table has no row for {missing[0]}")
+    return [_parameter(path, leaf, rows.get(path, ()), published[path]) for path, leaf in leaves]
+
+
+def _parameter(
+    path: ParamPath,
+    declared: ParamSpec | Quantized,
+    rows: Sequence[Tensor],
+    published: Sequence[Tensor],
+) -> ParameterPlan:
+    values = [row for row in rows if not row.scales]
+    scales = [row for row in rows if row.scales]
+    return ParameterPlan(path, declared, values, scales, published)
 
 
 def _check(parameter: ParameterPlan, held: ModelSpec, tensors: Mapping[str, Stored]) -> None:
     """Raise ModelError unless tensors of the right kind fill the whole parameter."""
-    wanted = math.prod(parameter.values.shape)
-    filled = _numbers(parameter.rows, parameter.values.axes, held)
-    if filled != wanted:
-        raise ModelError(
-            f"the weight table has {filled} of the {wanted} numbers of {parameter.path}"
-        )
-    for row in () if parameter.scale_rows else parameter.rows:
+    _check_filled(parameter.path, parameter.values, parameter.rows, held)
+    if parameter.scale_rows and isinstance(parameter.declared, Quantized):
+        _check_filled(parameter.path, parameter.declared.scales, parameter.scale_rows, held)
+        return
+    for row in parameter.rows:
         stored = tensors[row.name].dtype
         if not jnp.issubdtype(stored, jnp.floating) or stored.itemsize < 2:
             raise ModelError(f"tensor {row.name} is stored as {stored}; floating point is needed")
+
+
+def _check_filled(
+    path: ParamPath, param: ParamSpec, rows: Sequence[Tensor], held: ModelSpec
+) -> None:
+    wanted = math.prod(param.shape)
+    filled = _numbers(rows, param.axes, held)
+    if filled != wanted:
+        raise ModelError(f"the weight table has {filled} of the {wanted} numbers of {path}")
 
 
 def _numbers(rows: Sequence[Tensor], axes: str, spec: ModelSpec) -> int:

@@ -40,7 +40,7 @@ def by_parameter(table: Sequence[Tensor]) -> dict[ParamPath, list[Tensor]]:
 
     Rows that are parts of one fused parameter, such as q, k and v of qkv, share a group.
     """
-    grouped: dict[tuple[str | int, ...], list[Tensor]] = {}
+    grouped: dict[ParamPath, list[Tensor]] = {}
     for row in table:
         path = row.path
         fused = PARTS.get(str(path[-1]))

@@ -50,6 +50,6 @@ def require_unicode(text: str) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise TokenizerError(
-            f"text: character {error.start} is half a surrogate pair "
+            f"character {error.start} is half a surrogate pair "
             f"(U+{ord(text[error.start]):04X}); send both halves or neither"
         ) from None
