@@ -5,11 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from jaxserve.checkpoints.orbax_store import (
-    CONVERT_AGAIN,
-    MANIFEST,
-    OrbaxCheckpoint,
-)
+from jaxserve.checkpoints.orbax_store import CONVERT_AGAIN, MANIFEST, OrbaxCheckpoint
 from jaxserve.errors import ModelError
 from jaxserve.loading.match import first_names
 from jaxserve.loading.spec import ModelCheckpoint
