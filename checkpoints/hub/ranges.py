@@ -1,10 +1,4 @@
-"""Weights that are read from the hub by ranges, so that a host fetches only its part of them.
-
-HfFileSystem of huggingface_hub reads ranges too, and does not show the headers of the answers: here
-each answer has to be of the commit and of the content that were listed. A range is asked of the
-endpoint, which redirects to an address that is signed for a while, so that no address can expire
-between two ranges, and httpx2 sends the token to no other host, huggingface.co included.
-"""
+"""Weights that are read from the hub by ranges, so that a host fetches only its part of them."""
 
 import math
 import tempfile
@@ -16,24 +10,21 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Final
 
-import httpx2
 import numpy as np
-from huggingface_hub import constants, hf_hub_url
-from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff
+from huggingface_hub import constants
 
 from jaxserve.checkpoints.errors import CheckpointError
 from jaxserve.checkpoints.hf import join_shards
-from jaxserve.checkpoints.hub.errors import hub_errors
 from jaxserve.checkpoints.hub.files import weight_files
 from jaxserve.checkpoints.hub.lookup import HubFile, Snapshot
+from jaxserve.checkpoints.hub.remote_file import RemoteFile
 from jaxserve.checkpoints.safetensors_reader import SafetensorsFile, Shard, parse_json_object
 
 HEADER_GUESS: Final = 2**18  # bytes of a file's start that are read at first
 MAX_HEADER: Final = 100 * 2**20  # the safetensors library's bound
 SMALL: Final = 2**16  # bytes of a tensor that is read at once, with those that lie near it
 GAP: Final = 2**18  # bytes between two such tensors that are read with them
-PART: Final = 32 * 2**20  # bytes of one request
-AT_ONCE: Final = 8  # requests of one read, and files that are opened
+FILES_AT_ONCE: Final = 8  # files that are opened at a time
 KEPT: Final = 2 * 2**30  # bytes of tensors that are kept, for the next shard of the same tensor
 
 
@@ -52,7 +43,7 @@ def remote_tensors(snapshot: Snapshot) -> dict[str, Any]:
         )
     names = [name for name in weight_files(snapshot, files) if name.endswith(".safetensors")]
     kept = _Kept(KEPT)
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
         opened = pool.map(lambda name: RemoteSafetensors(snapshot, files[name], kept), names)
         return join_shards(snapshot.folder, dict(zip(names, opened, strict=True)))
 
@@ -65,7 +56,7 @@ class RemoteSafetensors(Shard):
 
     def __init__(self, snapshot: Snapshot, file: HubFile, kept: "_Kept"):
         self.path = Path(snapshot.model.repo, file.path)
-        self._file = _RemoteFile(snapshot, file)
+        self._file = RemoteFile(snapshot, file)
         header = self._header()
         self._tensors: dict[str, Any] = {}
         small = list[_Place]()
@@ -75,7 +66,7 @@ class RemoteSafetensors(Shard):
             else:
                 self._tensors[place.name] = RemoteTensor(self._file, place, kept)
         for group in _neighbours(small):
-            self._tensors |= self._file.arrays(group)
+            self._tensors |= self._arrays(group)
 
     def __getitem__(self, name: str) -> Any:
         return self._tensors[name]
@@ -85,6 +76,18 @@ class RemoteSafetensors(Shard):
 
     def __len__(self) -> int:
         return len(self._tensors)
+
+    def _arrays(self, places: list["_Place"]) -> dict[str, np.ndarray]:
+        """Read tensors that lie near each other, at once."""
+        begin = places[0].start
+        raw = self._file.read(begin, places[-1].stop)
+        raw.flags.writeable = False
+        return {
+            place.name: raw[place.start - begin : place.stop - begin]
+            .view(place.dtype)
+            .reshape(place.shape)
+            for place in places
+        }
 
     def _header(self) -> bytes:
         """Return the start of the file: the length of the header, and the header."""
@@ -126,10 +129,10 @@ class RemoteSafetensors(Shard):
 
 @dataclass(frozen=True)
 class _Place:
-    """A tensor in a file; start: of its bytes."""
+    """A tensor in a file."""
 
     name: str
-    start: int
+    start: int  # of its bytes, from the start of the file
     shape: tuple[int, ...]
     dtype: np.dtype
 
@@ -149,7 +152,7 @@ class RemoteTensor:
     kept for a while, since several devices may need other columns of the same rows.
     """
 
-    def __init__(self, file: "_RemoteFile", place: _Place, kept: "_Kept"):
+    def __init__(self, file: RemoteFile, place: _Place, kept: "_Kept"):
         self.shape = place.shape
         self.dtype = place.dtype
         self.ndim = len(place.shape)
@@ -162,7 +165,7 @@ class RemoteTensor:
         return self.shape[0]
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        """Return a read-only array. index: an int, a slice without a step, or a tuple of them."""
+        """Return a read-only array of an index: an int, a slice without a step, or a tuple."""
         first, *others = index if isinstance(index, tuple) else (index,)
         if not isinstance(first, slice):
             row = range(len(self))[first]
@@ -212,88 +215,6 @@ class _Kept:
             self._rows[tensor, start, start + len(rows)] = rows
             while self._rows and sum(each.nbytes for each in self._rows.values()) > self._limit:
                 self._rows.popitem(last=False)
-
-
-@dataclass(frozen=True)
-class _RemoteFile:
-    """A file of a commit on the hub, read by ranges."""
-
-    snapshot: Snapshot
-    file: HubFile
-
-    @property
-    def size(self) -> int:
-        return self.file.size
-
-    def arrays(self, places: list[_Place]) -> dict[str, np.ndarray]:
-        """Read tensors that lie near each other, at once."""
-        begin = places[0].start
-        raw = self.read(begin, places[-1].stop)
-        raw.flags.writeable = False
-        return {
-            place.name: raw[place.start - begin : place.stop - begin]
-            .view(place.dtype)
-            .reshape(place.shape)
-            for place in places
-        }
-
-    def read(self, start: int, stop: int) -> np.ndarray:
-        """Read bytes `start` to `stop`: uint8 [stop - start], in several requests at a time."""
-        found = np.empty(stop - start, np.uint8)
-        begins = range(start, stop, PART)
-
-        def fetch(begin: int) -> None:
-            end = min(begin + PART, stop)
-            part = np.frombuffer(self._request(begin, end), np.uint8)
-            found[begin - start : end - start] = part
-
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            for _ in pool.map(fetch, begins):
-                pass
-        return found
-
-    def _request(self, start: int, stop: int) -> bytes:
-        model = self.snapshot.model
-        url = hf_hub_url(
-            model.repo, self.file.path, revision=model.revision, endpoint=constants.ENDPOINT
-        )
-        # Without "identity", a server might compress the answer and send another range.
-        headers = {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
-        with hub_errors(model):
-            answer = http_backoff(
-                "GET",
-                url,
-                headers=build_hf_headers() | headers,
-                timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
-            )
-            hf_raise_for_status(answer)
-        self._check(answer, start, stop)
-        return answer.content
-
-    def _check(self, answer: httpx2.Response, start: int, stop: int) -> None:
-        """Raise CheckpointError unless the answer is this range of this content."""
-        of_hub = [*answer.history, answer]
-        commits = {each.headers.get("X-Repo-Commit") for each in of_hub} - {None}
-        contents = {each.headers.get("X-Linked-Etag") for each in of_hub} - {None}
-        if not answer.history:
-            contents.add(answer.headers.get("ETag"))
-        found = {str(content).removeprefix("W/").strip('"') for content in contents}
-        model = self.snapshot.model
-        wanted = f"bytes {start}-{stop - 1}/{self.size}"
-        problem = ""
-        if answer.status_code != 206 or len(answer.content) != stop - start:
-            problem = f"with status {answer.status_code} and {len(answer.content)} bytes"
-        elif answer.headers.get("Content-Range") != wanted:
-            problem = f"as {answer.headers.get('Content-Range')}"
-        elif commits != {model.revision}:
-            problem = f"of the commits {sorted(map(str, commits))}"
-        elif found != {self.file.content}:
-            problem = f"of other content, {', '.join(sorted(found))} instead of {self.file.content}"
-        if problem:
-            raise CheckpointError(
-                f"{model}: {self.file.path}: {wanted} has come {problem} (fetch the model into a "
-                f"folder, or check what lies between here and {constants.ENDPOINT})"
-            )
 
 
 def _neighbours(places: Iterable[_Place]) -> Iterator[list[_Place]]:

@@ -5,7 +5,7 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -16,8 +16,7 @@ from typing import Any, Final, Literal, Never
 import grpc
 import jax
 
-from jaxserve.cluster.compatibility import Facts, Judge, difference, facts_of_steps
-from jaxserve.cluster.encoding import compile_message, plan_to_bytes
+from jaxserve.cluster.compatibility import Facts, Judge, difference
 from jaxserve.cluster.heartbeat import (
     BEAT,
     FAILED,
@@ -26,13 +25,10 @@ from jaxserve.cluster.heartbeat import (
     PodFailure,
     print_failure,
 )
+from jaxserve.cluster.leading_runner import LeadingRunner
 from jaxserve.cluster.message_auth import MessageChain, proof_of
 from jaxserve.cluster.v1 import cluster_pb2 as pb
 from jaxserve.cluster.v1 import cluster_pb2_grpc as rpc
-from jaxserve.engine.buckets import Bucket
-from jaxserve.engine.device.executables import Progress
-from jaxserve.engine.device.runner import DeviceRunner, Launched
-from jaxserve.engine.plan import StepOutput, StepPlan
 from jaxserve.errors import ConfigError, flag_text
 
 # A plan that admits long prompts with penalties has megabytes. Messages to the leader keep the
@@ -179,8 +175,10 @@ class Leader(rpc.ClusterServiceServicer):
     def agree(self, stage: str, facts: Callable[[], Facts], judge: Judge | None = None) -> None:
         """Wait until every host has stated its facts at this stage.
 
-        judge: None compares the facts with this host's. ConfigError, on all hosts, when one host
-        differs.
+        Without `judge` they are compared with this host's.
+
+        Raises:
+            ConfigError: A host differs. It is raised on all hosts.
         """
         stated = self._stated(stage)
         judge = judge or partial(_difference, facts())
@@ -272,35 +270,6 @@ class Leader(rpc.ClusterServiceServicer):
         self._heartbeat.stop()
         self._server.stop(0)
         jax.distributed.shutdown()
-
-
-class LeadingRunner(DeviceRunner):
-    """The leader's runner: it sends its followers an order before it compiles or launches."""
-
-    def __init__(self, leader: Leader, *args: Any):
-        super().__init__(*args)
-        self._leader = leader
-
-    def warm_up(
-        self, buckets: Iterable[Bucket], progress: Progress = lambda done, total, what: None
-    ) -> None:
-        """Compile these steps on every host, unless all of them are compiled already."""
-        buckets = tuple(buckets)
-        if self.executables.has(buckets):
-            return
-        self._leader.order(compile=compile_message(buckets))
-        super().warm_up(buckets, progress)
-        self._leader.agree("compiled", partial(facts_of_steps, buckets))
-        self._leader.expect_steps()
-
-    def launch(self, plan: StepPlan) -> Launched:
-        self._leader.order(plan=plan_to_bytes(plan))
-        with self._leader.delaying_failure():
-            return super().launch(plan)
-
-    def collect(self, plan: StepPlan, handle: Launched) -> StepOutput:
-        with self._leader.delaying_failure():
-            return super().collect(plan, handle)
 
 
 def _difference(mine: Facts, host: int, theirs: Facts) -> str | None:

@@ -5,28 +5,22 @@ as tell them apart. A bound, constant or step with more digits would become anot
 an error. A reference that leads back to itself becomes a grammar that no text follows.
 
 Schemas come from clients: the process that checks grammars (worker.py) runs this, under its bounds
-of time and memory. It imports nothing of jaxserve.
+of time and memory. It imports nothing of jaxserve but schema_walk.py, which the process loads too.
 """
 
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
-from urllib.parse import unquote
+
+from jaxserve.structure.schema_walk import VALUES, escaped, needed, schemas, with_needed
 
 LOWER: Final = ("minimum", "exclusiveMinimum")
 UPPER: Final = ("maximum", "exclusiveMaximum")
 LENGTHS: Final = ("minLength", "maxLength")
 COUNTS: Final = ("minItems", "maxItems", "minProperties", "maxProperties")
-VALUES: Final = ("const", "enum")  # keywords whose numbers are values of answers
-BY_NAME: Final = ("properties", "patternProperties", "dependentSchemas")  # schemas by their names
-INNER: Final = (  # a schema, or a list of them
-    *("allOf", "anyOf", "oneOf", "not", "if", "then", "else"),
-    *("items", "prefixItems", "additionalItems", "contains"),
-    *("additionalProperties", "propertyNames"),
-)
 EXACT: Final = 2**53  # below it every integer is a number of 64 bits
 WIDEST: Final = 2**63 - 1  # integers are bounded with 64 bits
 FARTHEST: Final = 10**18  # of a bound away from 0, with no bound on the other side
@@ -34,15 +28,14 @@ SMALLEST: Final = Decimal("1e-30")  # smaller bounds take an expression that can
 MOST_OF_STEPS: Final = 2**32  # the library multiplies steps that hold together in so many numbers
 MAX_LENGTH: Final = 2**32 - 1
 MAX_COUNT: Final = 2**64 - 1
-MAX_DIGITS: Final = 10  # of an index in a path
 HELD: Final = "numbers of a schema are held as floating-point numbers of 64 bits"
 MARK: Final = re.compile(r"%json\s*")  # a schema inside of a grammar follows
 
 
 def problem_of(kind: str, text: str) -> str | None:
-    """Return why a structure's schemas would not be followed as written; None if nothing is found.
+    """Return why a Structure's schemas would not be followed as written; None if nothing is found.
 
-    kind, text: see Structure.
+    `kind` and `text` are those of the Structure.
     """
     match kind:
         case "json_schema":
@@ -96,82 +89,11 @@ def _number(text: str) -> Decimal:
 
 
 def _problems(root: Any) -> Iterator[str]:
-    for path, schema in _schemas(root):
+    for path, schema in schemas(root):
         yield from _numbers(path, schema)
         yield from _steps(root, path, schema)
     if loop := _loop(root):
         yield f"{loop} leads back to itself, so that no text follows it"
-
-
-def _schemas(root: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield all schemas that are in force with their paths, outer ones first, without recursion.
-
-    Where references go by names, every object of the schema may be in force, and is yielded.
-    """
-    has_names = any(map(_goes_by_name, _objects(root)))
-    waiting = [("", root)]
-    seen = set[int]()
-    while waiting:
-        path, schema = waiting.pop()
-        if not isinstance(schema, Mapping | list) or id(schema) in seen:
-            continue
-        seen.add(id(schema))
-        if isinstance(schema, Mapping):
-            yield path, schema
-        inner = _everything(path, schema) if has_names else _inner(path, schema)
-        waiting += reversed([*inner, *_referred(root, schema)])
-
-
-def _objects(root: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield all objects of a value, without recursion."""
-    waiting = [root]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, Mapping):
-            yield value
-        inner = value.values() if isinstance(value, Mapping) else value
-        if isinstance(value, Mapping | list):
-            waiting += [item for item in inner if isinstance(item, Mapping | list)]
-
-
-def _goes_by_name(schema: Mapping[str, Any]) -> bool:
-    reference = schema.get("$ref")
-    return isinstance(reference, str) and not _is_path(reference)
-
-
-def _everything(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
-    for key, item in pairs:
-        if isinstance(item, Mapping | list) and key not in VALUES:
-            yield f"{path}/{_escaped(str(key))}", item
-
-
-def _inner(path: str, schema: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(schema, list):
-        for number, item in enumerate(schema):
-            if isinstance(item, Mapping):
-                yield f"{path}/{number}", item
-        return
-    for key, value in schema.items():
-        if key in BY_NAME and isinstance(value, Mapping):
-            for name, item in value.items():
-                if isinstance(item, Mapping):
-                    yield f"{path}/{key}/{_escaped(name)}", item
-        elif key in INNER:
-            yield f"{path}/{key}", value
-
-
-def _referred(root: Any, schema: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the schema that another one refers to by its path."""
-    reference = schema.get("$ref") if isinstance(schema, Mapping) else None
-    if isinstance(reference, str) and _is_path(reference):
-        found = _found(root, reference)
-        if isinstance(found, Mapping):
-            yield unquote(reference[1:]), found
-
-
-def _escaped(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")
 
 
 # ---- numbers
@@ -237,7 +159,7 @@ def _bounds_nothing(key: str, value: Decimal, whole: bool) -> bool:
 def _inexact(place: str, value: Decimal, whole: bool = False) -> Iterator[str]:
     """Yield the problem of a number that would become another one.
 
-    whole: bounds of integers, which are used as they are held, and not as they are printed.
+    `whole` stands for bounds of integers, which are used as they are held, not as they are printed.
     """
     nearest = float(value)
     if not math.isfinite(nearest) or (nearest == 0 and value != 0):
@@ -254,7 +176,7 @@ def _steps(root: Any, path: str, schema: Mapping[str, Any]) -> Iterator[str]:
     if "$ref" not in schema and "allOf" not in schema:
         return
     steps = set[Decimal]()
-    for part in _with_needed(root, schema):
+    for part in with_needed(root, schema):
         if isinstance(step := part.get("multipleOf"), Decimal) and step.is_finite() and step:
             steps.add(abs(step))
     if len(steps) < 2 or max(steps) / min(steps) > MOST_OF_STEPS:
@@ -276,7 +198,7 @@ def _values(path: str, value: Any) -> Iterator[tuple[str, Decimal]]:
         elif isinstance(value, list):
             waiting += [(f"{place}/{number}", item) for number, item in enumerate(value)][::-1]
         elif isinstance(value, Mapping):
-            waiting += [(f"{place}/{_escaped(name)}", v) for name, v in value.items()][::-1]
+            waiting += [(f"{place}/{escaped(name)}", v) for name, v in value.items()][::-1]
 
 
 def _shown(value: Decimal) -> str:
@@ -293,7 +215,7 @@ def _loop(root: Any) -> str | None:
     A search in depth: a schema that is met again while its own needs are followed closes a loop.
     """
     done = set[int]()
-    for path, start in _schemas(root):
+    for path, start in schemas(root):
         open_ones = set[int]()
         waiting: list[tuple[str, Any, bool]] = [(path, start, False)]
         while waiting:
@@ -306,50 +228,5 @@ def _loop(root: Any) -> str | None:
             elif id(schema) not in done and isinstance(schema, Mapping):
                 open_ones.add(id(schema))
                 waiting.append((place, schema, True))
-                waiting += [(where, part, False) for where, part in _needed(root, path, schema)]
+                waiting += [(where, part, False) for where, part in needed(root, path, schema)]
     return None
-
-
-def _with_needed(root: Any, schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield a schema and all schemas that the same text has to follow with it."""
-    seen = set[int]()
-    waiting: list[Any] = [schema]
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, Mapping) and id(part) not in seen:
-            seen.add(id(part))
-            yield part
-            waiting += [needed for _, needed in _needed(root, "", part)]
-
-
-def _needed(root: Any, path: str, schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the schemas that the same text has to follow, each with the place that says so."""
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and _is_path(reference):
-        yield f"{path}/$ref", _found(root, reference)
-    parts = schema.get("allOf")
-    if isinstance(parts, Sequence) and not isinstance(parts, str):
-        yield from ((f"{path}/allOf/{number}", part) for number, part in enumerate(parts))
-
-
-def _is_path(reference: str) -> bool:
-    """Return whether a reference is a path in the same schema, and not a name or another file."""
-    return reference == "#" or reference.startswith("#/")
-
-
-def _found(root: Any, reference: str) -> Any:
-    """Return what a reference into the same schema names; None if nothing is there."""
-    found = root
-    for part in unquote(reference[1:]).split("/")[1:]:
-        name = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, Mapping):
-            found = found.get(name)
-        elif isinstance(found, list) and _is_index(name) and int(name) < len(found):
-            found = found[int(name)]
-        else:
-            return None
-    return found
-
-
-def _is_index(name: str) -> bool:
-    return name.isascii() and name.isdecimal() and len(name) <= MAX_DIGITS

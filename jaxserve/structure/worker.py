@@ -2,8 +2,8 @@
 
 Grammars come from clients. Before the server compiles one, this process does, with bounds on memory
 and processor time and no state worth protecting: a parser that runs out of stack or of time ends
-this process alone. The program is run by its path and imports nothing of jaxserve but the module
-beside it, which has no other.
+this process alone. The program is run by its path and imports nothing of jaxserve but the modules
+beside it that read JSON schemas, which import nothing else of it.
 """
 
 import json
@@ -31,10 +31,16 @@ JSON_OPTIONS: Any = {
 
 
 def _module_beside(name: str) -> ModuleType:
-    """Return a module of this folder, which is not on the path: others would hide modules there."""
-    spec = spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    """Return a module of this folder, which is not on the path: others would hide modules there.
+
+    It is known by its whole name afterwards, so modules that are loaded later can import it without
+    the packages around it.
+    """
+    whole_name = f"jaxserve.structure.{name}"
+    spec = spec_from_file_location(whole_name, Path(__file__).with_name(f"{name}.py"))
     assert spec and spec.loader
     module = module_from_spec(spec)
+    sys.modules[whole_name] = module
     spec.loader.exec_module(module)
     return module
 
@@ -65,6 +71,7 @@ class Checker:
         self._seconds = seconds
         self._limits = LLParserLimits(**limits)
         self._bytes = LLTokenizer("byte")
+        _module_beside("schema_walk")  # schema_check imports it
         self._schemas = _module_beside("schema_check")
 
     def answer(self, request: dict[str, str]) -> dict[str, str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import tokenizers
 
 from jaxserve.tokenizer.beside_json import JSON_FILE, apply_settings, as_special
+from jaxserve.tokenizer.json_decoder import bytes_of_letter, is_byte_level
 from jaxserve.tokenizer.marked_text import MarkedTextEncoder
 from jaxserve.tokenizer.model_ids import split_at
 from jaxserve.tokenizer.protocol import TokenizerError
@@ -25,6 +26,16 @@ class JsonTokenizer:
     """A Tokenizer over the tokenizers library.
 
     Special tokens are the added tokens that the file, or one beside it, marks as special.
+
+    Args:
+        library: The library's tokenizer, which is changed here.
+        fields: The parsed tokenizer.json.
+        settings: What the files beside it say.
+        model_ids: Number of ids of the model, see `load_tokenizer`.
+
+    Raises:
+        TokenizerError: The settings name tokens that the file lacks, its decoder is not supported,
+            or text cannot be spelled with the model's ids.
     """
 
     def __init__(
@@ -34,19 +45,13 @@ class JsonTokenizer:
         settings: TokenizerSettings,
         model_ids: int | None,
     ) -> None:
-        """Create a tokenizer; fields: the parsed file, model_ids: see load_tokenizer.
-
-        Raises:
-            TokenizerError: The settings name tokens that the file lacks, its decoder is not
-                supported, or text cannot be spelled with the model's ids.
-        """
         special = apply_settings(library, fields, settings)
         library.no_truncation()  # some files would shorten prompts silently
         library.no_padding()
         library.encode_special_tokens = True  # names of special tokens in a text are text
         self._library = library
-        self._byte_level = _is_byte_level(fields.get("decoder"))
-        self._bytes_of_letter = _bytes_of_letter()
+        self._byte_level = is_byte_level(fields.get("decoder"))
+        self._bytes_of_letter = bytes_of_letter()
         self._unknown = _unknown_id(library, fields["model"])
         ids = library.get_vocab()
         affixes = _post_processor_affixes(library)
@@ -88,7 +93,7 @@ class JsonTokenizer:
         return bool(ids) and lost.isdisjoint(ids)
 
     def _read_added_tokens(self, special: Set[str]) -> None:
-        """Tell special tokens from ordinary added ones; special: names of further special ones."""
+        """Tell special tokens, and those whose names are in `special`, from other added tokens."""
         added = {
             token_id: token
             for token_id, token in self._library.get_added_tokens_decoder().items()
@@ -116,7 +121,7 @@ class JsonTokenizer:
         prefix: tuple[int, ...],
         suffix: tuple[int, ...],
     ) -> None:
-        """Read the tokens that begin and end a text; ids: of all tokens, missing ones too."""
+        """Read the tokens that begin and end a text; `ids` has the missing tokens too."""
         bos_id = _special_id(ids, settings.bos_token, prefix[0] if prefix else None)
         eos_id = _special_id(ids, settings.eos_token, None)
         self._prefix = affix(settings.add_bos_token, bos_id, prefix, "add_bos_token")
@@ -196,7 +201,7 @@ class JsonTokenizer:
 def load_tokenizer_json(
     path: Path, settings: TokenizerSettings, model_ids: int | None = None
 ) -> JsonTokenizer:
-    """Load a tokenizer.json; model_ids: see load_tokenizer.
+    """Load a tokenizer.json; `model_ids` is as in `load_tokenizer`.
 
     Raises:
         TokenizerError: The file is no tokenizer.json, or JsonTokenizer refuses it.
@@ -209,7 +214,7 @@ def complete_json(path: Path, settings: TokenizerSettings, model_ids: int | None
     """Return a tokenizer.json that has every token of the files beside it.
 
     It is the file as it is where they declare nothing more. Added tokens that the model does not
-    have are left out; model_ids: see load_tokenizer.
+    have are left out; `model_ids` is as in `load_tokenizer`.
 
     Raises:
         TokenizerError: As load_tokenizer_json.
@@ -278,46 +283,3 @@ def _post_processor_affixes(
         token_id for token_id, _ in takewhile(lambda mark: mark[1], reversed(marks[len(prefix) :]))
     ]
     return tuple(prefix), tuple(reversed(suffix))
-
-
-def _is_byte_level(decoder: dict | None) -> bool:
-    """Return whether tokens spell bytes by GPT-2's letters.
-
-    Otherwise they spell text, in some vocabularies with byte tokens <0xNN>.
-
-    Raises:
-        TokenizerError: The text of a token would depend on the tokens around it.
-    """
-    decoder = decoder or {"type": None}
-    steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
-    if [step["type"] for step in steps] == ["ByteLevel"]:
-        return True
-    for step in steps:
-        if not _is_local(step):
-            raise TokenizerError(
-                f"{JSON_FILE}: decoder {json.dumps(step)} is not supported; supported are "
-                f"ByteLevel, or ByteFallback, Fuse, Metaspace, Replace of one character and Strip "
-                f"of one at the start; use another tokenizer file"
-            )
-    return False
-
-
-def _is_local(step: dict) -> bool:
-    """Return whether a step treats each token by itself, but for a text's first character."""
-    if step["type"] == "Replace":
-        return len(step["pattern"].get("String", "")) == 1
-    if step["type"] == "Strip":
-        return step["start"] <= 1 and step["stop"] == 0
-    return step["type"] in ("ByteFallback", "Fuse", "Metaspace")
-
-
-def _bytes_of_letter() -> dict[str, int]:
-    """Return the byte that each letter of GPT-2's alphabet (Radford et al. 2019) stands for.
-
-    Printable Latin-1 characters stand for themselves, letters from U+0100 on for the other bytes.
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(0x100 + index): byte for index, byte in enumerate(others)
-    }

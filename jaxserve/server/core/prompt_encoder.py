@@ -1,12 +1,14 @@
 """Tokenizing of prompts and compilation of grammars, beside the event loop where they take long."""
 
 import asyncio
+import secrets
 import time
+from dataclasses import replace
 from functools import partial
 
 from jaxserve.chat import Rendered, Tools
 from jaxserve.errors import DeadlineError, RequestError
-from jaxserve.prompts import Prompt, Prompts, is_conversation
+from jaxserve.prompts import Prepared, Prompt, Prompts, is_conversation
 from jaxserve.request import SamplingParams
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.workers import Workers
@@ -16,20 +18,42 @@ SHORT_PROMPT = 2048  # characters or token ids that are encoded on the event loo
 
 
 class PromptEncoder:
-    """Turns prompts into token ids, and structures into grammars. Lives on the event loop."""
+    """Makes the engine's requests of those that come in. Lives on the event loop."""
 
     def __init__(self, prompts: Prompts, workers: Workers, max_prompt_bytes: int):
         self._prompts = prompts
         self._workers = workers
         self._max_prompt_bytes = max_prompt_bytes
 
-    async def encode_request(
+    async def prepare(self, incoming: IncomingRequest, engine_id: str) -> Prepared:
+        """Make the engine's request, under an id of its own.
+
+        The sampling parameters are the request's, with the structure that its tools ask for, and
+        with a seed.
+
+        Raises:
+            RequestError: The request could never run.
+            DeadlineError: The deadline has passed before the prompt was tokenized, or the grammar
+                compiled.
+        """
+        rendered, params, grammar = await self._encode_in_time(incoming)
+        if params.seed is None:
+            params = replace(params, seed=secrets.randbits(64))
+        return self._prompts.check(
+            rendered,
+            params,
+            incoming.prompt_field,
+            id=engine_id,
+            priority=incoming.priority,
+            salt=incoming.cache_salt,
+            deadline=incoming.deadline,
+            since=time.monotonic(),
+            grammar=grammar,
+        )
+
+    async def _encode_in_time(
         self, incoming: IncomingRequest
     ) -> tuple[Rendered, SamplingParams, Grammar | None]:
-        """Tokenize the prompt and compile the grammar; DeadlineError when the deadline passes.
-
-        The sampling parameters are the request's, with the structure that its tools ask for.
-        """
         deadline = incoming.deadline
         try:
             async with asyncio.timeout(None if deadline is None else deadline - time.monotonic()):

@@ -4,8 +4,6 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections import deque
-from dataclasses import replace
 from functools import partial
 from statistics import fmean
 
@@ -18,11 +16,11 @@ from jaxserve.errors import (
     RequestIdInUseError,
 )
 from jaxserve.prompts import Prepared, Prompt, Prompts
-from jaxserve.request import SamplingParams
 from jaxserve.server.core.admission import AdmissionControl
 from jaxserve.server.core.answer import Answer
 from jaxserve.server.core.answer_events import Outbox
 from jaxserve.server.core.engine_thread import ComputeTotals, EngineThread, Loads, StepReport
+from jaxserve.server.core.event_queue import EventQueue
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.internal_errors import mask_internal_error
 from jaxserve.server.core.limits import Limits
@@ -33,15 +31,22 @@ from jaxserve.server.core.request_observer import RequestObserver
 from jaxserve.server.core.slow_clients import SlowClients
 from jaxserve.server.core.ttft_estimate import TTFTEstimate
 from jaxserve.server.core.workers import Workers
-from jaxserve.structure import Grammar
-
-EVENTS_AT_ONCE = 32  # events handled in one turn of the event loop, before other work gets its turn
 
 
 class Service:
     """Admits requests, submits them to the engine's thread and routes its events to the answers.
 
     Lives on the event loop. Nothing here waits for a client: unread events lie in a bounded outbox.
+
+    Args:
+        prompts: Tokenizer, chat template and checks.
+        thread: Thread that runs the engine.
+        estimate: Estimate of a new prompt's wait for its first token.
+        places: Forecast for clients that find the queue full.
+        limits: Limits on requests.
+        observers: What watches requests, such as metrics.
+        page_fetcher: What has long prompts computed elsewhere; None if this engine computes all.
+        prefill_only: This is a prefill server, which refuses clients.
     """
 
     def __init__(
@@ -55,12 +60,6 @@ class Service:
         page_fetcher: PageFetcher | None = None,
         prefill_only: bool = False,
     ):
-        """Begin without requests.
-
-        places: for clients that find the queue full. page_fetcher: has long prompts computed
-        elsewhere; None if this engine computes all of them. prefill_only: this is a prefill server,
-        which refuses clients.
-        """
         self.prompts = prompts
         self.limits = limits
         self.loads = Loads()
@@ -88,16 +87,14 @@ class Service:
         self._failure: JaxserveError | None = None
         self._numbers = itertools.count(1)
         self._timers: dict[Answer, asyncio.TimerHandle] = {}
-        # Events that were not routed yet, each with the totals and the time of its step's report.
-        self._events: deque[tuple[TokenEvent, ComputeTotals, float]] = deque()
+        self._events = EventQueue(self._route)
 
     # ---- requests
 
     async def answer(self, incoming: IncomingRequest, retries_itself: bool = False) -> Answer:
         """Admit a request; raise JaxserveError if it can never run, or cannot be admitted now.
 
-        retries_itself: the caller tries again when the queue is full, so that this does not count
-        as a refusal.
+        Where the caller `retries_itself`, a full queue does not count as a refusal.
         """
         if not retries_itself:
             self._admission.note_arrival()
@@ -115,8 +112,9 @@ class Service:
         self._requests[request_id] = None
         self._admission.enter(request_id)
         try:
-            rendered, params, grammar = await self._encoder.encode_request(incoming)
-            prepared = self._prepare(incoming, request_id, rendered, params, grammar)
+            # A client may use an id again: the number tells events of its requests apart.
+            engine_id = f"{request_id}#{next(self._numbers)}"
+            prepared = await self._encoder.prepare(incoming, engine_id)
             self._admission.check_room(len(prepared.request.prompt), incoming)
             if not (request_id in self._aborted or self._failure):
                 await self._remote_prefills.fetch(request_id, prepared.request)
@@ -200,30 +198,6 @@ class Service:
 
     # ---- submission to the engine
 
-    def _prepare(
-        self,
-        incoming: IncomingRequest,
-        request_id: str,
-        rendered: Rendered,
-        params: SamplingParams,
-        grammar: Grammar | None,
-    ) -> Prepared:
-        """Make the engine's request; JaxserveError when it could never run."""
-        if params.seed is None:
-            params = replace(params, seed=secrets.randbits(64))
-        return self.prompts.check(
-            rendered,
-            params,
-            incoming.prompt_field,
-            # A client may use an id again: the number tells events of its requests apart.
-            id=f"{request_id}#{next(self._numbers)}",
-            priority=incoming.priority,
-            salt=incoming.cache_salt,
-            deadline=incoming.deadline,
-            since=time.monotonic(),
-            grammar=grammar,
-        )
-
     def _submit(self, incoming: IncomingRequest, request_id: str, prepared: Prepared) -> Answer:
         if self._failure:
             raise self._failure
@@ -274,33 +248,18 @@ class Service:
         if event := next((each for each in report.events if each.tokens or each.embedding), None):
             self._admission.estimate.observe_step(report.seconds)
             self._places.observe_step(report.seconds, len(event.tokens))
-        was_idle = not self._events
-        now = time.monotonic()
-        self._events.extend((event, report.totals, now) for event in report.events)
-        if was_idle:  # else a later turn of the event loop is scheduled already
-            self._route_some()
+        self._events.add(report, time.monotonic())
         for observer in self._observers:
             observer.stepped(report)
 
-    def _route_some(self) -> None:
-        """Route some events in order, and the rest in a later turn of the event loop.
-
-        A step of a large batch brings hundreds of events; in between, the writers and other tasks
-        get their turn.
-        """
-        for _ in range(min(EVENTS_AT_ONCE, len(self._events))):
-            event, totals, now = self._events.popleft()
-            answer = self._answers.get(event.request_id)
-            if answer is None:
-                continue
+    def _route(self, event: TokenEvent, totals: ComputeTotals, now: float) -> None:
+        if answer := self._answers.get(event.request_id):
             try:
-                self._route(answer, event, totals, now)
+                self._give(answer, event, totals, now)
             except Exception as error:  # a bug that concerns this request alone
                 answer.fail(mask_internal_error(error))
-        if self._events:
-            asyncio.get_running_loop().call_soon(self._route_some)
 
-    def _route(self, answer: Answer, event: TokenEvent, totals: ComputeTotals, now: float) -> None:
+    def _give(self, answer: Answer, event: TokenEvent, totals: ComputeTotals, now: float) -> None:
         was_waiting = answer.id in self._admission
         is_first = event.index not in answer.last_tokens_at
         tokens = answer.take(event, totals)

@@ -428,7 +428,7 @@ def test_a_bug_is_an_incident(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
             async def broken(*_: object) -> None:
                 raise KeyError("a secret")
 
-            http.server.service._encoder.encode_request = broken  # type: ignore[method-assign, assignment]
+            http.server.service._encoder.prepare = broken  # type: ignore[method-assign, assignment]
             response = await http.post(COMPLETIONS, {"prompt": "x"})
             error = response.json()["error"]
             assert (response.status_code, error["type"], error["code"]) == (
