@@ -28,15 +28,11 @@ PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
 @dataclass(frozen=True, eq=False)
 class Module:
-    """A sentence-transformers module: one step from texts to embeddings.
+    """A sentence-transformers module: one step from texts to embeddings."""
 
-    kind: the name of its class, such as Pooling. file: the path of its configuration in the folder.
-    config: the contents of that file, empty if it does not exist.
-    """
-
-    kind: str
-    file: str
-    config: dict[str, Any]
+    kind: str  # name of its class, such as Pooling
+    file: str  # path of its configuration in the folder
+    config: dict[str, Any]  # contents of that file, empty if it does not exist
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,14 +51,18 @@ class HFCheckpoint:
 
     @classmethod
     def open(cls, folder: str | Path, tensors: Mapping[str, Any] | None = None) -> Self:
-        """Open `folder`; CheckpointError names the file at fault.
-
-        tensors: those to use instead of the weights in the folder, such as those of the hub. They
-        have shape and dtype, and are sliced as arrays are.
+        """Open `folder`.
 
         The weights are the shards of model.safetensors.index.json, including tensors that the index
         does not list, so that the caller can report them; where there is no index, or a shard is
         missing, model.safetensors; else all *.safetensors files together. Pickle files are refused.
+
+        Args:
+            tensors: Tensors to use instead of the weights in the folder, such as those of the hub.
+                They have shape and dtype, and are sliced as arrays are.
+
+        Raises:
+            CheckpointError: A file is at fault; the message names it.
         """
         folder = Path(folder)
         check_folder(folder)
@@ -165,9 +165,13 @@ def _open_tensors(folder: Path) -> dict[str, Any]:
 def join_shards(folder: Path, shards: Mapping[str, Shard]) -> dict[str, Any]:
     """Return the tensors of all weight files of a model by name.
 
-    folder: has the index, if the model has one. shards: the weight files, by their names in it.
-    CheckpointError when a tensor is not where the index puts it, or is in two files and in no
-    index.
+    Args:
+        folder: Folder with the index, if the model has one.
+        shards: Weight files by their names in the folder.
+
+    Raises:
+        CheckpointError: A tensor is not where the index puts it, or is in two files and in no
+            index.
     """
     if not os.path.lexists(folder / INDEX):
         return _merge({}, shards.values())

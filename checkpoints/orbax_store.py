@@ -51,21 +51,22 @@ class File:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The contents of manifest.json.
-
-    source, weights: see OrbaxCheckpoint. files: by path relative to the folder.
-    """
+    """Contents of manifest.json; `source` and `weights` are as in OrbaxCheckpoint."""
 
     source: Mapping[str, str]
     weights: str
-    files: Mapping[str, File]
+    files: Mapping[str, File]  # by path relative to the folder
 
 
 class StoredArray:
-    """A stored parameter that is read by slices, each chunk checked against the manifest."""
+    """A stored parameter that is read by slices, each chunk checked against the manifest.
+
+    Args:
+        folder: Folder whose subfolder `name` has the array.
+        files: Files of the manifest.
+    """
 
     def __init__(self, folder: Path, name: str, files: Mapping[str, File]) -> None:
-        """Open the array in the subfolder `name`; files: those of the manifest."""
         self._folder = folder
         self._name = name
         self._files = files
@@ -128,18 +129,15 @@ class StoredArray:
 
 @dataclass(frozen=True, eq=False)
 class OrbaxCheckpoint:
-    """A converted folder: the configs of its source, and parameters by path ("layers.0.qkv").
-
-    source: the dtype of every tensor that the parameters were made of, by the source's name.
-    weights: the quantization scheme as --weights names it, or auto.
-    """
+    """A converted folder: the configs of its source, and parameters by path ("layers.0.qkv")."""
 
     folder: Path
     config: dict[str, Any]
     generation_config: dict[str, Any]
     modules: tuple[Module, ...]
+    # Dtype of every tensor that the parameters were made of, by the source's name.
     source: Mapping[str, str]
-    weights: str
+    weights: str  # quantization scheme as --weights names it, or auto
     tensors: Mapping[str, StoredArray]
 
     @classmethod
@@ -174,7 +172,7 @@ def is_orbax(folder: Path) -> bool:
 def write_manifest(folder: Path, source: Mapping[str, str], weights: str = AS_STORED) -> None:
     """Write the manifest, with the hashes of all other files of the folder.
 
-    It has to be the last file of a conversion. source, weights: see OrbaxCheckpoint.
+    It has to be the last file of a conversion. `source` and `weights` are as in OrbaxCheckpoint.
     """
     names = sorted(_files_below(folder))
     hashes = _hashes(folder / name for name in names)

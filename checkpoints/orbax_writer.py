@@ -35,7 +35,9 @@ class Writer:
     def add(self, path: Sequence[str | int], axes: str, parameter: Any) -> None:
         """Add a parameter; write the layer before when another one begins.
 
-        parameter: an array, or a pytree of arrays under one path. axes: letters of its dimensions.
+        Args:
+            axes: Letters of the parameter's dimensions.
+            parameter: Array, or pytree of arrays under one path.
         """
         if path[:2] != self._layer:
             self._write()

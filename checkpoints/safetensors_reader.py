@@ -63,12 +63,9 @@ FINITE_CHECK_ELEMENTS = 1 << 20
 
 
 class Shard(Mapping[str, Any]):
-    """Tensors of one .safetensors file by name, wherever it lies.
+    """Tensors of one .safetensors file by name, wherever it lies."""
 
-    path: of the file, for errors.
-    """
-
-    path: Path
+    path: Path  # of the file, for errors
 
 
 class SafetensorsFile(Shard):

@@ -32,9 +32,14 @@ OPTIONS = (
 def use_compilation_cache(chosen: Path | None) -> None:
     """Keep compiled steps on disk, so that the next start of a command finds them.
 
-    chosen: the folder of --compilation-cache; None is the folder of JAX_COMPILATION_CACHE_DIR, as
-    jax uses it, or else the user's cache. Raises ConfigError if the chosen folder cannot be
-    written; if the user's cache cannot, a line on standard error says so.
+    If the user's cache cannot be written, a line on standard error says so.
+
+    Args:
+        chosen: Folder of --compilation-cache; None is the folder of JAX_COMPILATION_CACHE_DIR, as
+            jax uses it, or else the user's cache.
+
+    Raises:
+        ConfigError: The chosen folder cannot be written.
     """
     if chosen is None and jax.config.jax_compilation_cache_dir:
         return
@@ -53,9 +58,16 @@ def use_compilation_cache(chosen: Path | None) -> None:
 def cache_of_llm(chosen: str | Path | None) -> Path | None:
     """Return the folder in which an LLM keeps compiled steps; None if it keeps none of its own.
 
-    chosen: a folder, "auto" for the user's cache, or None for no folder. The result is None, too,
-    where jax has been given a folder already, whatever is chosen. Raises ConfigError if the chosen
-    folder cannot be written; if the user's cache cannot, a RuntimeWarning says so.
+    If the user's cache cannot be written, a RuntimeWarning says so.
+
+    Args:
+        chosen: Folder, "auto" for the user's cache, or None for no folder.
+
+    Returns:
+        The folder; None, too, where jax has been given a folder already, whatever is chosen.
+
+    Raises:
+        ConfigError: The chosen folder cannot be written.
     """
     if chosen is None or jax.config.jax_compilation_cache_dir:
         return None

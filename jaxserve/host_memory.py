@@ -14,17 +14,18 @@ GROUP_FILES = {"cgroup2": "memory.max", "cgroup": "memory.limit_in_bytes"}
 
 
 class _Mount(NamedTuple):
-    """A mounted hierarchy of control groups. root: the group that its folder `point` shows."""
+    """A mounted hierarchy of control groups."""
 
     kind: str
-    root: str
+    root: str  # group that the folder `point` shows
     point: str
 
 
 def host_memory(root: Path = Path("/")) -> int:
     """Return the bytes of memory that this process may use, swap left out.
 
-    root: folder with the machine's `proc` and `sys`.
+    Args:
+        root: Folder with the machine's `proc` and `sys`.
     """
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([machine, *_group_limits(root)])

@@ -94,8 +94,12 @@ def params_of_each(
 ) -> list[SamplingParams]:
     """Return the sampling parameters of each of `count` prompts.
 
-    params: parameters of all prompts, or one per prompt; None is the default. sampling: fields that
-    override those of params. RequestError is raised if params are of another type or number.
+    Args:
+        params: Parameters of all prompts, or one per prompt; None is the default.
+        sampling: Fields that override those of `params`.
+
+    Raises:
+        RequestError: The parameters are of another type or number.
     """
     if isinstance(params, list | tuple):
         if len(params) != count:

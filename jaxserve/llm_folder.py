@@ -27,7 +27,8 @@ def model_of_llm(
     The path is absolute: templates are read later, when the program may work in another folder.
     A model of the hub is fetched; where the mesh spans several hosts, each reads its part of the
     weights only. Raises MemoryLimitError, before anything large is fetched, if the weights alone do
-    not fit the devices of the mesh. dtype, weights: see LLM. Other errors: see `model_folder`.
+    not fit the devices of the mesh. Other errors are as in `model_folder`;
+    `dtype` and `weights` are as in LLM.
     """
     check = partial(_check_fits, display_name(given), mesh, dtype, weights)
     if spans_hosts(mesh):

@@ -20,6 +20,9 @@ class OpenChoices:
 
     The engine ends a choice by itself at an end token or a length limit. Stop strings are found
     here, in the text, and the engine is told to end the choice.
+
+    Args:
+        spelled: Special tokens that are part of the text, by id.
     """
 
     def __init__(
@@ -30,7 +33,6 @@ class OpenChoices:
         stop: Stop,
         spelled: Mapping[int, str] = NO_TOKENS,
     ):
-        """spelled: special tokens that are part of the text, by id."""
         self._stop = stop
         self._assemblers = {
             index: Assembler(prepared.request, prepared.text, index, seed, tokenizer, spelled)

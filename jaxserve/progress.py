@@ -30,8 +30,10 @@ class Bar:
     """A progress bar that appears with the first update and disappears with the last.
 
     It is drawn on the console's terminal, or else in the notebook that runs this program; nothing
-    is drawn where there is neither, or with shown=False. in_bytes: steps are bytes, shown in MB and
-    GB, on a terminal with their speed.
+    is drawn where there is neither, or with shown=False.
+
+    Args:
+        in_bytes: Whether steps are bytes, shown in MB and GB, on a terminal with their speed.
     """
 
     def __init__(self, console: Console, title: str, shown: bool = True, in_bytes: bool = False):

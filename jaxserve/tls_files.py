@@ -20,8 +20,10 @@ def check_certificates(flag: str, path: Path, pem: bytes) -> None:
 def check_key(flag: str, path: Path, certificate: Path) -> None:
     """Raise ConfigError unless the file of a flag holds the private key of a certificate, in PEM.
 
-    certificate: file that holds certificates in PEM. A key under a password is refused: nobody
-    is asked for it when a server starts.
+    A key under a password is refused: nobody is asked for it when a server starts.
+
+    Args:
+        certificate: File that holds certificates in PEM.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:

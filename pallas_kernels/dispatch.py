@@ -49,10 +49,14 @@ def choose(
 ) -> str:
     """Return the name of the implementation of paged attention that takes all of these steps.
 
-    name: an implementation, or "auto" for the first of the platform's candidates that takes the
-    steps; `refused` is called with each candidate before it, and with its error. KernelError is
-    raised when a named implementation cannot run the steps, since nothing takes its place, and when
-    no candidate can.
+    Args:
+        name: An implementation, or "auto" for the first of the platform's candidates that takes the
+            steps.
+        refused: Function called with each candidate before the returned one, and with its error.
+
+    Raises:
+        KernelError: A named implementation cannot run the steps, since nothing takes its place, or
+            no candidate can.
     """
     return _choose("attention", IMPLEMENTATIONS, name, platform, lambda kernel: steps, refused)
 
@@ -65,7 +69,8 @@ def choose_grouped(
 ) -> str:
     """Return the name of the implementation of the grouped matrix product; see `choose`.
 
-    demands: the products that a given implementation would be asked for.
+    Args:
+        demands: Function that returns the products that an implementation would be asked for.
     """
     return _choose("grouped-matmul", GROUPED, name, platform, demands, refused)
 
@@ -78,7 +83,8 @@ def choose_quantized(
 ) -> str:
     """Return the name of the implementation of the quantized matrix product; see `choose`.
 
-    asked: the product of one weight.
+    Args:
+        asked: Product of one weight.
     """
     return _choose(
         "quantized-matmul",
@@ -102,7 +108,9 @@ def _choose(
 ) -> str:
     """Return the name of the first implementation that meets all demands.
 
-    what: the kernel's name in its flag. by_platform: the candidates of "auto"; None: CANDIDATES.
+    Args:
+        what: Name of the kernel in its flag.
+        by_platform: Candidates of "auto"; None: CANDIDATES.
     """
     candidates = CANDIDATES if by_platform is None else by_platform
     known = ", ".join(built_in)

@@ -22,28 +22,23 @@ class Chip:
 
     A v4 and a 7x have two cores per chip, each of which is a device here (`devices` is 2). On an
     actual v4 jax joins the two cores into one device, which no compiler describes.
-
-    platform: tpu or gpu. kind: the name that jax.Device.device_kind reports. memory: bytes.
-    bandwidth: of the memory, bytes/s. flops: dense bfloat16 FLOP/s. link: bytes/s that leave a
-    device over the interconnect, all ports together. usable: bytes that programs may take, as
-    libtpu reports them when memory runs out; None where the runtime is configured with a share
-    (GPUs). cores: cores that a kernel sees. devices: devices of one chip as it is sold. slices:
-    shapes of TPU slices in chips, by ascending size. int8, fp8 (e4m3fn): operations/s of products
-    of two such numbers; 0 where the chip does not multiply them natively.
     """
 
-    platform: str
-    kind: str
-    memory: int
-    bandwidth: float
-    flops: float
-    link: float
+    platform: str  # tpu or gpu
+    kind: str  # name that jax.Device.device_kind reports
+    memory: int  # bytes
+    bandwidth: float  # of the memory, bytes/s
+    flops: float  # dense bfloat16 FLOP/s
+    link: float  # bytes/s that leave a device over the interconnect, all ports together
+    # Bytes that programs may take, as libtpu reports them when memory runs out; None where the
+    # runtime is configured with a share (GPUs).
     usable: int | None = None
-    cores: int = 1
-    devices: int = 1
-    slices: tuple[str, ...] = ()
+    cores: int = 1  # cores that a kernel sees
+    devices: int = 1  # devices of one chip as it is sold
+    slices: tuple[str, ...] = ()  # shapes of TPU slices in chips, by ascending size
+    # Operations/s of products of two such numbers; 0 where the chip has no native product of them.
     int8: float = 0
-    fp8: float = 0
+    fp8: float = 0  # e4m3fn
 
 
 # TPUs: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}; link is half of the "bidirectional"

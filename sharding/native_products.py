@@ -17,9 +17,11 @@ FIRST_FP8: Final = (8, 9)
 def multiplies_natively(mesh: Mesh, dtype: Any) -> bool:
     """Return whether the mesh's chips multiply two numbers of an 8-bit dtype without widening them.
 
-    dtype: int8 or float8_e4m3fn. Compilers accept such products for every chip, so that they
-    cannot be asked. A CPU always counts: it computes the right result, if need be with wider
-    numbers.
+    Compilers accept such products for every chip, so that they cannot be asked. A CPU always
+    counts: it computes the right result, if need be with wider numbers.
+
+    Args:
+        dtype: Either int8 or float8_e4m3fn.
     """
     is_integer = jnp.issubdtype(dtype, jnp.integer)
     if platform(mesh) == "cpu":

@@ -23,19 +23,16 @@ LANES: Final = 128  # numbers in a row of a TPU's tile
 
 @dataclass(frozen=True)
 class ParamSpec:
-    """The declaration of a parameter.
+    """The declaration of a parameter."""
 
-    axes: one letter of the legend in sharding/rules.py per dimension, e.g. "NHD". mean, std:
-    distribution of random initial values, for tests and benchmarks; norm weights have std 0.
-    summed: for an int4 weight quantized in groups, the letters that its product sums over, which a
-    GPU's kernel needs contiguous in memory; else empty.
-    """
-
-    axes: str
+    axes: str  # one letter of the legend in sharding/rules.py per dimension, e.g. "NHD"
     shape: tuple[int, ...]
     dtype: jnp.dtype
+    # Distribution of random initial values, for tests and benchmarks; norm weights have std 0.
     mean: float = 0.0
     std: float = 0.02
+    # Letters that the product of an int4 weight quantized in groups sums over, which a GPU's kernel
+    # needs contiguous in memory; else empty.
     summed: str = ""
 
     @property

@@ -49,10 +49,14 @@ def fetch(snapshot: Snapshot, report: Report, weights: bool = True) -> Path:
     those that are missing. The sha256 of every large file that is fetched is compared with the
     hub's.
 
-    report: called with bytes done, bytes in total, and what is done, from several threads, never
-    two at once. weights: False leaves them out, for a host that reads its part of them.
-    CheckpointError in one line: there are no safetensors or no tokenizer, a file is damaged, the
-    disk is full, or the hub fails.
+    Args:
+        report: Function called with bytes done, bytes in total, and what is done, from several
+            threads, never two at once.
+        weights: False leaves the weights out, for a host that reads its part of them.
+
+    Raises:
+        CheckpointError: There are no safetensors or no tokenizer, a file is damaged, the disk is
+            full, or the hub fails; the message is one line.
     """
     files = snapshot.files
     if files is None:

@@ -26,28 +26,21 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class HubFile:
-    """A file of a commit.
-
-    size: in bytes. content: what the hub calls it by, its sha256 where it is large, else git's hash
-    of it. sha256: of a large file, else empty.
-    """
+    """A file of a commit."""
 
     path: str
-    size: int
-    content: str
-    sha256: str
+    size: int  # in bytes
+    content: str  # name that the hub gives it: sha256 of a large file, else git's hash of it
+    sha256: str  # of a large file, else empty
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A model at one commit.
+    """A model at one commit."""
 
-    model: its revision is the commit. folder: place of its files in the hub's cache. files: those
-    of the commit by their paths; None where neither the hub nor the cache says.
-    """
-
-    model: HubModel
-    folder: Path
+    model: HubModel  # its revision is the commit
+    folder: Path  # place of its files in the hub's cache
+    # Files of the commit by their paths; None where neither the hub nor the cache says.
     files: Mapping[str, HubFile] | None
 
     @property
@@ -93,7 +86,7 @@ def _no_config(model: HubModel) -> CheckpointError:
 def download(model: HubModel, file: str, bar: type) -> Path:
     """Fetch one file of a commit unless the cache has it, and return its path there.
 
-    bar: see watched.py. The errors are huggingface_hub's.
+    For `bar` see watched.py. The errors are huggingface_hub's.
     """
     found = HfApi().hf_hub_download(model.repo, file, revision=model.revision, tqdm_class=bar)
     return Path(found)

@@ -16,13 +16,10 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True)
 class HubModel:
-    """A model of the hub.
+    """A model of the hub."""
 
-    repo: org/name. revision: branch, tag or commit; None is the default branch.
-    """
-
-    repo: str
-    revision: str | None = None
+    repo: str  # org/name
+    revision: str | None = None  # branch, tag or commit; None is the default branch
 
     def __str__(self) -> str:
         return f"{self.repo}@{self.revision}" if self.revision else self.repo

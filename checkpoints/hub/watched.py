@@ -14,7 +14,9 @@ class StoppedError(Exception):
 class Progress:
     """Sum over the downloads of several threads.
 
-    total: bytes of all of them. report: called with every part that has come.
+    Args:
+        total: Bytes of all downloads.
+        report: Function called with every part that has come.
     """
 
     def __init__(self, total: int, report: Report):

@@ -22,8 +22,12 @@ METHODS: Final = MappingProxyType(
 def dequantized(tensors: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the checkpoint's tensors by name, quantized weights joined with their scales.
 
-    config: config.json. CheckpointError for an unknown format, a scale without its weight, a weight
-    without its scales, or shapes that do not fit each other.
+    Args:
+        config: Contents of config.json.
+
+    Raises:
+        CheckpointError: The format is unknown, a scale lacks its weight, a weight lacks its scales,
+            or shapes do not fit each other.
     """
     method, layout = _read(config)
     return METHODS[method].dequantized(tensors, layout) if method else dict(tensors)

@@ -29,17 +29,16 @@ class Matrix(Protocol):
 class BlockScaled:
     """A weight (values - zeros) * scales, where every block of rows and columns has one scale.
 
-    values: [R, C]. scales, zeros: [ceil(R / rows), ceil(C / columns)]; zeros may also be one number
-    for all. block: rows and columns of a block; either may be an array with the index of the scale
-    for each row or column. Indexing with two slices of step 1 gives float32, the product rounded
-    once. dtype: the dtype to keep the weight in, which holds its precision.
+    Indexing with two slices of step 1 gives float32, the product rounded once.
     """
 
-    values: Matrix
-    scales: np.ndarray
+    values: Matrix  # [R, C]
+    scales: np.ndarray  # [ceil(R / rows), ceil(C / columns)]
+    # Rows and columns of a block; either may be an array with the index of the scale for each row
+    # or column.
     block: tuple[int | np.ndarray, int | np.ndarray]
-    zeros: Matrix | int = 0
-    dtype: np.dtype = BFLOAT16
+    zeros: Matrix | int = 0  # of the shape of scales, or one number for all
+    dtype: np.dtype = BFLOAT16  # dtype to keep the weight in, which holds its precision
 
     @property
     def shape(self) -> tuple[int, ...]:

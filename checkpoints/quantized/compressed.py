@@ -53,23 +53,17 @@ MAX_REPEATS: Final = 4
 
 @dataclass(frozen=True)
 class Scheme:
-    """How the weights of some modules are stored.
+    """Storage of the weights of some modules."""
 
-    targets: the modules: a class, a name, or a pattern after "re:". packed: numbers are packed in
-    words. floating: FP8. group: inputs that share a scale, for the strategy "group". block: rows
-    and columns that share a scale, for the strategy "block". ordered: the group of each input is
-    listed (act-order).
-    """
-
-    targets: tuple[str, ...]
-    packed: bool
-    floating: bool
+    targets: tuple[str, ...]  # the modules: a class, a name, or a pattern after "re:"
+    packed: bool  # numbers are packed in words
+    floating: bool  # FP8
     bits: int
     symmetric: bool
     strategy: str
-    group: int
-    block: tuple[int, int]
-    ordered: bool
+    group: int  # inputs that share a scale, for the strategy "group"
+    block: tuple[int, int]  # rows and columns that share a scale, for the strategy "block"
+    ordered: bool  # the group of each input is listed (act-order)
 
     @property
     def parts(self) -> tuple[str, ...]:

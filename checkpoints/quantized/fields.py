@@ -9,8 +9,11 @@ from jaxserve.checkpoints.errors import CheckpointError
 class Fields:
     """Reader of quantization_config, or of an object in it.
 
-    `finish` refuses fields that were neither read nor ignored. where: name of the object in error
-    messages. A field that is null counts as absent.
+    `finish` refuses fields that were neither read nor ignored. A field that is null counts as
+    absent.
+
+    Args:
+        where: Name of the object in error messages.
     """
 
     def __init__(self, where: str, fields: Any):

@@ -47,16 +47,13 @@ IGNORED: Final = """
 
 @dataclass(frozen=True)
 class Layout:
-    """How weights are stored.
+    """Storage of weights."""
 
-    bits: of a number. group: inputs that share a scale; -1: all. ordered: inputs were quantized in
-    the order of their activations, so that g_idx is needed. offset: to add to zero points.
-    """
-
-    bits: int
-    group: int
+    bits: int  # of a number
+    group: int  # inputs that share a scale; -1: all
+    # Inputs were quantized in the order of their activations, so that g_idx is needed.
     ordered: bool
-    offset: int
+    offset: int  # to add to zero points
 
 
 def read(fields: Fields) -> Layout:

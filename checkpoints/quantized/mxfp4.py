@@ -24,13 +24,12 @@ E2M1: Final = np.array(
 class Mxfp4:
     """The experts' weights [E, C, R] of a quantized checkpoint.
 
-    blocks: uint8 [E, R, C / 32, 16], two numbers each, the lower bits first. scales: uint8 [E, R,
-    C / 32]. The shape is that of checkpoints whose experts are not quantized. Indexing with three
-    slices gives bfloat16, which holds every value exactly.
+    The shape is that of checkpoints whose experts are not quantized. Indexing with three slices
+    gives bfloat16, which holds every value exactly.
     """
 
-    blocks: np.ndarray
-    scales: np.ndarray
+    blocks: np.ndarray  # uint8 [E, R, C / 32, 16], two numbers each, the lower bits first
+    scales: np.ndarray  # uint8 [E, R, C / 32]
     dtype: np.dtype = BFLOAT16
 
     @property

@@ -14,18 +14,16 @@ WORD = 32
 class Packed:
     """Unsigned integers [R, C] of `bits` bits that are packed in int32 words along `axis`.
 
-    words: int32 [R, C] with size * bits / 32 words, rounded up, along the axis. The first number is
-    in a word's lowest bits; numbers of three bits may begin in one word and end in the next. order:
-    where in a word each of its numbers lies, if not in order. offset: added to each number, modulo
-    2**bits. Indexing with two slices unpacks the words that they touch and gives uint8.
+    The first number is in a word's lowest bits; numbers of three bits may begin in one word and end
+    in the next. Indexing with two slices unpacks the words that they touch and gives uint8.
     """
 
-    words: np.ndarray
+    words: np.ndarray  # int32 [R, C] with size * bits / 32 words, rounded up, along the axis
     bits: int
     axis: int
     size: int
-    order: tuple[int, ...] | None = None
-    offset: int = 0
+    order: tuple[int, ...] | None = None  # place in a word of each of its numbers, if not in order
+    offset: int = 0  # added to each number, modulo 2**bits
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -20,16 +20,13 @@ Gaps = Callable[[int], np.ndarray]  # from a number of gaps to the gaps in secon
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request that is to be sent.
+    """A request that is to be sent."""
 
-    due: seconds after the start. prompt_tokens: 0 for a text whose tokens were not counted. blocks:
-    numbers of the prompt's blocks of `block_tokens` tokens; equal numbers stand for equal tokens,
-    and the last block may be cut short. A prompt without blocks shares nothing with others.
-    """
-
-    due: float
-    prompt_tokens: int
+    due: float  # seconds after the start
+    prompt_tokens: int  # 0 for a text whose tokens were not counted
     output_tokens: int
+    # Numbers of the prompt's blocks of `block_tokens` tokens; equal numbers stand for equal tokens,
+    # and the last block may be cut short. A prompt without blocks shares nothing with others.
     blocks: tuple[int, ...] = ()
     block_tokens: int = 0
 
@@ -58,15 +55,11 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """Process of the arrivals.
+    """Process of the arrivals."""
 
-    kind: poisson, constant (evenly), or gamma. rate: requests/s on average; inf sends all at once.
-    burstiness: shape of gamma's gaps, whose coefficient of variation is 1 / sqrt(burstiness): 1 is
-    Poisson.
-    """
-
-    kind: str
-    rate: float
+    kind: str  # poisson, constant (evenly), or gamma
+    rate: float  # requests/s on average; inf sends all at once
+    # Shape of gamma's gaps, whose coefficient of variation is 1 / sqrt(burstiness): 1 is Poisson.
     burstiness: float = 1.0
 
     def gaps(self, seed: int) -> Gaps:
@@ -107,7 +100,8 @@ def drawn(
 ) -> list[Arrival]:
     """Return arrivals at these times with random lengths, which depend on the seed alone.
 
-    prompt: None for texts, whose lengths are not known.
+    Args:
+        prompt: Lengths of the prompts; None for texts, whose lengths are not known.
     """
     rng = np.random.default_rng([seed, LENGTHS])
     outputs = output.draw(rng, len(due))

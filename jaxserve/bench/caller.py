@@ -21,7 +21,8 @@ TIMEOUT = "TIMEOUT"  # --timeout passed, not the server's deadline
 class Refused(Exception):
     """A request that ended with something else than its tokens.
 
-    status: the word under which it is counted.
+    Args:
+        status: Word under which the request is counted.
     """
 
     def __init__(self, status: str, text: str):
@@ -42,7 +43,8 @@ class Caller(Protocol):
     def prepare(self, prompt: Sequence[int] | str, output_tokens: int, salt: str) -> Any:
         """Return a request, made before its time.
 
-        salt: cached pages are shared only among requests with the same salt.
+        Args:
+            salt: Salt of cached pages, which only requests with the same salt share.
         """
         ...
 

@@ -12,7 +12,8 @@ MOST = 10_000_000  # of any number: more would fill the memory before the server
 def check_above(options: Any, low: float, *names: str) -> None:
     """Raise ConfigError for an option that was given and is not above `low`, or above MOST.
 
-    options: a dataclass of options.
+    Args:
+        options: Dataclass of options.
     """
     values = values_of(options)
     for name in names:
@@ -46,7 +47,8 @@ def _check(name: str, value: float, low: float, most: float) -> None:
 def check_unused(options: Any, names: Sequence[str], why: str) -> None:
     """Raise ConfigError for the first of these options that was given.
 
-    options: a dataclass of options.
+    Args:
+        options: Dataclass of options.
     """
     values = values_of(options)
     for name in names:

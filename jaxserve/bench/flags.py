@@ -28,9 +28,9 @@ def repetitions(default: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """Options of every benchmark. words: the command line, without the program."""
+    """Options of every benchmark."""
 
-    words: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()  # the command line, without the program
     output: str = option(
         "md", "format of the results on standard output (default: md)", choices=OUTPUTS
     )

@@ -31,27 +31,22 @@ QUANTILES = 0.5, 0.9, 0.99
 
 @dataclass(slots=True)
 class Outcome:
-    """Outcome of one request.
+    """Outcome of one request."""
 
-    due, sent, ended: clock readings. times, counts: clock reading and number of tokens of each
-    message. output_tokens: tokens that were asked for; an upper bound if may_end_early. status: OK;
-    UNFINISHED until the request ends, and for ever if it is given up; or the failure in a word.
-    error: the failure in a sentence. shared_out: the server did not say which message had how many
-    tokens, so they were shared out evenly.
-    """
-
-    due: float
+    due: float  # clock reading
     prompt_tokens: int
-    output_tokens: int
+    output_tokens: int  # tokens that were asked for; an upper bound if may_end_early
     may_end_early: bool = False
-    sent: float = 0.0
-    ended: float = 0.0
+    sent: float = 0.0  # clock reading
+    ended: float = 0.0  # clock reading
+    # OK; UNFINISHED until the request ends, for ever if it is given up; or the failure in a word.
     status: str = UNFINISHED
-    error: str = ""
+    error: str = ""  # the failure in a sentence
     cached_tokens: int = 0
+    # The server did not say which message had how many tokens, so they were shared out evenly.
     shared_out: bool = False
-    times: array = field(default_factory=lambda: array("d"))
-    counts: array = field(default_factory=lambda: array("I"))
+    times: array = field(default_factory=lambda: array("d"))  # clock reading of each message
+    counts: array = field(default_factory=lambda: array("I"))  # number of tokens of each message
 
     def saw(self, time: float, tokens: int) -> None:
         """Note a message with this many tokens."""
@@ -170,10 +165,7 @@ class Summary:
     """Figures of one run.
 
     Rates are per second of the busy period: from sending the first request to the end of the last.
-    Rates, tokens and latencies count requests that ended OK. lag: how late requests were sent.
-    goodput: requests/s that met the objective, goodput_share: their share of all that ended; None
-    without an objective. shared_out: requests of which only the sum of the tokens is known. A
-    spread is None without samples.
+    Rates, tokens and latencies count requests that ended OK. A spread is None without samples.
     """
 
     requests: int
@@ -190,9 +182,10 @@ class Summary:
     tpot: Spread | None
     itl: Spread | None
     e2e: Spread | None
-    lag: Spread | None
-    shared_out: int
-    goodput: float | None
+    lag: Spread | None  # how late requests were sent
+    shared_out: int  # requests of which only the sum of the tokens is known
+    goodput: float | None  # requests/s that met the objective; None without an objective
+    # Share of the requests that met the objective in all that ended; None without an objective.
     goodput_share: float | None
 
 

@@ -31,20 +31,14 @@ MAX_CONCURRENCY = 50_000  # a client has no more ports
 
 @dataclass(frozen=True)
 class Load:
-    """Requests of one run.
-
-    capped: how many of them were cut to the longest allowed. rate: requests/s of an open loop; None
-    for the rate of a trace. concurrency: requests in flight of a closed loop, otherwise None.
-    seconds: nothing is sent after that. endless: a closed loop sends the arrivals over and over
-    until then.
-    """
+    """Requests of one run."""
 
     arrivals: Sequence[Arrival]
-    capped: int = 0
-    rate: float | None = None
-    concurrency: int | None = None
-    seconds: float | None = None
-    endless: bool = False
+    capped: int = 0  # requests that were cut to the longest allowed
+    rate: float | None = None  # requests/s of an open loop; None for the rate of a trace
+    concurrency: int | None = None  # requests in flight of a closed loop, otherwise None
+    seconds: float | None = None  # nothing is sent after this time
+    endless: bool = False  # a closed loop sends the arrivals over and over until `seconds`
 
     def __str__(self) -> str:
         if self.concurrency:

@@ -30,22 +30,19 @@ Ready = tuple[Arrival, Any]  # an arrival, and the request that the caller made 
 
 @dataclass
 class Loop:
-    """Sender of a load, with the outcomes of its requests.
-
-    timeout: seconds of one request. may_end_early: an answer may have fewer tokens than asked for.
-    changed: called whenever a request begins or ends. outcomes: of the requests that were sent so
-    far, in their order. in_flight: number of requests that have not ended. salt: of cached pages,
-    another one for each loop, so that pages of an earlier run are of no use.
-    """
+    """Sender of a load, with the outcomes of its requests."""
 
     caller: Caller
     prompts: Prompts
-    timeout: float
-    may_end_early: bool = False
+    timeout: float  # seconds of one request
+    may_end_early: bool = False  # an answer may have fewer tokens than asked for
+    # Called whenever a request begins or ends.
     changed: Callable[["Loop"], None] = lambda loop: None
+    # Outcomes of the requests that were sent so far, in their order.
     outcomes: list[Outcome] = field(default_factory=list)
-    in_flight: int = 0
+    in_flight: int = 0  # requests that have not ended
     peak_in_flight: int = 0
+    # Salt of cached pages, another one for each loop: pages of an earlier run are of no use.
     salt: str = field(default_factory=lambda: secrets.token_hex(8))
 
     async def run(self, load: Load) -> None:

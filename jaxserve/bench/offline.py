@@ -134,7 +134,11 @@ def measured(
 ) -> Iterator[Result]:
     """Run each case once to warm up, then measure the repetitions.
 
-    interrupts: passed on between two steps. Raises EngineError if a step was compiled meanwhile.
+    Args:
+        interrupts: Held interrupts, which are passed on between two steps.
+
+    Raises:
+        EngineError: A step was compiled meanwhile.
     """
     rng = np.random.default_rng(options.seed)
     total = len(cases) * (options.repetitions + 1)
@@ -186,7 +190,7 @@ def timed(
 def about(llm: LLM, options: OfflineOptions | StartupOptions) -> dict[str, Any]:
     """Return facts about model and engine.
 
-    bytes: of all parameters, each counted once however many devices hold it.
+    `bytes` is that of all parameters, each counted once however many devices hold it.
     """
     model = llm.model
     config = llm.runner.config

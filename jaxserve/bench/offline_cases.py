@@ -13,17 +13,13 @@ from jaxserve.plan.model_config import read_config
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to measure.
+    """One thing to measure."""
 
-    test: its name. prompt, output: tokens of each sequence. counted: those of them that the rate
-    counts.
-    """
-
-    test: str
+    test: str  # name of the case
     batch: int
-    prompt: int
-    output: int
-    counted: int
+    prompt: int  # tokens of each sequence
+    output: int  # tokens of each sequence
+    counted: int  # those of prompt and output that the rate counts
 
     @property
     def context(self) -> int:

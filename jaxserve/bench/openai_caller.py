@@ -28,12 +28,10 @@ REFUSALS = (401, 403)  # statuses of refused credentials
 
 @dataclass(frozen=True)
 class Model:
-    """A model that a server offers.
-
-    max_context: tokens; None if the server does not report it, for which OpenAI's API has no field.
-    """
+    """A model that a server offers."""
 
     name: str
+    # In tokens; None if the server does not report it, for which OpenAI's API has no field.
     max_context: int | None
 
 
@@ -119,9 +117,13 @@ def _write(outcome: Outcome, seen: Sequence[tuple[float, int]]) -> None:
 
 
 def shares(times: Sequence[float], tokens: int | None) -> list[tuple[float, int]]:
-    """Share tokens out evenly over chunks; return clock readings, and the tokens so far.
+    """Share tokens out evenly over chunks.
 
-    tokens: None counts one token for each chunk.
+    Args:
+        tokens: Number of tokens; None counts one token for each chunk.
+
+    Returns:
+        Clock readings, and the tokens so far.
     """
     total = len(times) if tokens is None else tokens
     return [(at, total * number // len(times)) for number, at in enumerate(times, 1)]
@@ -145,7 +147,8 @@ def _refusal(error: Any, otherwise: str) -> Refused:
 async def http_client(base: str, credentials: Credentials) -> AsyncIterator[httpx.AsyncClient]:
     """Make a client with as many connections as there are requests.
 
-    base: URL before /completions, which usually ends in /v1.
+    Args:
+        base: URL before /completions, which usually ends in /v1.
     """
     unbounded = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     headers = dict(metadata_of(credentials.token))

@@ -46,8 +46,12 @@ async def running(
 ) -> AsyncIterator[None]:
     """Run a server for the time of a block, which begins when the server is ready.
 
-    address: of its gRPC. Raises ConfigError if the server ends before it is ready, with its last
-    line, or is not ready in time.
+    Args:
+        address: Address of the server's gRPC.
+
+    Raises:
+        ConfigError: The server ended before it was ready; the error has its last line.
+        CallError: The server is not ready in time.
     """
     with TemporaryFile() as log:
         process = await asyncio.create_subprocess_exec(

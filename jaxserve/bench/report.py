@@ -19,37 +19,28 @@ NO_FIGURES = dict.fromkeys(FIGURES)
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """Results of one run of one load.
-
-    offered_per_second: requests on average; None in a closed loop, or if all came at once. capped:
-    requests that were cut to the longest allowed. peak_in_flight: the most requests in flight at a
-    time. interrupted: some requests were not sent, or not waited for. warning: why the figures
-    cannot be trusted, or "".
-    """
+    """Results of one run of one load."""
 
     load: str
     repetition: int
+    # Requests on average; None in a closed loop, or if all came at once.
     offered_per_second: float | None
     concurrency: int | None
-    capped: int
-    peak_in_flight: int
-    interrupted: bool
-    warning: str
+    capped: int  # requests that were cut to the longest allowed
+    peak_in_flight: int  # the most requests in flight at a time
+    interrupted: bool  # some requests were not sent, or not waited for
+    warning: str  # why the figures cannot be trusted, or ""
     summary: Summary
 
 
 @dataclass
 class Report:
-    """Results of all runs.
+    """Results of all runs."""
 
-    environment: see bench.environment. server: None until there is one. compiles_after_ready: steps
-    that the server compiled while it was measured.
-    """
-
-    environment: dict[str, Any]
+    environment: dict[str, Any]  # see bench.environment
     objective: Objective
-    server: Target | None = None
-    compiles_after_ready: int = 0
+    server: Target | None = None  # None until there is one
+    compiles_after_ready: int = 0  # steps that the server compiled while it was measured
     points: list[Point] = field(default_factory=list)
 
     def add(self, point: Point, console: Console) -> None:

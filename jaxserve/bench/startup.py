@@ -32,19 +32,14 @@ KINDS = ("cold", "cached")
 
 @dataclass(frozen=True)
 class Start:
-    """One start.
+    """One start."""
 
-    kind: cold or cached. seconds: of each stage, the first from the start of the process. model:
-    see bench.offline.about. programs: steps and writers of rows that were needed. compiled: those
-    of them that the compilation cache did not have.
-    """
-
-    kind: str
+    kind: str  # cold or cached
     repetition: int
-    seconds: dict[str, float]
-    model: dict[str, Any]
-    programs: int
-    compiled: int
+    seconds: dict[str, float]  # of each stage, the first from the start of the process
+    model: dict[str, Any]  # see bench.offline.about
+    programs: int  # steps and writers of rows that were needed
+    compiled: int  # programs that the compilation cache did not have
 
     @property
     def total(self) -> float:

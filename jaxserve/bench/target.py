@@ -26,20 +26,16 @@ URL = re.compile(r"(?P<scheme>grpc|https?)://(?P<host>[^/?#\s]+)(?P<path>/[^?#\s
 
 @dataclass(frozen=True)
 class Target:
-    """A server, and what is known about it.
-
-    where: HOST:PORT of gRPC, or the base of OpenAI's API. vocab_size, max_context: None if they are
-    not known. not_drawn: tokens that random prompts leave out. about: device, versions and sizes,
-    as far as the server reports them.
-    """
+    """A server, and what is known about it."""
 
     protocol: str
-    where: str
+    where: str  # HOST:PORT of gRPC, or the base of OpenAI's API
     model: str
     credentials: Credentials
-    vocab_size: int | None = None
-    not_drawn: tuple[int, ...] = ()
-    max_context: int | None = None
+    vocab_size: int | None = None  # None if it is not known
+    not_drawn: tuple[int, ...] = ()  # tokens that random prompts leave out
+    max_context: int | None = None  # None if it is not known
+    # Device, versions and sizes, as far as the server reports them.
     about: dict[str, Any] | None = None
 
     @property

@@ -25,8 +25,11 @@ AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 def read_trace(path: Path, requests: int | None) -> list[Arrival]:
     """Return the arrivals of a trace by time, the first one at 0 seconds.
 
-    requests: how many of the file's first requests are read; None reads all. Raises ConfigError for
-    a file that cannot be read, and for one in neither format.
+    Args:
+        requests: Number of the file's first requests that are read; None reads all.
+
+    Raises:
+        ConfigError: The file cannot be read, or is in neither format.
     """
     try:
         with path.open(encoding="utf-8", newline="") as file:

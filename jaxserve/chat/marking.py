@@ -72,7 +72,7 @@ class Marker:
         return self._broken(whole)
 
     def _closed(self, text: str, plain: str | None = None) -> str:
-        """Return a text with marks at the ends where it needs them; plain: without marks inside."""
+        """Return a text with marks at the ends where `plain`, without marks inside, needs them."""
         plain = text if plain is None else plain
         if self._begins(plain):
             text = MARK + text

@@ -23,29 +23,23 @@ TOOL_USE = "tool_use"
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """Source of a template, and its variables such as bos_token with the names of those tokens.
-
-    control_tokens: names of added tokens that the files call the template's own. ignored: ids of
-    tokens that a file declares but that do not count.
-    """
+    """Source of a template, and its variables such as bos_token with the names of those tokens."""
 
     source: str
     tokens: dict[str, str]
+    # Names of added tokens that the files call the template's own.
     control_tokens: frozenset[str] = frozenset()
+    # Ids of tokens that a file declares but that do not count.
     ignored: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ChatTemplates:
-    """Templates of a checkpoint.
+    """Templates of a checkpoint."""
 
-    default: of conversations without tools. with_tools: of those with tools; None for the same.
-    notes: lines on templates that are not used.
-    """
-
-    default: ChatTemplate
-    with_tools: ChatTemplate | None = None
-    notes: tuple[str, ...] = ()
+    default: ChatTemplate  # template of conversations without tools
+    with_tools: ChatTemplate | None = None  # template of those with tools; None for the same
+    notes: tuple[str, ...] = ()  # lines on templates that are not used
 
     @property
     def all(self) -> tuple[ChatTemplate, ...]:

@@ -20,22 +20,20 @@ CHOSEN_ELSEWHERE = ("auto", "none")  # parsers that name no format
 
 @dataclass(frozen=True)
 class Trial:
-    """Outcome of a template's trial.
+    """Outcome of a template's trial."""
 
-    problem: why no conversation can be answered; None where some can. notes: lines on conversations
-    or fields that will be refused.
-    """
-
-    problem: str | None = None
-    notes: tuple[str, ...] = ()
+    problem: str | None = None  # reason why no conversation can be answered; None where some can
+    notes: tuple[str, ...] = ()  # lines on conversations or fields that will be refused
 
 
 def try_template(chat: "Chat", file: Path | None, tool_parser: str) -> Trial:
     """Return what comes of rendering two short conversations.
 
-    file: the template's own file, which has to render one of them. The template of a model's folder
-    only has to be Jinja: it may be made for other conversations, or the model for none at all.
-    tool_parser: format of calls that the operator chose.
+    Args:
+        file: The template's own file, which has to render one of the conversations. The template of
+            a model's folder only has to be Jinja: it may be made for other conversations, or the
+            model for none at all.
+        tool_parser: Format of calls that the operator chose.
     """
     try:
         for template in (chat.default, chat.with_tools):
@@ -57,10 +55,10 @@ def try_template(chat: "Chat", file: Path | None, tool_parser: str) -> Trial:
 
 @dataclass(frozen=True)
 class _Failure:
-    """Reason why a conversation is not rendered. is_refusal: the template itself refuses it."""
+    """Reason why a conversation is not rendered."""
 
     problem: str
-    is_refusal: bool = False
+    is_refusal: bool = False  # the template itself refuses the conversation
 
 
 def _failure(chat: "Chat", conversation: list[dict[str, str]]) -> _Failure | None:

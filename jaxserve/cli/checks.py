@@ -47,9 +47,15 @@ class LoadsModel(Protocol):
 def with_found_models[T: LoadsModel](options: T, has_bundle: bool = False) -> T:
     """Return options whose models are folders that exist, or models of the hub at their commits.
 
-    Raises CheckpointError or ConfigError for what cannot be used. Not for a host of a pod: if it
-    ended before it has joined, the others would wait for it. has_bundle: compiled steps come from a
-    bundle, so the folder for them is not looked at.
+    Not for a host of a pod: if the host ended before it has joined, the others would wait for it.
+
+    Args:
+        has_bundle: Whether compiled steps come from a bundle; the folder for them is then not
+            looked at.
+
+    Raises:
+        CheckpointError: A model cannot be used.
+        ConfigError: The folder for compiled steps cannot be used.
     """
     model = found_model(options.model)
     engine = options.engine

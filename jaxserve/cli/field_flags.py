@@ -17,7 +17,8 @@ def add_flags(
 ) -> None:
     """Add a flag for every option of a dataclass and of those inside of it, in their order.
 
-    unset_is_none: the value of a flag that is not given is None instead of the field's default.
+    Args:
+        unset_is_none: Whether a flag that is not given is None instead of the field's default.
     """
     hints = get_type_hints(kind)
     for field in fields(kind):

@@ -104,8 +104,11 @@ def model_argument(
 ) -> None:
     """Add MODEL, an argument that sets what --model sets.
 
-    text: the help. default: that of --model, the same object. then: where --model is given, the
-    list of values that MODEL is put first in; otherwise giving both is an error.
+    Args:
+        text: Help text.
+        default: Default of --model, the same object.
+        then: Name of the list of values that MODEL is put first in where --model is given; without
+            it, giving both is an error.
     """
     parser.add_argument(
         "model",

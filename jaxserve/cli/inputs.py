@@ -12,7 +12,10 @@ from jaxserve.errors import RequestError
 def read_turns(given: Sequence[str], file: Path | None, mark: str) -> Iterable[str]:
     """Return the turns of a conversation: those `given` and of the file, or of standard input.
 
-    Turns of standard input are returned as they arrive. mark: shown where a person types one.
+    Turns of standard input are returned as they arrive.
+
+    Args:
+        mark: Text that is shown where a person types a turn.
     """
     if given or file:
         return read_prompts(given, file)
@@ -64,7 +67,7 @@ def _standard_input() -> TextIO:
 
 
 def _decode(text: bytes, field: str, named: str = "") -> str:
-    """Return a text; RequestError if it is not UTF-8. named: begins the error's problem."""
+    """Return a text; RequestError, whose problem begins with `named`, if it is not UTF-8."""
     try:
         return text.decode("utf-8")
     except UnicodeDecodeError as error:

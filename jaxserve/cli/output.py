@@ -44,7 +44,8 @@ class JsonPrinter:
 class TextPrinter:
     """Printer of text as it arrives, with a headline before each choice unless it is alone.
 
-    prompts: on a terminal, each stands dimmed before its text. None are shown if it is empty.
+    Args:
+        prompts: Prompts, each shown dimmed before its text on a terminal; empty shows none.
     """
 
     def __init__(self, alone: bool, prompts: Sequence[str] = ()):
@@ -73,7 +74,9 @@ def model_line(
 ) -> str:
     """Return one line about a loaded model: `tiny-chat  4.4 M  bfloat16  8 MiB  cpu`.
 
-    nbytes: of all weights. kind: of the devices that the model is on.
+    Args:
+        nbytes: Bytes of all weights.
+        kind: Kind of the devices that the model is on.
     """
     number = f"{parameters / 1e9:.1f} B" if parameters >= 1e9 else f"{parameters / 1e6:.1f} M"
     size = f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.0f} MiB"
@@ -85,7 +88,9 @@ def summary(done: list[Completion], seconds: float, padding: float | None) -> st
     """Return one line: tokens, latencies, rate, cached tokens, share of padding, accepted drafts.
 
     TTFT and time per token are medians over the completions with at least one and two tokens.
-    padding: None leaves its share out.
+
+    Args:
+        padding: Share of padding; None leaves it out.
     """
     # Choices of one prompt share its token ids, which count once.
     prompts = {id(c.prompt_token_ids): c for c in done}.values()

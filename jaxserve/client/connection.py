@@ -25,7 +25,8 @@ READY = health_pb2.HealthCheckRequest(service=SERVICE)
 class Connection:
     """A channel to one server, with the stubs and the metadata of its calls.
 
-    library: grpc or grpc.aio; calls then return answers, or awaitables of them.
+    Args:
+        library: Module grpc or grpc.aio; calls then return answers, or awaitables of them.
     """
 
     def __init__(
@@ -55,8 +56,11 @@ class Connection:
     def attempts(self, request: RpcRequest[Any], timeout: float | None) -> Attempts:
         """Return the attempts that a request may have.
 
-        timeout: seconds for all of them; None is the client's timeout, infinity is none. Raises
-        RequestError for a timeout that is not above 0.
+        Args:
+            timeout: Seconds for all attempts; None is the client's timeout, infinity is none.
+
+        Raises:
+            RequestError: The timeout is not above 0.
         """
         seconds = self._timeout if timeout is None else timeout
         if seconds is not None and not seconds > 0:

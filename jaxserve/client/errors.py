@@ -52,7 +52,8 @@ BY_REASON = _by_reason()
 def error_of(failure: Any) -> JaxserveError:
     """Return the error that the server raised, or CallError where it raised none.
 
-    failure: a grpc.RpcError of a call that has ended, of grpc or of grpc.aio.
+    Args:
+        failure: RpcError of a call that has ended, of grpc or of grpc.aio.
     """
     text = failure.details() or ""
     parts = _parts(failure)

@@ -35,28 +35,25 @@ OF_THE_MODEL = frozenset({"temperature", "top_k", "top_p", "min_p", "repetition_
 class Options(SamplingFields, total=False):
     """Keywords of a request that generates.
 
-    timeout: seconds that it may take. request_id, priority and cache_salt: sent with it. The others
-    are fields of SamplingParams, and override those of `params`.
+    The inherited ones are fields of SamplingParams, and override those of `params`.
     """
 
-    timeout: float | None
+    timeout: float | None  # seconds that the request may take
+    # These are sent with the request.
     request_id: str
     priority: int
     cache_salt: str
 
 
 class ChatOptions(Options, total=False):
-    """Keywords of a conversation: those of Options, and the tools.
+    """Keywords of a conversation: those of Options, and the tools."""
 
-    tools: functions that the answer may call: each with a name and, optionally, a description and
-    parameters, a JSON schema as plain values. tool_choice: "auto", "none" or "required". tool_name:
-    the tool that has to be called. parallel_tool_calls: False keeps only the first call.
-    """
-
+    # Functions that the answer may call: each with a name and, optionally, a description and
+    # parameters, a JSON schema as plain values.
     tools: Sequence[Mapping[str, Any]]
-    tool_choice: str
-    tool_name: str
-    parallel_tool_calls: bool
+    tool_choice: str  # "auto", "none" or "required"
+    tool_name: str  # the tool that has to be called
+    parallel_tool_calls: bool  # False keeps only the first call
 
 
 def generation_message[M: Message](

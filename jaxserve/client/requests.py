@@ -35,16 +35,13 @@ from jaxserve.v1 import admin_pb2, inference_pb2
 
 @dataclass(frozen=True)
 class RpcRequest[T]:
-    """A call that can be made: its method, its message and the parser of its answer.
+    """A call that can be made: its method, its message and the parser of its answer."""
 
-    method: service and name, such as "inference.Generate". parse: makes the result from the answer,
-    or an event from each message of a stream. repeatable: the call may be made again where it is
-    not known what became of the first attempt.
-    """
-
-    method: str
+    method: str  # service and name, such as "inference.Generate"
     message: Message
+    # Makes the result from the answer, or an event from each message of a stream.
     parse: Callable[[Any], T]
+    # The call may be made again where it is not known what became of the first attempt.
     repeatable: bool = True
 
 

@@ -51,8 +51,11 @@ def agree_on_engine(
 ) -> None:
     """Wait until all hosts have the same engine and the same weights.
 
-    digests: those of `digests_to_compare`. Raises ConfigError, on all hosts, with the first
-    difference.
+    Args:
+        digests: Result of `digests_to_compare`.
+
+    Raises:
+        ConfigError: The hosts differ; all of them raise it, with the first difference.
     """
     of_model = facts_of_model(model.spec, model.dtype, model.weights)
     pod.agree("engine", lambda: facts_of_engine(of_model, config))

@@ -58,7 +58,7 @@ def plan_format() -> str:
 def facts_of_engine(model: Facts, config: EngineConfig) -> Facts:
     """Return facts before anything is compiled: the model, and every size that was decided.
 
-    model: see `facts_of_model`.
+    `model` is the result of `facts_of_model`.
     """
     sizes = {
         f"the engine's {field.name}": str(getattr(config, field.name)) for field in fields(config)
@@ -69,8 +69,10 @@ def facts_of_engine(model: Facts, config: EngineConfig) -> Facts:
 def facts_of_model(spec: ModelSpec, dtype: str, weights: str) -> Facts:
     """Return facts of a model, apart from the numbers of its weights.
 
-    spec: the checkpoint's, for facts that are equal on every mesh; or the one that the devices
-    hold. weights: the form that they are held in, whether --weights or the checkpoint said so.
+    Args:
+        spec: Spec of the checkpoint, for facts that are equal on every mesh; or the one that the
+            devices hold.
+        weights: Form that the weights are held in, whether --weights or the checkpoint said so.
     """
     return {"the model": digest(repr(spec)), "its dtype": dtype, "the form of its weights": weights}
 

@@ -118,9 +118,13 @@ class Follower:
         return bool(self._next_order().told.value)
 
     def agree(self, stage: str, facts: Callable[[], Facts], judge: Judge | None = None) -> None:
-        """State this host's facts and wait until all hosts agree; ConfigError when they differ.
+        """State this host's facts and wait until all hosts agree.
 
-        judge: called on the leader alone.
+        Args:
+            judge: Function that is called on the leader alone.
+
+        Raises:
+            ConfigError: The facts differ.
         """
         self._state(stage, facts())
         self._next_order()

@@ -37,19 +37,17 @@ class HostOptions:
 
 @dataclass(frozen=True)
 class Hosts:
-    """How this process finds the other hosts.
+    """Settings by which this process finds the other hosts.
 
-    `count`, `index` and `coordinator` (HOST:PORT of host 0) are all given, or all None.
-    `detect`: jax asks the environment for them. `control_port` is that of host 0, 0 for any free
-    one. `join_timeout` is in seconds.
+    `count`, `index` and `coordinator` are all given, or all None.
     """
 
     count: int | None = None
     index: int | None = None
-    coordinator: str | None = None
-    detect: bool = False
-    control_port: int = 0
-    join_timeout: float = 300.0
+    coordinator: str | None = None  # HOST:PORT of host 0
+    detect: bool = False  # jax asks the environment for count, index and coordinator
+    control_port: int = 0  # port of host 0; 0 for any free one
+    join_timeout: float = 300.0  # seconds
 
     @staticmethod
     def of(options: HostOptions, environment: Mapping[str, str] = os.environ) -> "Hosts":

@@ -9,18 +9,15 @@ from jaxserve.config.options import PAGE_DTYPES
 
 @dataclass(frozen=True)
 class Pool:
-    """The pages of one page group in one lane.
-
-    window: how many tokens a query of the group's layers sees; None: all tokens before it.
-    """
+    """The pages of one page group in one lane."""
 
     pages: int
-    window: int | None = None
+    window: int | None = None  # tokens that a query of the layers sees; None: all before it
 
     def policy(self, page_size: int, in_flight: int) -> KVPolicy:
         """Return what the group keeps of a sequence.
 
-        in_flight: the most tokens of a sequence that are planned and not committed yet.
+        `in_flight` is the most tokens of a sequence that are planned and not committed yet.
         """
         if self.window is None:
             return FullPages(page_size)
@@ -40,29 +37,26 @@ class SlotPool(Pool):
 class EngineConfig:
     """Resolved configuration of an engine. Sizes are per lane.
 
-    min_rows: the fewest rows that a step is compiled for. kv: what pages hold, a name of
-    PAGE_DTYPES. pools: one per page group of the model. embeds: the model makes an embedding of
-    every prompt, and generates nothing. draft_tokens: 0 where nothing is drafted. The other fields
-    are those of EngineOptions.
+    Fields without a comment are those of EngineOptions.
     """
 
     lanes: int
-    min_rows: int
+    min_rows: int  # fewest rows that a step is compiled for
     max_batch: int
     step_tokens: int
     decode_steps: int
-    kv: str
+    kv: str  # what pages hold, a name of PAGE_DTYPES
     page_size: int
-    pools: tuple[Pool, ...]
+    pools: tuple[Pool, ...]  # one per page group of the model
     max_context: int
     prefix_cache: bool
     deterministic: bool
     attention: str
     grouped_matmul: str
     quantized_matmul: str
-    embeds: bool = False
+    embeds: bool = False  # True if the model embeds every prompt, and generates nothing
     speculate: str = "off"
-    draft_tokens: int = 0
+    draft_tokens: int = 0  # 0 where nothing is drafted
     page_exchange: bool = False
 
     @property

@@ -15,13 +15,10 @@ UNBOUNDED_TOKENS: Final = 2**50  # more tokens than a sequence can have
 
 @dataclass(frozen=True)
 class KVPolicy:
-    """Policy of one group of layers: what they keep of a sequence.
+    """Policy of one group of layers: what they keep of a sequence."""
 
-    page_size: tokens of a table's entry. slides: entries come back while the sequence is running;
-    otherwise, a sequence keeps all that it was given.
-    """
-
-    page_size: int
+    page_size: int  # tokens of a table's entry
+    # True if entries come back while a sequence is running; otherwise, it keeps all it was given.
     slides: ClassVar[bool] = False
 
     def span(self, tokens: int) -> int:
@@ -45,10 +42,9 @@ class KVPolicy:
         return 0
 
     def covered(self, found: Sequence[int], limit: int) -> int:
-        """Return the longest prefix, in pages, behind which a sequence could go on.
+        """Return the longest prefix, in pages, up to `limit`, behind which a sequence could go on.
 
-        found: the prefix cache's page for each page of the prompt, NO_PAGE where there is none.
-        limit: the most pages that the prefix may have.
+        `found` has the prefix cache's page for each page of the prompt, NO_PAGE where it has none.
         """
         raise NotImplementedError
 
@@ -76,14 +72,10 @@ class FullPages(KVPolicy):
 
 @dataclass(frozen=True)
 class SlidingPages(KVPolicy):
-    """The pages of a sliding window: those that a query still attends to.
+    """The pages of a sliding window: those that a query still attends to."""
 
-    window: how many tokens a query sees, including its own. in_flight: the most tokens of a
-    sequence that are planned and not committed yet.
-    """
-
-    window: int
-    in_flight: int
+    window: int  # tokens that a query sees, including its own
+    in_flight: int  # most tokens of a sequence that are planned and not committed yet
     slides: ClassVar[bool] = True
 
     @property

@@ -32,8 +32,8 @@ def flag(
         metavar: Name of the value in the help.
         choices: The only values that are taken.
         bounds: The least and the greatest value; whoever uses the value checks them.
-        parse: Makes the value of a word; without it the field's type decides. It raises
-            argparse.ArgumentTypeError for a word that it refuses.
+        parse: Function that makes the value of a word, and raises argparse.ArgumentTypeError for a
+            word that it refuses; without it the field's type decides.
         details: More of what `argparse.ArgumentParser.add_argument` takes; `names`: its names in
             place of the usual one, those of an argument without "--".
     """
@@ -42,19 +42,19 @@ def flag(
 
 
 def option[T](default: T, help: str, **details: Any) -> T:
-    """Declare a dataclass field that is an option. Arguments: see `flag`."""
+    """Declare a dataclass field that is an option. Arguments as in `flag`."""
     return field(default=default, metadata=flag(help, **details))
 
 
 def required(help: str, **details: Any) -> Any:
-    """Declare an option that has to be given. Arguments: see `flag`."""
+    """Declare an option that has to be given. Arguments as in `flag`."""
     return field(metadata=flag(help, **details))
 
 
 def options[T](kind: type[T], title: str | None = None) -> T:
     """Declare a dataclass field whose value is another dataclass of options.
 
-    title: of a group in the help; None leaves the flags in the group around them.
+    `title` names a group in the help; None leaves the flags in the group around them.
     """
     return field(default_factory=kind, metadata={"options": kind, "title": title})
 
@@ -62,7 +62,7 @@ def options[T](kind: type[T], title: str | None = None) -> T:
 def given_options(kind: type, title: str | None = None) -> Mapping[str, Any]:
     """Declare a dataclass field with those options of another dataclass that were given, by name.
 
-    title: see `options`.
+    `title` is as in `options`.
     """
     return field(default_factory=dict, metadata={"given": kind, "title": title})
 

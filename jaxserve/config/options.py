@@ -27,15 +27,13 @@ KERNELS = ("reference", "gpu", "tpu")
 
 @dataclass(frozen=True)
 class Preset:
-    """Sizes that a value of --prefer stands for.
+    """Sizes that a value of --prefer stands for."""
 
-    max_batch: rows that run together. step_tokens: the most tokens of one step, which is how long a
-    prompt can hold up the other streams. decode_steps: decode steps in one launch while no other
-    request could join; tokens then arrive in groups of that many.
-    """
-
-    max_batch: int
+    max_batch: int  # rows that run together
+    # Most tokens of one step, which is how long a prompt can hold up the other streams.
     step_tokens: int
+    # Decode steps in one launch while no other request could join; tokens then arrive in groups of
+    # that many.
     decode_steps: int
 
 

@@ -60,7 +60,8 @@ def devices(root: Path = Path("/")) -> Iterator[Finding]:
 def unused_accelerator(in_use: str, root: Path) -> str:
     """Return why jax does not use this machine's GPU or TPU; empty if it does, or there is none.
 
-    in_use: the platform of the devices that jax sees.
+    Args:
+        in_use: Platform of the devices that jax sees.
     """
     chosen = os.environ.get("JAX_PLATFORMS")
     for name, is_here, package, extra in (

@@ -35,14 +35,11 @@ TPUS = (
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report.
-
-    fault: what is wrong, and what to do about it; empty where nothing is wrong.
-    """
+    """One line of the report."""
 
     name: str
     value: str
-    fault: str = ""
+    fault: str = ""  # what is wrong, and what to do about it; empty where nothing is wrong
 
 
 def packages() -> Iterator[Finding]:

@@ -19,17 +19,13 @@ SEGMENTS_ON_DEVICE = 4
 
 @dataclass(frozen=True, order=True)
 class Bucket:
-    """Shape of a step; the smallest bucket that holds a step runs it, with padding.
-
-    rows: chunks per lane. tokens: query tokens per lane, packed (decode: one per row). steps:
-    decode steps that are launched as one. drafts: the most drafted tokens of a row.
-    """
+    """Shape of a step; the smallest bucket that holds a step runs it, with padding."""
 
     kind: StepKind
-    rows: int
-    tokens: int
-    steps: int = 1
-    drafts: int = 0
+    rows: int  # chunks per lane
+    tokens: int  # query tokens per lane, packed (one per row in decode steps)
+    steps: int = 1  # decode steps that are launched as one
+    drafts: int = 0  # the most drafted tokens of a row
 
     def fresh_pages(self, page_size: int) -> int:
         """Return the most pages that a step of this shape can begin, per page group."""
@@ -103,9 +99,11 @@ class BucketPlan:
     ) -> tuple[Bucket, ...]:
         """Return the buckets that these sequences can lead to, whatever order they run in.
 
-        prompts: prompt tokens and max_tokens of each sequence. score: prompt log-probabilities are
-        wanted. forced: grammars may force tokens of an output, which are computed like those of a
-        prompt.
+        Args:
+            prompts: Prompt tokens and max_tokens of each sequence.
+            score: Whether prompt log-probabilities are wanted.
+            forced: Whether grammars may force tokens of an output, which are computed like those
+                of a prompt.
         """
         # A sequence that runs alone is never preempted: only its prompt is ever prefilled.
         alone = len(prompts) == 1 and not forced
@@ -145,9 +143,9 @@ def choose(
     steps: int = 1,
     drafts: int = 0,
 ) -> Bucket:
-    """Return the smallest bucket that holds the step; raise EngineError if none does.
+    """Return the smallest bucket that holds the step, which has `tokens` in all `steps` together.
 
-    tokens: of all `steps` together.
+    Raises EngineError if none does.
     """
     fitting = [
         b

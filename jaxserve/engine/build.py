@@ -101,9 +101,14 @@ def plan_config(
 ) -> EngineConfig:
     """Resolve the options; the cache takes what rows can use, or less if memory has no more room.
 
-    params: arrays, or their abstract values. limit: bytes that a device may use, None to ask the
-    device. footprint: says what a step takes. draft: model that drafts tokens, whose weights and
-    pages are counted. Raises MemoryLimitError if the model does not fit.
+    Args:
+        params: Arrays, or their abstract values.
+        limit: Bytes that a device may use; None to ask the device.
+        footprint: Function that returns what a step takes.
+        draft: Model that drafts tokens, whose weights and pages are counted.
+
+    Raises:
+        MemoryLimitError: The model does not fit.
     """
     if draft is None and options.speculate == "draft":
         problem = "there is no draft model (--draft-model)"
@@ -187,7 +192,7 @@ class _MemoryPlanner:
     def budget(self, config: EngineConfig, limit: int | None) -> MemoryBudget:
         """Return what each device has and what is taken of it, steps left out.
 
-        limit: see plan_config.
+        `limit` is as in plan_config.
         """
         drafter_params = self._drafter.params if self._drafter else {}
         page_io = PageIO(self._spec, config, self._mesh, self._kernel, self._dtype)

@@ -38,8 +38,9 @@ class Engine:
     done ends the engine, since the scheduler's account and the device's pages may differ from then
     on: refusing to go on is better than a wrong token.
 
-    pages: reads and writes pages for other engines, usually the runner; None if the engine
-    exchanges no pages.
+    Args:
+        pages: Reader and writer of pages for other engines, usually the runner's; None if the
+            engine exchanges no pages.
     """
 
     def __init__(

@@ -15,21 +15,18 @@ class KVSegment:
     The layout is canonical: token after token, whatever the page size was, and the heads of all
     shards once each, in the model's order. Axes: L layers of the group, in the model's order; T
     tokens; K the model's own kv heads; H numbers of a key and V numbers of a value, as pages hold
-    them. Arrays are C-contiguous, and read-only to the receiver of the segment.
-
-    group: index in ModelSpec.page_groups(). k, v: both float32, bfloat16, int8 or float8_e4m3fn
-    (ml_dtypes' where numpy has none); v is None for pages that keep K alone, such as latent pages,
-    whose value is a part of k. k_scale, v_scale: float32, present for 8-bit numbers only; v_scale
-    is None where v is. Raises EngineError if shapes or dtypes contradict each other, or start is
-    negative.
+    them. Arrays are C-contiguous, and read-only to the receiver of the segment. Raises EngineError
+    if shapes or dtypes contradict each other, or start is negative.
     """
 
-    group: int
+    group: int  # index in ModelSpec.page_groups()
     start: int
+    # Float32, bfloat16, int8 or float8_e4m3fn (ml_dtypes' where numpy has none), like v.
     k: Shaped[np.ndarray, "L T K H"]
+    # None for pages that keep K alone, such as latent pages, whose value is a part of k.
     v: Shaped[np.ndarray, "L T K V"] | None = None
-    k_scale: Float32[np.ndarray, "L T K"] | None = None
-    v_scale: Float32[np.ndarray, "L T K"] | None = None
+    k_scale: Float32[np.ndarray, "L T K"] | None = None  # present for 8-bit numbers only
+    v_scale: Float32[np.ndarray, "L T K"] | None = None  # likewise, and None where v is
 
     def __post_init__(self) -> None:
         alike = self.v is None or (

@@ -34,17 +34,15 @@ class Choice(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RowField:
-    """Declaration of one field of a row.
+    """Declaration of one field of a row."""
 
-    dtype: np.int32, np.uint32 or np.float32. shape: of one row's value. value_of: returns a
-    choice's value, a number or a flat list of as many as the shape has; None takes the sampling
-    parameter of the field's name. idle: what rows get that do not sample in a step, so that the
-    step does no optional work for them; None keeps the value.
-    """
-
-    dtype: type
-    shape: tuple[int, ...] = ()
+    dtype: type  # np.int32, np.uint32 or np.float32
+    shape: tuple[int, ...] = ()  # of one row's value
+    # Returns a choice's value, a number or a flat list of as many as the shape has; None takes the
+    # sampling parameter of the field's name.
     value_of: Callable[[Choice], Any] | None = None
+    # Value of rows that do not sample in a step, so that the step does no optional work for them;
+    # None keeps the value.
     idle: float | None = None
 
 

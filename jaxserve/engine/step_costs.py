@@ -19,8 +19,10 @@ LAUNCHES: Final = 4  # of each step; the fastest counts
 def measure(runner: Runner, buckets: Iterable[Bucket], lanes: int, no_row: int) -> Costs:
     """Run every decode and verify step among the compiled ones and return their seconds.
 
-    A decode costs its share of the launch where several are launched as one. no_row: a row id that
-    is out of range, so that no row is changed.
+    A decode costs its share of the launch where several are launched as one.
+
+    Args:
+        no_row: Row id that is out of range, so that no row is changed.
     """
     found: dict[tuple[int, int], float] = {}
     for bucket in buckets:

@@ -40,7 +40,8 @@ def generate(
 ) -> int:
     """Load the checkpoint, generate for the prompts or turns, and return the exit code.
 
-    prompts: None where they are still to be read, by the host that leads.
+    Args:
+        prompts: Prompts; None where they are still to be read, by the host that leads.
     """
     console = Console(stderr=True, highlight=False)
     with join(hosts) as pod:

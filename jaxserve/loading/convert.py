@@ -40,9 +40,11 @@ Report = Callable[[int, int, str], None]  # bytes done, bytes in total, name of 
 def convert(source: Given, target: Path, to: str, weights: str) -> None:
     """Convert as the flags of the command say, with a bar on a terminal.
 
-    source: a folder, or a name of the hub.
-    JaxserveError or CheckpointError is raised when the source cannot be converted; then there is no
-    target.
+    Args:
+        source: Folder, or name on the hub.
+
+    Raises:
+        JaxserveError, CheckpointError: The source cannot be converted; then there is no target.
     """
     jax.config.update("jax_platforms", "cpu")  # before any device is asked for
     # Orbax logs for every layer that it is written without OCDBT.

@@ -38,8 +38,10 @@ SECOND_MULTIPLIER: Final = np.uint64(0x94D049BB133111EB)
 class WeightDigests:
     """Digests of all tensors of one checkpoint, by the names that its publisher gives them.
 
-    all_hosts: read the shards of the mesh's other hosts as well, so that `text` knows what each of
-    them has to hold; they need as much time to read as if one host had the whole mesh.
+    Args:
+        all_hosts: Whether the shards of the mesh's other hosts are read as well, so that `text`
+            knows what each host has to hold. Reading takes as much time as if one host had the
+            whole mesh.
     """
 
     def __init__(self, all_hosts: bool = False):
@@ -49,9 +51,9 @@ class WeightDigests:
     def parameter(
         self, rows: Sequence[Tensor], spec: ModelSpec, held: ModelSpec
     ) -> "ParameterDigests":
-        """Return the digests of the tensors that a parameter consists of.
+        """Return the digests of a parameter's tensors, `rows` of the family's weight table.
 
-        rows: rows of the family's weight table. spec, held: see LoadPlan.
+        `spec` and `held` are as in LoadPlan.
         """
         return ParameterDigests(self, rows, spec, held)
 
@@ -115,8 +117,10 @@ class ParameterDigests:
     ) -> None:
         """Add a shard that these hosts hold.
 
-        axes: the parameter's dimensions. asked: the shard's entries along each of them. kind:
-        "values" or "scales" of a quantized parameter, and "values" of any other.
+        Args:
+            axes: Letters of the parameter's dimensions.
+            asked: Entries of the shard along each dimension.
+            kind: "values" or "scales" of a quantized parameter, and "values" of any other.
         """
         ranges = dict(zip(axes, asked, strict=True))
         sums = _contract(shard, ranges, self._kept)
@@ -190,8 +194,10 @@ def _sum_of_tensor(
 ) -> int:
     """Sum up a tensor's part of the sums of a shard.
 
-    kept: the dimensions of the sums, and the entries there. fused: the tensor's share of each, see
-    Tensor.fused_slices. copy: of a kv head, whose queries follow those of the copies before.
+    Args:
+        kept: Dimensions of the sums, and the entries there.
+        fused: The tensor's share of each dimension; see Tensor.fused_slices.
+        copy: Number of a kv head's copy, whose queries follow those of the copies before.
     """
     for letter, part in kept.items():
         own, at = fused[letter]

@@ -29,16 +29,15 @@ WITHOUT_HEAD = "embed_tokens.weight"
 
 @dataclass(frozen=True, eq=False)
 class PublishedTensor:
-    """A tensor under its published name, read when `read` is called.
-
-    dtype: the source's dtype, if it can hold what is stored. Half precision was loaded as bfloat16
-    and stays bfloat16. rows: the table rows with the axes and the stored array of their parameter.
-    """
+    """A tensor under its published name, read when `read` is called."""
 
     name: str
     shape: tuple[int, ...]
+    # The source's dtype, if it can hold what is stored. Half precision was loaded as bfloat16 and
+    # stays bfloat16.
     dtype: np.dtype
     spec: ModelSpec
+    # Table rows with the axes and the stored array of their parameter.
     rows: list[tuple[Tensor, str, Stored]]
 
     @property

@@ -22,24 +22,18 @@ from jaxserve.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Model:
-    """A loaded checkpoint.
+    """A loaded checkpoint."""
 
-    spec: the architecture as these devices hold it, see ModelSpec.on. parameters: their number in
-    the checkpoint, without the copies of kv heads. weights: the quantization scheme as --weights
-    names it, or auto. fingerprint: a hash of spec, dtype, weights and folder, which is part of the
-    identity of cached pages. weight_note: line on weights in the folder that were not read.
-    generation_config: contents of that file.
-    """
-
-    spec: ModelSpec
+    spec: ModelSpec  # architecture as these devices hold it, see ModelSpec.on
     params: dict
     mesh: Mesh
     tokens: TokenIds
+    # Hash of spec, dtype, weights and folder, which is part of the identity of cached pages.
     fingerprint: str
-    parameters: int
-    weights: str
-    weight_note: str | None = None
-    generation_config: Mapping[str, Any] = field(default_factory=dict)
+    parameters: int  # number in the checkpoint, without the copies of kv heads
+    weights: str  # quantization scheme as --weights names it, or auto
+    weight_note: str | None = None  # line on weights in the folder that were not read
+    generation_config: Mapping[str, Any] = field(default_factory=dict)  # contents of that file
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -59,15 +53,12 @@ class Model:
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A checkpoint whose weights have not been read yet.
-
-    note: line on weights in the folder that will not be read.
-    """
+    """A checkpoint whose weights have not been read yet."""
 
     folder: Path
     source: ModelCheckpoint
     tokens: TokenIds
-    note: str | None
+    note: str | None  # line on weights in the folder that will not be read
 
     @property
     def spec(self) -> ModelSpec:
@@ -105,7 +96,7 @@ def load(
 ) -> Model:
     """Load a checkpoint onto the mesh.
 
-    Arguments and errors: see `plan_load` and `load_params`.
+    Arguments and errors are as in `plan_load` and `load_params`.
     """
     plan = plan_load(files.source, mesh, dtype, weights)
     kept = str(plan.scheme or AS_STORED)

@@ -33,18 +33,15 @@ DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat
 
 @dataclass(frozen=True)
 class ParameterPlan:
-    """How one parameter is loaded.
-
-    declared: declaration on the mesh. rows: table rows of the stored tensors that the parameter
-    consists of. scale_rows: those of stored scales, none if there are no scales or they are
-    computed while the weight is quantized. published: rows of the family's weight table.
-    """
+    """How one parameter is loaded."""
 
     path: ParamPath
-    declared: ParamSpec | Quantized
-    rows: Sequence[Tensor]
+    declared: ParamSpec | Quantized  # declaration on the mesh
+    rows: Sequence[Tensor]  # table rows of the stored tensors that the parameter consists of
+    # Table rows of stored scales; none if there are no scales, or they are computed while the
+    # weight is quantized.
     scale_rows: Sequence[Tensor]
-    published: Sequence[Tensor]
+    published: Sequence[Tensor]  # rows of the family's weight table
 
     @property
     def values(self) -> ParamSpec:
@@ -59,21 +56,16 @@ class ParameterPlan:
 
 @dataclass(frozen=True, eq=False)
 class LoadPlan:
-    """How the parameters of a checkpoint are loaded onto a mesh.
-
-    spec: architecture of the checkpoint. held: architecture as the devices hold it, which may have
-    copies of kv heads (ModelSpec.on). scheme: of quantized weights. declared: tree of the
-    declarations. parameters: its leaves, in their order. tensors: stored tensors, by the names in
-    the rows of `parameters`.
-    """
+    """How the parameters of a checkpoint are loaded onto a mesh."""
 
     mesh: Mesh
-    spec: ModelSpec
+    spec: ModelSpec  # architecture of the checkpoint
+    # Architecture as the devices hold it, which may have copies of kv heads (ModelSpec.on).
     held: ModelSpec
-    scheme: QuantScheme | None
-    declared: dict
-    parameters: Sequence[ParameterPlan]
-    tensors: Mapping[str, Stored]
+    scheme: QuantScheme | None  # scheme of quantized weights
+    declared: dict  # tree of the declarations
+    parameters: Sequence[ParameterPlan]  # leaves of `declared`, in their order
+    tensors: Mapping[str, Stored]  # stored tensors, by the names in the rows of `parameters`
 
     @property
     def size(self) -> int:
@@ -150,7 +142,10 @@ def _dtype(asked: str, stored: Sequence[tuple[ParamPath, np.dtype]]) -> jnp.dtyp
     """Return the dtype of weights that are not quantized.
 
     Of auto it is float32 if any weight is stored wider than 16 bits, else bfloat16. Parameters that
-    are float32 in every model say nothing about that. stored: dtypes behind their parameters.
+    are float32 in every model say nothing about that.
+
+    Args:
+        stored: Paths of parameters, each with its dtype.
     """
     if asked in DTYPES:
         return jnp.dtype(DTYPES[asked])

@@ -44,7 +44,7 @@ def remote_model(
     """Return the folder of a model, and its weights if they are to be read from the hub.
 
     A model of the hub is fetched without its weights, of which a host then reads its part alone.
-    Arguments and errors: see `model_folder`.
+    Arguments and errors are as in `model_folder`.
     """
     model = hub_model(given)
     if model is None:

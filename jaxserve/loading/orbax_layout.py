@@ -63,7 +63,8 @@ def _rows(
 ) -> Iterator[Tensor]:
     """Yield a parameter's table row; a stored quantized one has a row for values, one for scales.
 
-    is_stored_quantized: False where a declared quantized parameter is still to be rounded.
+    Args:
+        is_stored_quantized: False where a declared quantized parameter is still to be rounded.
     """
     name = parameter_name(path)
     if isinstance(param, ParamSpec):

@@ -99,7 +99,7 @@ def _sharded(
 ) -> jax.Array:
     """Build the parameter's array with one shard at a time in host memory.
 
-    A shard that several devices hold is read once. kind: see ParameterDigests.add.
+    A shard that several devices hold is read once. `kind` is as in ParameterDigests.add.
     """
     stored = param.format(mesh)
     holders: dict[Ranges, list[Any]] = {}

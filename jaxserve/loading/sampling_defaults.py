@@ -33,13 +33,10 @@ NEUTRAL: Final[Mapping[str, object]] = {
 
 @dataclass(frozen=True)
 class SamplingDefaults:
-    """Values of sampling parameters that a request leaves open.
-
-    not_followed: names of other fields, which would change tokens or may do so.
-    """
+    """Values of sampling parameters that a request leaves open."""
 
     fields: SamplingFields
-    not_followed: tuple[str, ...] = ()
+    not_followed: tuple[str, ...] = ()  # other fields, which would change tokens or may do so
 
     @property
     def lines(self) -> list[str]:

@@ -27,7 +27,8 @@ Checkpoint = HFCheckpoint | OrbaxCheckpoint
 def open_checkpoint(folder: Path, tensors: Mapping[str, Stored] | None = None) -> Checkpoint:
     """Open a Hugging Face folder, or an Orbax folder written by jaxserve convert.
 
-    tensors: those of a Hugging Face folder whose weights lie elsewhere.
+    Args:
+        tensors: Tensors of a Hugging Face folder whose weights lie elsewhere.
     """
     if tensors is None and is_orbax(folder):
         return OrbaxCheckpoint.open(folder)
@@ -36,14 +37,12 @@ def open_checkpoint(folder: Path, tensors: Mapping[str, Stored] | None = None) -
 
 @dataclass(frozen=True, eq=False)
 class ModelCheckpoint:
-    """An open checkpoint, with the family and the architecture that its configs describe.
-
-    scheme: of weights that are stored quantized as models/quant.py has them; None without one.
-    """
+    """An open checkpoint, with the family and the architecture that its configs describe."""
 
     checkpoint: Checkpoint
     family: Family
     spec: ModelSpec
+    # Scheme of weights that are stored quantized as models/quant.py has them; None without one.
     scheme: QuantScheme | None
 
 

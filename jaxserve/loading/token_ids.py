@@ -15,15 +15,11 @@ MAX_NAMED = 4  # tokens that a line names
 
 @dataclass(frozen=True)
 class TokenIds:
-    """Tokens of a model.
+    """Tokens of a model."""
 
-    tokenizer: has ids of the model alone. eos_ids: end tokens, ids of the model. notes: lines on
-    tokens that the files name but the model does not have.
-    """
-
-    tokenizer: Tokenizer
-    eos_ids: tuple[int, ...]
-    notes: tuple[str, ...]
+    tokenizer: Tokenizer  # has ids of the model alone
+    eos_ids: tuple[int, ...]  # end tokens, ids of the model
+    notes: tuple[str, ...]  # lines on tokens that the files name but the model does not have
 
 
 def read_token_ids(folder: Path, checkpoint: Checkpoint, vocab_size: int) -> TokenIds:
@@ -52,16 +48,12 @@ def read_token_ids(folder: Path, checkpoint: Checkpoint, vocab_size: int) -> Tok
 
 @dataclass(frozen=True)
 class _EndTokens:
-    """End tokens of generation_config.json and config.json.
+    """End tokens of generation_config.json and config.json."""
 
-    source: the file that counts; None where neither does. ids: those that it names, as far as the
-    model has them. absent: those that the model does not have. left_out: those of config.json that
-    generation_config.json does not name.
-    """
-
-    source: str | None
-    ids: tuple[int, ...]
-    absent: list[int]
+    source: str | None  # file that counts; None where neither does
+    ids: tuple[int, ...]  # end tokens that `source` names, as far as the model has them
+    absent: list[int]  # end tokens that the model does not have
+    # End tokens of config.json that generation_config.json does not name.
     left_out: tuple[int, ...] = ()
 
     def all(self, tokenizer: Tokenizer) -> tuple[int, ...]:

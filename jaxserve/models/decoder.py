@@ -36,14 +36,11 @@ MIN_LENGTH = 1e-12  # divisor of shorter vectors, so that a vector of zeros stay
 
 
 class Forwarded(NamedTuple):
-    """The results of one step through the layers.
+    """The results of one step through the layers."""
 
-    hidden: before the final norm. pages: with this step's K and V. load: how many tokens each
-    expert answered, per lane and layer with experts; None for models without.
-    """
-
-    hidden: Float[Array, "T D"]
-    pages: tuple[Pages, ...]
+    hidden: Float[Array, "T D"]  # before the final norm
+    pages: tuple[Pages, ...]  # with this step's K and V
+    # Tokens that each expert answered, per lane and layer with experts; None for models without.
     load: Int[Array, "A M E"] | None
 
 
@@ -112,8 +109,10 @@ def forward(
 ) -> Forwarded:
     """Pass all of a step's tokens through the layers.
 
-    pages, attends: one per layer; layers of a page group share theirs. experts: for models that
-    have experts.
+    Args:
+        pages: Pages of each layer; layers of a page group share theirs.
+        attends: Attention of each layer; layers of a page group share theirs.
+        experts: Expert layers, for models that have experts.
     """
     x = params["embed"][tokens]
     if spec.embed_scale != 1:

@@ -13,14 +13,12 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Part:
-    """A weight's part of a fused parameter: entries along one axis.
+    """A weight's part of a fused parameter: entries along one axis."""
 
-    fused: the parameter. axis: the letter of its fused axis. letters: the weight's own dimensions
-    there, in parentheses if there are several; empty where it is a single entry.
-    """
-
-    fused: str
-    axis: str
+    fused: str  # name of the parameter
+    axis: str  # letter of the parameter's fused axis
+    # Dimensions of the weight along that axis, in parentheses if there are several; empty where the
+    # weight is a single entry.
     letters: str = ""
 
 

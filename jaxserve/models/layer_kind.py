@@ -11,19 +11,14 @@ from jaxserve.pallas_kernels.paged_attention.api import Layout
 
 @dataclass(frozen=True)
 class Latent:
-    """Multi-head latent attention (DeepSeek-V2): keys and values from one vector per token.
+    """Multi-head latent attention (DeepSeek-V2): keys and values from one vector per token."""
 
-    query_rank: dimensions of compressed queries; None where queries are not compressed. rank:
-    dimensions of the compressed vector that pages hold. rotated: rotated dimensions of a key, which
-    all heads share and pages hold beside the vector. head: dimensions of a head's key that are not
-    rotated. value: dimensions of a head's value.
-    """
-
-    query_rank: int | None
-    rank: int
-    head: int
+    query_rank: int | None  # dimensions of compressed queries; None: queries are not compressed
+    rank: int  # dimensions of the compressed vector that pages hold
+    head: int  # dimensions of a head's key that are not rotated
+    # Rotated dimensions of a key, which all heads share and pages hold beside the vector.
     rotated: int
-    value: int
+    value: int  # dimensions of a head's value
 
     def __post_init__(self) -> None:
         for name, size in vars(self).items():
@@ -49,22 +44,18 @@ class Latent:
 class LayerKind:
     """Attention of one layer, and what the layer keeps of every token.
 
-    window: how many tokens a query sees, including its own; None: all before it. latent: sizes of
-    multi-head latent attention; None: attention over the model's heads. kv_heads, head_dim: of what
-    the layer keeps; None: the model's. v_dim: numbers of a value that the layer keeps; None: as
-    many as of a key; 0: it keeps keys alone. entries_of: an earlier layer, whose keys and values
-    this one reads; it keeps none of its own. slot: the layer keeps one state per sequence, in a
-    slot, and nothing of single tokens. Raises ModelError for sizes that are too small, and for a
-    layer with a slot that has anything else.
+    Raises ModelError for sizes that are too small, and for a layer with a slot that has anything
+    else.
     """
 
-    window: int | None = None
-    latent: Latent | None = None
-    kv_heads: int | None = None
-    head_dim: int | None = None
-    v_dim: int | None = None
+    window: int | None = None  # tokens that a query sees, including its own; None: all before it
+    latent: Latent | None = None  # None: attention over the model's heads
+    kv_heads: int | None = None  # of what the layer keeps; None: the model's
+    head_dim: int | None = None  # of what the layer keeps; None: the model's
+    v_dim: int | None = None  # numbers of a kept value; None: as many as of a key; 0: keys alone
+    # Earlier layer whose keys and values this layer reads, in place of any of its own.
     entries_of: int | None = None
-    slot: bool = False
+    slot: bool = False  # keeps one state per sequence, in a slot, and nothing of single tokens
 
     def __post_init__(self) -> None:
         least = {"window": 1, "kv_heads": 1, "head_dim": 1, "v_dim": 0, "entries_of": 0}
@@ -94,19 +85,18 @@ class PageGroup:
     """Layers that share a page table, because they keep the same tokens of a sequence.
 
     A page of the group holds, in each of the layers, keys and values of page_size tokens: kv_heads
-    heads of head_dim. window: how many tokens a query sees, including its own; None: all before
-    it. value_dim: set for pages that keep keys alone (paged_attention.api.Layout), such as latent
-    ones: every shard holds all of their heads. v_dim: numbers of a kept value, where they are not
-    head_dim. copies: of each kv head of the checkpoint, see ModelSpec.kv_copies.
+    heads of head_dim.
     """
 
     layers: tuple[int, ...]
-    window: int | None
+    window: int | None  # tokens that a query sees, including its own; None: all before it
     kv_heads: int
     head_dim: int
+    # Set for pages that keep keys alone (paged_attention.api.Layout), such as latent ones: every
+    # shard holds all of their heads.
     value_dim: int | None = None
-    v_dim: int | None = None
-    copies: int = 1
+    v_dim: int | None = None  # numbers of a kept value, where they are not head_dim
+    copies: int = 1  # of each kv head of the checkpoint, see ModelSpec.kv_copies
 
     def layout(self, page_size: int, dtype: jnp.dtype, shards: int = 1) -> Layout:
         """Return the layout of one layer's pages on one of the shards that split its heads.

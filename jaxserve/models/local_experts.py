@@ -52,11 +52,13 @@ class LocalExperts:
     ) -> Float[Array, "S D"]:
         """Return what this shard's experts and columns contribute to the answers of S tokens.
 
-        tokens: those that every shard has of its own, from which sizes follow. ids, scales: the
-        experts that each token takes, and the weights of their answers.
-
         No array is summed by scattering into it: on a GPU the order of such sums, and with it
         their last bits, would vary from run to run.
+
+        Args:
+            tokens: Number of tokens that every shard has of its own, from which sizes follow.
+            ids: Experts that each token takes.
+            scales: Weights of the experts' answers.
         """
         blocks = self._arrange(tokens, ids, x)
         add = partial(self._add_wave, weights, x, scales, blocks)

@@ -63,7 +63,9 @@ def _on_shards(
 ) -> jax.Array:
     """Multiply every shard by the kernel, and sum up shards of the contracted dimension.
 
-    numbers, scales: [K, *N] and [G, *N] of a weight that had its contracted dimension K at `at`.
+    Args:
+        numbers: Numbers [K, *N] of a weight that had its contracted dimension K at `at`.
+        scales: Scales [G, *N] of that weight.
     """
     mesh = binding.mesh
     letters = binding.axes

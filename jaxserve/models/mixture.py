@@ -15,28 +15,25 @@ class Mixture:
     experts of its groups_taken best groups; a group's score is the sum of its `judges` best
     experts'. An expert's answer is multiplied by its score, divided by the sum of the taken
     experts' scores if normalized, times scale.
-
-    layers: those that have experts; the others have a plain MLP. d_expert: F of one expert.
-    d_shared: F of an MLP that all tokens take; 0 for none. shared_gate: that MLP's output is
-    multiplied by the sigmoid of one logit. corrected: a learned bias takes part in the choice of
-    experts but not in the weights of their answers (DeepSeek-V3).
     """
 
     experts: int  # E
     taken: int  # X
-    d_expert: int
-    layers: tuple[int, ...]
+    d_expert: int  # F of one expert
+    layers: tuple[int, ...]  # layers that have experts; the others have a plain MLP
     scores: Literal["softmax", "sigmoid"] = "softmax"
     normalized: bool = True
     scale: float = 1.0
     groups: int = 1
     groups_taken: int = 1
     judges: int = 1
+    # A learned bias takes part in the choice of experts but not in the weights of their answers
+    # (DeepSeek-V3).
     corrected: bool = False
     router_bias: bool = False
     expert_bias: bool = False
-    d_shared: int = 0
-    shared_gate: bool = False
+    d_shared: int = 0  # F of an MLP that all tokens take; 0 for none
+    shared_gate: bool = False  # the shared MLP's output is multiplied by the sigmoid of one logit
 
     def __post_init__(self) -> None:
         if self.d_expert < 1 or not self.layers:

@@ -170,10 +170,7 @@ class Experts:
         goes: Bool[Array, "T n"],
         capacity: int,
     ) -> Float[Array, "T D"]:
-        """Send every token once to each shard that it has experts on, and answer arrivals.
-
-        goes: whether a token has experts on a shard.
-        """
+        """Send every token once to each shard with its experts (`goes`), and answer arrivals."""
         # A token's place in the parcel for each shard; `capacity`, which is dropped, if none.
         place = jnp.where(goes, jnp.cumsum(goes, axis=0) - 1, capacity)  # [T, n]
         token = jnp.broadcast_to(jnp.arange(len(x))[:, None], place.shape)
@@ -198,7 +195,10 @@ class Experts:
         """Sum up the shards' answers for every token, in the order of its experts.
 
         With that order the sum is the same to the last bit, whichever way the token went and
-        whatever tokens went with it. place: index of a token's answer among those of each shard.
+        whatever tokens went with it.
+
+        Args:
+            place: Index of a token's answer among those of each shard.
         """
         out = jnp.zeros((len(peer), answers.shape[-1]), jnp.float32)
         for k in range(self.mixture.taken):

@@ -25,11 +25,11 @@ MAX_ALL_TO_ALL_SHARE: Final = 0.75
 
 
 def all_to_all_capacity(mixture: Mixture, tokens: int, shards: int) -> int | None:
-    """Return the tokens that one shard may send another in an all-to-all.
+    """Return how many of a shard's `tokens` tokens may go to one other shard in an all-to-all.
 
-    None where an all-gather costs hardly more. tokens: of one shard. Routed evenly, a token has an
-    expert on a given shard with probability 1 - (1 - 1/shards)^X; the capacity is the expected
-    number of tokens and four standard deviations, rounded up to a multiple of 8.
+    None where an all-gather costs hardly more. Routed evenly, a token has an expert on a given
+    shard with probability 1 - (1 - 1/shards)^X; the capacity is the expected number of tokens and
+    four standard deviations, rounded up to a multiple of 8.
     """
     share = 1 - (1 - 1 / shards) ** mixture.taken
     needed = math.ceil(tokens * share + 4 * math.sqrt(tokens * share * (1 - share)))
@@ -52,9 +52,12 @@ def fits_at_once(rows: int) -> bool:
 def blocks_at_once(mixture: Mixture, tokens: int, assignments: int, shards: int, block: int) -> int:
     """Return how many blocks an expert shard computes in one wave.
 
-    assignments: pairs of a token and one of its experts that may reach the shard. The wave holds
-    all blocks that they could need, where those are few; otherwise twice the rows that even
-    routing of every shard's `tokens` would send, since in the worst case all tokens come here.
+    The wave holds all blocks that the assignments could need, where those are few; otherwise twice
+    the rows that even routing of every shard's `tokens` would send, since in the worst case all
+    tokens come here.
+
+    Args:
+        assignments: Number of pairs of a token and one of its experts that may reach the shard.
     """
     local = mixture.experts // shards
     limit = blocks_needed(assignments, local, block)
@@ -73,7 +76,8 @@ def kernel_demands(
 ) -> list[tuple[Options, Demand]]:
     """Return what an expert layer asks of the kernel in a step with `tokens` tokens per lane.
 
-    scheme: of quantized experts.
+    Args:
+        scheme: Scheme of quantized experts.
     """
     mixture = spec.mixture
     assert mixture

@@ -49,19 +49,14 @@ SPREAD: Final = 6  # standard deviations of a random weight that fit into its ra
 
 @dataclass(frozen=True)
 class QuantScheme:
-    """How weights are quantized.
-
-    dtype: of the numbers. largest: the largest number that is used. group: numbers that share a
-    scale; None: all numbers of an output channel do. head: whether the head is quantized too.
-    activations: whether activations are rounded to the dtype as well (w8a8).
-    """
+    """How weights are quantized."""
 
     name: str
-    dtype: np.dtype
-    largest: float
-    group: int | None = None
-    head: bool = False
-    activations: bool = False
+    dtype: np.dtype  # of the numbers
+    largest: float  # largest number that is used
+    group: int | None = None  # numbers that share a scale; None: all numbers of an output channel
+    head: bool = False  # whether the head is quantized too
+    activations: bool = False  # whether activations are rounded to the dtype as well (w8a8)
 
     def __str__(self) -> str:
         return self.name + HEAD if self.head else self.name
@@ -92,30 +87,25 @@ SCHEMES: Final[Mapping[str, QuantScheme]] = MappingProxyType(
 
 @flax.struct.dataclass
 class Quantized:
-    """A quantized weight, or its declaration: then values and scales are ParamSpecs.
+    """A quantized weight, or its declaration: then values and scales are ParamSpecs."""
 
-    values: in the weight's shape. scales: float32, with one dimension of length n in place of the
-    dimensions that are summed over; n is the number of groups, in the order of the numbers, and 1
-    without groups. kernel: inside a step, the kernel that multiplies the weight; None: XLA does.
-    """
-
-    values: Any
+    values: Any  # in the weight's shape
+    # float32, with one dimension of length n in place of the dimensions that are summed over; n is
+    # the number of groups, in the order of the numbers, and 1 without groups.
     scales: Any
     scheme: QuantScheme = flax.struct.field(pytree_node=False)
+    # Kernel that multiplies the weight, inside a step; None: XLA multiplies it.
     kernel: "KernelBinding | None" = flax.struct.field(pytree_node=False, default=None)
 
 
 @dataclass(frozen=True)
 class KernelBinding:
-    """The kernel that multiplies a weight, and how the weight lies on the mesh.
+    """The kernel that multiplies a weight, and how the weight lies on the mesh."""
 
-    axes: of the weight's values, as declared. demand: what one shard asks of the kernel.
-    """
-
-    axes: str
+    axes: str  # of the weight's values, as declared
     mesh: Mesh
     kernel: QuantizedMatmul
-    demand: Demand
+    demand: Demand  # what one shard asks of the kernel
 
 
 def is_quantized(leaf: object) -> bool:

@@ -47,10 +47,12 @@ class ShardQuantizer:
     A shard that has only some of the numbers that are summed over (N of an `o`, F of a `down`)
     still gets the scales of the whole sum, for which all of it is read. Shards are therefore bit
     for bit the parts of what one device would hold. Scales are computed once and shared.
+
+    Args:
+        read: Function that returns float32 numbers of the given ranges of the weight.
     """
 
     def __init__(self, name: str, param: Quantized, read: Callable[[Ranges], np.ndarray]):
-        """Create a quantizer; `read` returns float32 numbers of the given ranges of the weight."""
         self._param = param
         self._read = read
         self._at = contracted(name, param.values.axes)

@@ -17,13 +17,10 @@ from jaxserve.errors import ModelError
 
 @dataclass(frozen=True)
 class Rope:
-    """Unscaled rotary embedding; subclasses scale it.
+    """Unscaled rotary embedding; subclasses scale it."""
 
-    theta: base of the frequencies. rotated: share of a head's dimensions that are rotated, which
-    are the first ones.
-    """
-
-    theta: float = 10000.0
+    theta: float = 10000.0  # base of the frequencies
+    # Share of a head's dimensions that are rotated, which are the first ones.
     rotated: float = field(default=1.0, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -80,13 +77,12 @@ class LinearRope(Rope):
 class Llama3Rope(Rope):
     """Llama 3.1's scaling: low frequencies are divided by factor, high ones kept.
 
-    Frequencies between the two bounds are interpolated. low_freq_factor, high_freq_factor: the
-    bounds, in rotations over original_context.
+    Frequencies between the two bounds are interpolated.
     """
 
     factor: float = 8.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
+    low_freq_factor: float = 1.0  # lower bound, in rotations over original_context
+    high_freq_factor: float = 4.0  # upper bound, in rotations over original_context
     original_context: int = 8192
 
     def __post_init__(self) -> None:
@@ -110,8 +106,6 @@ class YarnRope(Rope):
     """YaRN (Peng et al. 2023): frequencies between beta_slow and beta_fast are interpolated.
 
     The bounds are rotations over original_context; truncate rounds them to whole dimensions.
-    attention_scale: the checkpoint's attention_factor. mscale, mscale_all_dim: DeepSeek's fields
-    from which it follows otherwise.
     """
 
     factor: float = 1.0
@@ -119,7 +113,8 @@ class YarnRope(Rope):
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
-    attention_scale: float | None = None
+    attention_scale: float | None = None  # the checkpoint's attention_factor
+    # Fields of DeepSeek from which the attention factor follows otherwise.
     mscale: float | None = None
     mscale_all_dim: float | None = None
 

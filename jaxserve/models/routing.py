@@ -18,7 +18,8 @@ def route(
 ) -> tuple[Int[Array, "T X"], Float[Array, "T X"]]:
     """Return the experts of each token, the best first, and the float32 weights of their answers.
 
-    weights: the layer's parameters "router", and "router_bias" and "correction" where it has them.
+    Args:
+        weights: Parameters "router", and "router_bias" and "correction" where the layer has them.
     """
     logits = project("TD,DO->TO", x, weights, "router")
     scores = jax.nn.softmax(logits) if mixture.scores == "softmax" else jax.nn.sigmoid(logits)

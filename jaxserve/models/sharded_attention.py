@@ -27,14 +27,13 @@ class Rotation:
 class Attend:
     """The attention of a step: called with a layer's queries, keys, values and pages.
 
-    All fields except `ragged` are fixed in a compiled step. ragged: rows and tables of all lanes,
-    every field with a leading axis A. options: for one shard's heads.
+    All fields except `ragged` are fixed in a compiled step.
     """
 
-    ragged: Ragged
+    ragged: Ragged  # rows and tables of all lanes, every field with a leading axis A
     mesh: Mesh = flax.struct.field(pytree_node=False)
     kernel: PagedAttention = flax.struct.field(pytree_node=False)
-    options: Options = flax.struct.field(pytree_node=False)
+    options: Options = flax.struct.field(pytree_node=False)  # for one shard's heads
 
     def __call__(
         self,
@@ -47,7 +46,8 @@ class Attend:
         """Write k and v into the pages, then attend to all tokens that the row has there.
 
         T counts the tokens of all lanes, lane after lane; arrays of pages have a leading axis A. v
-        is None for latent pages, whose one key head every shard has. sinks: see PagedAttention.
+        is None for latent pages, whose one key head every shard has. `sinks` are as in
+        PagedAttention.
         """
         heads = PartitionSpec(DP_AXES, "tensor")
         lanes = PartitionSpec(DP_AXES)
@@ -82,7 +82,8 @@ class Attend:
 def page_partition(kernel: PagedAttention, layout: Layout, pages: Pages, mesh: Mesh) -> Pages:
     """Return the PartitionSpec of each array of a layer's pages, which have a leading axis A.
 
-    layout: of one shard's heads.
+    Args:
+        layout: Layout of one shard's heads.
     """
     axes = kernel.axes(layout)
     rules = page_rules(layout)

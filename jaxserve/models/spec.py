@@ -22,11 +22,8 @@ POSITIVE: Final = tuple(
 class ModelSpec:
     """The architecture of a decoder; the letters are those of the legend in sharding/rules.py.
 
-    Lengths and sizes count dimensions or tokens. layers: the kind of each layer as its config gives
-    it; empty where every layer is LayerKind(). With latent attention, head_dim is that of queries,
-    and num_kv_heads is 1. norms: where the norms of attention and MLP stand. qk_norm: norms of
-    queries and keys, for each head or for all heads together. kv_copies: copies of each kv head of
-    the checkpoint, which follow each other among num_kv_heads (see `on`).
+    Lengths and sizes count dimensions or tokens. With latent attention, head_dim is that of
+    queries, and num_kv_heads is 1.
     """
 
     family: str
@@ -40,6 +37,7 @@ class ModelSpec:
     norm_eps: float
     max_positions: int
     rope: Rope = field(default_factory=Rope)
+    # Kind of each layer as its config gives it; empty where every layer is LayerKind().
     layers: tuple[LayerKind, ...] = ()
     window_rope: Rope | None = None  # of the layers with a window, if they have their own
     tied_head: bool = False
@@ -47,9 +45,10 @@ class ModelSpec:
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
-    norms: Literal["before", "after", "around"] = "before"
+    norms: Literal["before", "after", "around"] = "before"  # relative to attention and MLP
     norm_plus_one: bool = False  # a norm multiplies by 1 + weight
     norm_rounds_last: bool = False  # a norm is rounded after the product with its weight
+    # Norms of queries and keys, for each head or for all heads together.
     qk_norm: Literal["none", "head", "whole"] = "none"
     activation: Literal["silu", "gelu_tanh", "clamped"] = "silu"  # of the gated MLP
     activation_limit: float = 0.0  # of the clamped activation
@@ -59,7 +58,7 @@ class ModelSpec:
     final_softcap: float | None = None  # the same for logits
     sinks: bool = False  # a score per query head that takes part in the softmax and has no value
     mixture: Mixture | None = None
-    kv_copies: int = 1
+    kv_copies: int = 1  # of each kv head of the checkpoint, adjacent among the kv heads (see `on`)
 
     def __post_init__(self) -> None:
         for name in POSITIVE:
@@ -124,7 +123,8 @@ class ModelSpec:
     def sizes(self, block: str = "") -> dict[str, int]:
         """Return the size of every dimension that a weight can have, by letter.
 
-        block: "experts" or "shared" for parameters of those blocks, whose F differs.
+        Args:
+            block: Nested block of the weight, if it is in "experts" or "shared", whose F differs.
         """
         dense = {
             "V": self.vocab_size,

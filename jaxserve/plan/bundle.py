@@ -32,25 +32,20 @@ CHUNK = 2**20
 
 @dataclass(frozen=True)
 class Manifest:
-    """Contents of a bundle, and what its steps were compiled from and for.
-
-    spec: hash of the architecture as the devices hold it. engine: EngineConfig, field by field.
-    steps: the bucket plan. environment: versions and flags that a key of jax's cache depends on.
-    entries: sha256 by file. weights: as --weights names them.
-    """
+    """Contents of a bundle, and what its steps were compiled from and for."""
 
     model: str
-    spec: str
+    spec: str  # hash of the architecture as the devices hold it
     dtype: str
     topology: str
     device_kind: str
     mesh: Mapping[str, int]
-    engine: Mapping[str, Any]
-    steps: Sequence[str]
-    environment: Mapping[str, Any]
-    entries: Mapping[str, str]
+    engine: Mapping[str, Any]  # EngineConfig, field by field
+    steps: Sequence[str]  # the bucket plan
+    environment: Mapping[str, Any]  # versions and flags that a key of jax's cache depends on
+    entries: Mapping[str, str]  # sha256 by file
     format: int = FORMAT
-    weights: str = "auto"
+    weights: str = "auto"  # as --weights names them
 
     @property
     def axes(self) -> MeshSpec:
@@ -246,7 +241,7 @@ def check_engine(
 ) -> None:
     """Raise ConfigError unless the engine is the one that the steps were compiled for.
 
-    spec: as the devices hold it. kind: of the devices.
+    `spec` is as the devices hold it, and `kind` is the kind of the devices.
     """
     mine = {"dtype": dtype, "weights": weights, "spec": spec_hash(spec), "device_kind": kind}
     names = {

@@ -19,13 +19,10 @@ Progress = Callable[[int, int, str], None]  # done, total, what
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """Findings of the compiler about a step.
-
-    seconds: time for tracing, lowering and compiling.
-    """
+    """Findings of the compiler about a step."""
 
     found: Inspection
-    seconds: float
+    seconds: float  # for tracing, lowering and compiling
 
 
 def compile_steps(

@@ -44,34 +44,27 @@ TPU_PROGRAM = 2**20
 
 @dataclass(frozen=True)
 class Target:
-    """A model that is to be served, and the devices for it.
-
-    spec: architecture of the checkpoint. memory_fraction: share of a GPU's memory that may be used;
-    None is jax's default.
-    """
+    """A model that is to be served, and the devices for it."""
 
     model: str
-    spec: ModelSpec
+    spec: ModelSpec  # architecture of the checkpoint
     topology: Topology
     options: EngineOptions
+    # Share of a GPU's memory that may be used; None is jax's default.
     memory_fraction: float | None = None
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """A model on a mesh, with the sizes of its engine.
-
-    spec: the target's architecture as these devices hold it, see ModelSpec.on. params: abstract
-    values. limit: bytes that programs may use on one device.
-    """
+    """A model on a mesh, with the sizes of its engine."""
 
     target: Target
-    spec: ModelSpec
+    spec: ModelSpec  # the target's architecture as these devices hold it, see ModelSpec.on
     axes: MeshSpec
     mesh: Mesh
-    params: dict
+    params: dict  # abstract values
     config: EngineConfig
-    limit: int
+    limit: int  # bytes that programs may use on one device
 
     @property
     def topology(self) -> Topology:
@@ -177,11 +170,17 @@ def deploy(
 ) -> Deployment:
     """Decide as the engine does.
 
-    dtype: of weights that are not quantized. scheme: of weights that are. footprint: asks the
-    compiler what a step takes; None counts it, and nothing of the deployment can be compiled.
-    Raises ConfigError; MemoryLimitError if it does not fit; ShardingError if heads, experts or the
-    vocabulary do not divide; ModelError if the weights cannot be quantized like that; ChipError
-    if there is no compiler.
+    Args:
+        dtype: Dtype of weights that are not quantized.
+        footprint: Function that asks the compiler what a step takes; None counts it, and nothing
+            of the deployment can be compiled.
+
+    Raises:
+        ConfigError: The mesh or an option cannot be used on these devices.
+        MemoryLimitError: The model does not fit.
+        ShardingError: Heads, experts or the vocabulary do not divide.
+        ModelError: The weights cannot be quantized with `scheme`.
+        ChipError: There is no compiler.
     """
     topology = target.topology
     held = target.spec.on(axes.tensor)

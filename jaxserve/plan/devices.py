@@ -16,7 +16,7 @@ from jaxserve.sharding.mesh import MeshSpec
 def mesh_on(topology: Topology, axes: MeshSpec, compilers: bool = True) -> Mesh:
     """Return a mesh of the devices; ChipError if there is no compiler for them.
 
-    compilers: False needs no compiler, and nothing can be compiled for the mesh.
+    If `compilers` is False, no compiler is needed, and nothing can be compiled for the mesh.
     """
     if topology.chip and not compilers:
         chip = topology.chip
@@ -34,7 +34,7 @@ def _devices(topology: Topology) -> list[Any]:
 
 
 def memory_limit(topology: Topology, mesh: Mesh, fraction: float | None = None) -> int:
-    """Return the bytes that programs may use on one device; fraction is of a GPU's memory."""
+    """Return the bytes that programs may use on one device; `fraction` is of a GPU's memory."""
     chip = topology.chip
     if fraction is not None and not (chip and chip.platform == "gpu"):
         raise ConfigError(

@@ -21,20 +21,15 @@ HOUR = 3600
 
 @dataclass(frozen=True)
 class Batch:
-    """Decode steps with a number of rows in every lane.
-
-    streams: rows of all lanes. tpot: floor of a step, in seconds. exchange: seconds that devices
-    need to send each other what they must, which the floor does not have. usd: price of a million
-    output tokens, None without a price. held: the cache has pages for all rows.
-    """
+    """Decode steps with a number of rows in every lane."""
 
     rows: int
-    streams: int
-    tpot: float
-    exchange: float
+    streams: int  # rows of all lanes
+    tpot: float  # floor of a step, in seconds
+    exchange: float  # seconds that devices need to send each other what they must; not in `tpot`
     tokens_per_second: float
-    usd: float | None
-    held: bool
+    usd: float | None  # price of a million output tokens; None without a price
+    held: bool  # True if the cache has pages for all rows
 
 
 def chunks(start: int, stop: int, step_tokens: int) -> list[Case]:
@@ -45,18 +40,15 @@ def chunks(start: int, stop: int, step_tokens: int) -> list[Case]:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Needs of a deployment, and the best that it can do.
-
-    context: positions of a decoding sequence, and tokens of a prompt. price: USD per chip and hour,
-    or None. steps: what was compiled, by name; where nothing was, the memory of steps is counted.
-    link: bytes/s to a server of the same kind that prompts are handed over to, or None.
-    """
+    """Needs of a deployment, and the best that it can do."""
 
     deployment: Deployment
-    context: int
+    context: int  # positions of a decoding sequence, and tokens of a prompt
     limits: Limits | None
-    price: float | None = None
+    price: float | None = None  # USD per chip and hour
+    # Steps that were compiled, by name; where none were, the memory of steps is counted.
     steps: Mapping[str, CompiledStep] = field(default_factory=dict)
+    # Bytes/s to a server of the same kind that prompts are handed over to.
     link: float | None = None
 
     # ---- memory, in bytes of one device

@@ -32,21 +32,18 @@ MOST_ADDED = 0.1  # share of a prompt's time; a trip that adds more does not pay
 class Trip:
     """Costs of handing over a prompt of `tokens` tokens, of which nothing is cached.
 
-    nbytes: bytes that are sent. steps: steps that the prompt would take on the decode server. The
-    other fields are seconds. transfer: for all bytes over the link. prefill: for the prompt, alone
-    on the prefill server. arrival: from the start of the prefill until the last byte has arrived.
-    tail: for what the decode server then computes, beside its streams. slowest: of the longest of
-    `steps`. spared: by which `steps` would hold up each stream of the decode server.
+    Times are in seconds.
     """
 
     tokens: int
-    nbytes: int
-    transfer: float
-    prefill: float
-    arrival: float
-    tail: float
-    steps: int
-    slowest: float
+    nbytes: int  # bytes that are sent
+    transfer: float  # time of all bytes on the link
+    prefill: float  # time for the prompt, alone on the prefill server
+    arrival: float  # time from the start of the prefill until the last byte has arrived
+    tail: float  # time for what the decode server then computes, beside its streams
+    steps: int  # steps that the prompt would take on the decode server
+    slowest: float  # time of the longest of `steps`
+    # Time by which `steps` would hold up each stream of the decode server, less that of the tail.
     spared: float
 
     @property
@@ -68,13 +65,11 @@ class Trip:
 
 @dataclass(frozen=True)
 class Handover:
-    """Costs of handing over prompts of many lengths.
-
-    link: bytes/s. The lanes of the prefill server share it: all of them compute such a prompt.
-    """
+    """Costs of handing over prompts of many lengths."""
 
     estimate: Estimate
     limits: Limits
+    # Bytes/s. The lanes of the prefill server share the link: all of them compute such a prompt.
     link: float
 
     @property

@@ -25,33 +25,33 @@ MOST_SERIES = len(COLOURS)
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a device's memory. share: of the bar, in percent."""
+    """A part of a device's memory."""
 
     name: str
     gib: str
     note: str
-    share: str
+    share: str  # of the bar, in percent
     colour: str
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step in the table. bound: memory or products, whichever takes longer."""
+    """A step in the table."""
 
     name: str
     megabytes: str
     gigaflops: str
     intensity: str
     floor: str
-    bound: str
+    bound: str  # memory or products, whichever takes longer
 
 
 @dataclass(frozen=True)
 class Point:
-    """A step on the roofline. series: points of one series have one colour."""
+    """A step on the roofline."""
 
     name: str
-    series: str
+    series: str  # points of one series have one colour
     work: Work
     rate: float
 

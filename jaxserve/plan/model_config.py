@@ -27,9 +27,13 @@ def pinned(given: str) -> str:
 def read_config(given: str) -> tuple[str, dict[str, Any]]:
     """Return the model's name and its config.json, the only file that is fetched from the hub.
 
-    given: a folder, a config.json, the name of a model that ships with the planner or, where there
-    is no such path, org/name[@revision] of the hub. Raises ModelError if there is no such file, and
-    CheckpointError if it is no JSON object or the hub does not have it.
+    Args:
+        given: Folder, config.json, name of a model that ships with the planner or, where there is
+            no such path, org/name[@revision] of the hub.
+
+    Raises:
+        ModelError: There is no such file.
+        CheckpointError: The file is no JSON object, or the hub does not have it.
     """
     if model := hub_model(given):
         from jaxserve.checkpoints.hub.lookup import find  # late: it imports huggingface_hub

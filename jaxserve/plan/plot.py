@@ -19,15 +19,11 @@ STYLE = "font-family:sans-serif;font-size:12px"
 
 @dataclass(frozen=True)
 class Line:
-    """A line in a chart.
-
-    points: (x, y) in the order in which they are joined; y is above 0. series: lines of one series
-    have one colour.
-    """
+    """A line in a chart."""
 
     name: str
-    series: str
-    points: Sequence[tuple[float, float]]
+    series: str  # lines of one series have one colour
+    points: Sequence[tuple[float, float]]  # (x, y) in the order that joins them; y is above 0
     dashed: bool = False
 
 
@@ -154,5 +150,5 @@ def rule(x1: float, y1: float, x2: float, y2: float) -> str:
 
 
 def text(x: float, y: float, words: str, anchor: str, more: str = "") -> str:
-    """Return a text; anchor: start, middle or end. more: attributes."""
+    """Return a text; `anchor` is start, middle or end, and `more` has further attributes."""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{escape(words)}</text>'

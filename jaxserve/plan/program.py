@@ -45,7 +45,7 @@ def plan(
 ) -> int:
     """Print the estimate of one deployment, or the ranking of many with --suggest.
 
-    model: as given. described: its name and its config.json.
+    `model` is as it was given, and `described` is the model's name and its config.json.
     """
     console = Console(stderr=True, highlight=False)
     output = options.output
@@ -151,7 +151,7 @@ def estimate_of(options: PlanOptions, deployment: Deployment, console: Console) 
 
 
 def context_of(asked: int | None, limit: int) -> int:
-    """Return the context for which times are given; limit is the engine's."""
+    """Return the context for which times are given; `limit` is the engine's."""
     if asked and asked > limit:
         raise ConfigError(
             flag_text(

@@ -24,7 +24,7 @@ REFERENCES = (
 def ranking_table(ranked: Sequence[Ranked], rest: Sequence[Choice], most: int | None) -> Table:
     """Return the table of what fits, and below it what does not.
 
-    most: rows at most, the best ones; None for all.
+    The table has `most` rows at most, the best ones; None for all.
     """
     priced = any(r.batch.usd is not None for r in ranked)
     shown = Table(box=SIMPLE_HEAD, caption_justify="left", padding=(0, 1, 0, 0))

@@ -31,17 +31,13 @@ PAGE = 64  # tokens; any size will do, because only bytes per token are counted
 
 @dataclass(frozen=True)
 class Case:
-    """One step of a lane.
-
-    rows: sequences. context: positions of each sequence before the step. tokens: tokens that the
-    step computes, of all rows. steps: steps in one launch.
-    """
+    """One step of a lane."""
 
     kind: StepKind
-    rows: int
-    context: int
-    tokens: int
-    steps: int = 1
+    rows: int  # sequences
+    context: int  # positions of each sequence before the step
+    tokens: int  # tokens that the step computes, of all rows
+    steps: int = 1  # steps in one launch
 
 
 def together(case: Case, *beside: Case) -> Case:
@@ -51,16 +47,12 @@ def together(case: Case, *beside: Case) -> Case:
 
 
 class Work(NamedTuple):
-    """Least work of one device in a step.
+    """Least work of one device in a step."""
 
-    bytes: read from memory, and those of copies that a product without a kernel works on. flops:
-    FLOP of its products. int8, fp8: the part of flops that multiplies two such numbers.
-    """
-
-    bytes: float
-    flops: float
-    int8: float = 0
-    fp8: float = 0
+    bytes: float  # read from memory, and those of copies that a product without a kernel works on
+    flops: float  # FLOP of the products
+    int8: float = 0  # part of `flops` that multiplies two int8 numbers
+    fp8: float = 0  # part of `flops` that multiplies two fp8 numbers
 
     @property
     def intensity(self) -> float:
@@ -79,15 +71,11 @@ class Work(NamedTuple):
 
 
 class Kernels(NamedTuple):
-    """Implementations of the products that a step is lowered with.
+    """Implementations of the products that a step is lowered with."""
 
-    grouped: of experts. quantized: parameters with int4 in groups that a kernel multiplies.
-    platform: of the devices.
-    """
-
-    grouped: str
-    quantized: frozenset[str]
-    platform: str
+    grouped: str  # implementation of products with experts
+    quantized: frozenset[str]  # parameters with int4 in groups that a kernel multiplies
+    platform: str  # of the devices
 
     def copies(self, weight: "Weight") -> bool:
         """Return whether the product works on a copy of the weight, in the activations' dtype.
@@ -104,16 +92,12 @@ class Kernels(NamedTuple):
 
 
 class Weight(NamedTuple):
-    """A weight as it is stored.
+    """A weight as it is stored."""
 
-    name: the parameter's, or "values" or "scales" of a quantized one. part: of the model: embed,
-    layers, norm or head. parameter: its name, also where it is quantized.
-    """
-
-    name: str
-    part: str
+    name: str  # the parameter's, or "values" or "scales" of a quantized one
+    part: str  # of the model: embed, layers, norm or head
     spec: ParamSpec
-    parameter: str
+    parameter: str  # name of the parameter, also where it is quantized
 
 
 def work_of(
@@ -127,9 +111,9 @@ def work_of(
     """Return the work of one step on one device, where all lanes do the same.
 
     Every weight is read once: of the embedding only the rows of the tokens, unless it is the head
-    too; of experts those that the tokens are expected to hit. Every live page is read once. dtype:
-    of weights, and of pages unless `pages` is given. scheme: of quantized weights. spec: as the
-    devices of the mesh hold it. A launch of several steps does the work for each.
+    too; of experts those that the tokens are expected to hit. Every live page is read once. A
+    launch of several steps does the work for each. `spec` is as the devices of the mesh hold it;
+    `dtype` is that of weights, and of pages unless `pages` is given.
     """
     mesh = mesh or MeshSpec()
     return total(
@@ -155,8 +139,8 @@ def work_of_weights(
 ) -> Work:
     """Return the part of work_of that depends on rows and tokens, and not on their context.
 
-    kernels: a copy of a weight that one of them works on is written and read once more. None: they
-    read every weight as it is stored.
+    A copy of a weight that one of `kernels` works on is written and read once more; with None,
+    every weight is read as it is stored.
     """
     parts: list[tuple[Weight, Work]] = []
     for weight in weights_of(spec, dtype, scheme):

@@ -18,15 +18,11 @@ from jaxserve.sharding.mesh import MeshSpec
 
 
 class Precision(NamedTuple):
-    """Formats of weights and pages.
+    """Formats of weights and pages."""
 
-    dtype: of weights that are not quantized. scheme: of weights that are. kv: what pages hold, as
-    --kv names it.
-    """
-
-    dtype: jnp.dtype
-    scheme: QuantScheme | None
-    kv: str
+    dtype: jnp.dtype  # of weights that are not quantized
+    scheme: QuantScheme | None  # of weights that are quantized
+    kv: str  # what pages hold, as --kv names it
 
     @property
     def weights(self) -> str:
@@ -39,15 +35,12 @@ class Precision(NamedTuple):
 
 @dataclass(frozen=True)
 class Choice:
-    """A mesh and a precision, with the estimate of both.
-
-    missing: bytes that one device lacks, where there is no estimate.
-    """
+    """A mesh and a precision, with the estimate of both."""
 
     axes: MeshSpec
     precision: Precision
     estimate: Estimate | None
-    missing: int = 0
+    missing: int = 0  # bytes that one device lacks, where there is no estimate
 
     @property
     def fits(self) -> bool:
@@ -59,14 +52,14 @@ class Choice:
 class Ranked:
     """A choice that fits.
 
-    batch: the largest batch that the cache holds. lone: one row in a lane. Times are floors plus
-    what devices must send: a ranking by floors alone would always split every layer.
+    Times are floors plus what devices must send: a ranking by floors alone would always split every
+    layer.
     """
 
     choice: Choice
     estimate: Estimate
-    batch: Batch
-    lone: Batch
+    batch: Batch  # the largest that the cache holds
+    lone: Batch  # one row in a lane
 
     @property
     def tpot(self) -> float:

@@ -15,16 +15,12 @@ GPUS = re.compile(r"([a-z0-9]+?)(?:x([1-9]\d*))?")
 
 @dataclass(frozen=True)
 class Limits:
-    """Speed limits of one device.
+    """Speed limits of one device."""
 
-    bandwidth: bytes/s of its memory. flops: FLOP/s of dense products. int8, fp8: FLOP/s of products
-    of two such numbers, 0 where the device has none.
-    """
-
-    bandwidth: float
-    flops: float
-    int8: float = 0
-    fp8: float = 0
+    bandwidth: float  # bytes/s of the memory
+    flops: float  # FLOP/s of dense products
+    int8: float = 0  # FLOP/s of products of two int8 numbers; 0 where the device has none
+    fp8: float = 0  # FLOP/s of products of two fp8 numbers; 0 where the device has none
 
     @property
     def ridge(self) -> float:
@@ -34,16 +30,13 @@ class Limits:
 
 @dataclass(frozen=True)
 class Topology:
-    """A number of devices of one chip.
-
-    chip: None for the CPU of this machine. shape: of a TPU slice, in chips.
-    """
+    """A number of devices of one chip."""
 
     name: str
     count: int
-    chip: Chip | None = None
+    chip: Chip | None = None  # None for the CPU of this machine
     family: str = "cpu"
-    shape: str = ""
+    shape: str = ""  # of a TPU slice, in chips
 
     @property
     def chips(self) -> int:

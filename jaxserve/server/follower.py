@@ -36,7 +36,8 @@ def serving_health(host: str, port: int) -> Iterator[None]:
 class LeavesOnSignals:
     """Calls `leave` at the first SIGTERM or SIGINT, and ends the process at the second.
 
-    leave: tells the leader, which drains and ends the pod.
+    Args:
+        leave: Function that tells the leader, which drains and ends the pod.
     """
 
     def __init__(self, leave: Callable[[], None]):

@@ -54,18 +54,15 @@ class Closable(Protocol):
 
 @dataclass
 class Lifecycle:
-    """Runs a server on the event loop that it is made on.
-
-    drain_timeout, step_timeout: seconds. exit: ends the process at once. leaving: number of prompts
-    whose pages other servers have yet to fetch with new calls, see Role; None where no such calls
-    come.
-    """
+    """Runs a server on the event loop that it is made on."""
 
     readiness: Readiness
     listeners: Closable
-    drain_timeout: float = 30.0
-    step_timeout: float = 60.0
-    exit: Callable[[int], object] = os._exit
+    drain_timeout: float = 30.0  # seconds
+    step_timeout: float = 60.0  # seconds
+    exit: Callable[[int], object] = os._exit  # ends the process at once
+    # Returns the number of prompts whose pages other servers have yet to fetch with new calls, see
+    # Role; None where no such calls come.
     leaving: Callable[[], int] | None = None
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
     _signalled: bool = False

@@ -31,6 +31,10 @@ class Listeners:
     """The gRPC and HTTP servers of a process.
 
     They answer from the start on, also while the model is loading; Readiness decides what.
+    `metrics` and `families` are as in `new_app`.
+
+    Args:
+        endpoints: gRPC services on the port of InferenceService.
     """
 
     def __init__(
@@ -42,7 +46,6 @@ class Listeners:
         families: Callable[[], Iterable[Metric]] = tuple,
         endpoints: tuple[GrpcEndpoint, ...] = (),
     ):
-        """metrics, families: see `new_app`. endpoints: on the port of InferenceService."""
         self.ports: dict[str, int] = {}  # by the name of the protocol
         self._readiness = readiness
         self._limits = limits
@@ -70,8 +73,12 @@ class Listeners:
     ) -> None:
         """Bind all addresses, then listen.
 
-        drain: for AdminService. failed: called when a server ends by
-        itself. Raises ConfigError when a port is taken or a certificate cannot be used.
+        Args:
+            drain: Function that begins to end the server, for AdminService.
+            failed: Function called when a server ends by itself.
+
+        Raises:
+            ConfigError: A port is taken or a certificate cannot be used.
         """
         addresses = options.addresses
         files = options.credentials

@@ -77,7 +77,10 @@ def check_role(role: str, manifest: Manifest) -> None:
 class ModelLoader:
     """Opens models and compiles their steps. Its methods block; call them on a thread of their own.
 
-    console: gets progress bars and what is worth saying.
+    Args:
+        console: Console for progress bars and what is worth saying.
+        manifest: Manifest of a bundle.
+        resources: Stack that closes the models in the end.
     """
 
     def __init__(
@@ -88,7 +91,6 @@ class ModelLoader:
         manifest: Manifest | None,
         resources: ExitStack,
     ):
-        """manifest: of a bundle. resources: closes the models in the end."""
         self.console = console
         self._options = options
         self._pod = pod

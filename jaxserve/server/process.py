@@ -65,6 +65,12 @@ class ServerProcess:
 
     The listeners are made before any model is loaded, so that health checks are answered meanwhile.
     `load` and what it calls run on another thread, since they block for minutes.
+
+    Args:
+        new_role: Function that makes what the server has because of --role.
+        on_ready: Function called once, when the server is ready.
+        new_metrics: Function that makes what /metrics shows.
+        logs_requests: Whether requests are logged at level info, not debug.
     """
 
     def __init__(
@@ -78,10 +84,6 @@ class ServerProcess:
         new_metrics: NewMetrics = Metrics,
         logs_requests: bool = False,
     ):
-        """new_role: makes what the server has because of --role. on_ready: called once.
-
-        new_metrics: makes what /metrics shows. logs_requests: at level info, not debug.
-        """
         self._logs_requests = logs_requests
         self.limits = limits
         self.readiness = Readiness(self.on_phase)
@@ -106,10 +108,7 @@ class ServerProcess:
         self._loop = asyncio.get_running_loop()
 
     async def run(self, options: ServeOptions, load: Callable[[], ServingState]) -> int:
-        """Listen, load, serve until told to stop; return the exit code.
-
-        load: makes what is served, on a thread of its own.
-        """
+        """Listen, call `load` on another thread, serve until told to stop; return the exit code."""
         await self.listeners.start(options, self.lifecycle.drain, self.lifecycle.fail)
         self.lifecycle.watch_signals()
         try:
@@ -160,8 +159,9 @@ class ServerProcess:
     ) -> ServingState:
         """Load the model, compile all of its steps and connect it to the service.
 
-        exchanges_pages: with other servers. meshes: where prompts have a mesh of their own.
-        provider: of traces.
+        Args:
+            exchanges_pages: Whether the engine exchanges pages with other servers.
+            meshes: Sizes of both meshes where prompts have a mesh of their own.
         """
         first, second = places(meshes, devices()) if meshes else (None, None)
         # The prefill engine is compiled completely before the other one begins to count compiles.
@@ -265,8 +265,11 @@ class ServerProcess:
     ) -> tuple[Service, EngineThread]:
         """Make service and engine thread; the caller starts the thread. From any thread.
 
-        role: None for that of the process. on_failure: called on the event loop when the engine
-        fails; None: the lifecycle ends the process. totals: see EngineThread.
+        Args:
+            role: Role of the engine; None for that of the process.
+            on_failure: Function called on the event loop when the engine fails; None: the
+                lifecycle ends the process.
+            totals: Function as in EngineThread.
         """
         role = role or self.role
         failed = on_failure or self.lifecycle.fail

@@ -75,7 +75,7 @@ async def serve(
     separate_meshes: Meshes | None,
     resources: ExitStack,
 ) -> int:
-    """Serve until told to stop; return the exit code. resources: closed by the caller."""
+    """Serve until told to stop; return the exit code. The caller closes `resources`."""
     operation = options.operation
     loader = ModelLoader(options, console, pod, manifest, resources)
     provider = open_provider() if operation.otel else None

@@ -23,10 +23,9 @@ class Readiness:
     """Says whether new requests may come in, and holds what serves them.
 
     Phases follow one another: loading, ready, draining, ended; failed may follow any of them.
-    on_phase: called with each new phase.
     """
 
-    on_phase: Callable[[Phase], None] = lambda phase: None
+    on_phase: Callable[[Phase], None] = lambda phase: None  # called with each new phase
     phase: Phase = Phase.LOADING
     state: ServingState | None = None
 

@@ -16,44 +16,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelCard:
-    """The model as clients see it.
-
-    dtype: of activations. embedding_dimensions: 0 for a model that generates. weights: their form,
-    as --weights names it. sizes: bytes of weights on one device, by part of the model and dtype.
-    """
+    """The model as clients see it."""
 
     name: str
     architecture: str
     parameters: int
-    dtype: str
+    dtype: str  # of activations
     vocab_size: int
     max_context: int
     eos_ids: tuple[int, ...]
     has_chat_template: bool
-    embedding_dimensions: int = 0
-    weights: str = ""
+    embedding_dimensions: int = 0  # 0 for a model that generates
+    weights: str = ""  # form of the weights, as --weights names it
+    # Bytes of weights on one device, by part of the model and dtype.
     sizes: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class EngineCard:
-    """The engine as operators see it.
-
-    max_batch: rows of one lane. kv_copies: tensor-parallel devices that hold the same KV head. kv:
-    dtype of the pages, as --kv names it.
-    """
+    """The engine as operators see it."""
 
     versions: dict[str, str]
     mesh: dict[str, int]
     device_kind: str
     buckets: list[str]
-    max_batch: int
+    max_batch: int  # rows of one lane
     step_tokens: int
     page_size: int
     cache_tokens: int
-    kv_copies: int = 1
+    kv_copies: int = 1  # tensor-parallel devices that hold the same KV head
     lanes: int = 1
-    kv: str = "float32"
+    kv: str = "float32"  # dtype of the pages, as --kv names it
 
     @property
     def rows(self) -> int:
@@ -63,15 +56,12 @@ class EngineCard:
 
 @dataclass(frozen=True, slots=True)
 class StepUse:
-    """A compiled step and its use so far.
-
-    rows, tokens: of one lane. steps: decode steps that are launched as one.
-    """
+    """A compiled step and its use so far."""
 
     kind: str
-    rows: int
-    tokens: int
-    steps: int
+    rows: int  # of one lane
+    tokens: int  # of one lane
+    steps: int  # decode steps that are launched as one
     launches: int
     live_tokens: int
     computed_tokens: int
@@ -88,12 +78,7 @@ class PrefillEngine:
 
 @dataclass(frozen=True)
 class ServingState:
-    """Everything that answers requests once the model is loaded.
-
-    handshake: of an engine that exchanges pages with other servers. prefill: on another mesh of
-    this process. defaults: of sampling parameters that a request leaves open. ready_since: on the
-    monotonic clock.
-    """
+    """Everything that answers requests once the model is loaded."""
 
     service: Service
     thread: EngineThread
@@ -101,10 +86,11 @@ class ServingState:
     engine: EngineCard
     compiles_after_ready: Callable[[], int]
     steps: Callable[[], Sequence[StepUse]] = tuple
-    handshake: "Handshake | None" = None
-    prefill: PrefillEngine | None = None
+    handshake: "Handshake | None" = None  # of an engine that exchanges pages with other servers
+    prefill: PrefillEngine | None = None  # on another mesh of this process
+    # Values of the sampling parameters that a request leaves open.
     defaults: SamplingFields = field(default_factory=SamplingFields)
-    ready_since: float = field(default_factory=time.monotonic)
+    ready_since: float = field(default_factory=time.monotonic)  # on the monotonic clock
 
     @property
     def services(self) -> list[Service]:

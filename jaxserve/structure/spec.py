@@ -41,19 +41,15 @@ class StructureForms:
 
 @dataclass(frozen=True)
 class Structure:
-    """Structure that an output follows as a whole. `Structure.of` makes and checks one.
+    """Structure that an output follows as a whole. `Structure.of` makes and checks one."""
 
-    Args:
-        kind: "json_schema", "json_object" (any object), "regex", "choice" (one of several texts)
-            or "lark" (a context-free grammar).
-        text: Schema as JSON text, expression in the syntax of Rust's regex crate, texts as a JSON
-            array, or grammar in llguidance's dialect of Lark; empty for a JSON object.
-        field: Path of the structure in the request, for errors.
-    """
-
+    # "json_schema", "json_object" (any object), "regex", "choice" (one of several texts) or "lark"
+    # (a context-free grammar).
     kind: Kind
+    # Schema as JSON text, expression in the syntax of Rust's regex crate, texts as a JSON array, or
+    # grammar in llguidance's dialect of Lark; empty for a JSON object.
     text: str = ""
-    field: str = ""
+    field: str = ""  # path of the structure in the request, for errors
 
     @staticmethod
     def of(kind: str, value: Any, field: str = "") -> "Structure":

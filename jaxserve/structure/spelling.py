@@ -15,14 +15,13 @@ class Speller:
 
     An encoder may rewrite its text (Unicode normalization, lower case) or lack a letter. Where a
     text has to come out byte for byte, other tokens are taken instead.
+
+    Args:
+        texts: Bytes of each token by its id, b"" for one that spells none.
+        left_out: Tokens that are not chosen, though an encoder may choose them.
     """
 
     def __init__(self, texts: Sequence[bytes], left_out: Collection[int] = ()) -> None:
-        """Create a speller.
-
-        texts: bytes of each token by its id, b"" for one that spells none. left_out: tokens that
-        are not chosen, though an encoder may choose them.
-        """
         self._texts = texts
         # Of equal tokens the last is taken: the first are single bytes, which models seldom see.
         self._ids = {text: i for i, text in enumerate(texts) if text and i not in left_out}
@@ -101,21 +100,23 @@ class Speller:
 
 @dataclass(frozen=True)
 class _Spelling:
-    """Text and its ids; starts: place among the ids by the byte at which the id's text begins."""
+    """Text and its ids."""
 
     text: bytes
     ids: Sequence[int]
-    starts: Mapping[int, int]
+    starts: Mapping[int, int]  # place among the ids by the byte at which the id's text begins
 
 
 class RecentSpellings:
     """Spellings of long texts, for use from several threads.
 
     While a grammar forces a long text, its rest is asked for again behind every token.
+
+    Args:
+        texts: Bytes of each token by its id.
     """
 
     def __init__(self, texts: Sequence[bytes]) -> None:
-        """Create an empty memory; texts: bytes of each token by its id."""
         self._texts = texts
         self._lock = Lock()
         self._recent = deque[_Spelling](maxlen=REMEMBERED)

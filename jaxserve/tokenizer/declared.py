@@ -18,21 +18,16 @@ FIELDS = frozenset(("content", "id", "__type", *FLAGS))
 
 @dataclass(frozen=True)
 class DeclaredToken:
-    """A token that a file declares beside the tokenizer's own.
-
-    id: None where the file gives only the name. lstrip, rstrip: the token swallows white space on
-    that side. single_word: it is not found inside a word. normalized: it is found in normalized
-    text. special: it decodes to no text. source: name of the file.
-    """
+    """A token that a file declares beside the tokenizer's own."""
 
     name: str
-    id: int | None
-    source: str
-    special: bool = False
-    normalized: bool = False
-    lstrip: bool = False
-    rstrip: bool = False
-    single_word: bool = False
+    id: int | None  # None where the file gives only the name
+    source: str  # name of the file
+    special: bool = False  # the token decodes to no text
+    normalized: bool = False  # the token is found in normalized text
+    lstrip: bool = False  # the token swallows white space on its left
+    rstrip: bool = False  # the token swallows white space on its right
+    single_word: bool = False  # the token is not found inside a word
 
     def as_special(self) -> "DeclaredToken":
         return replace(self, special=True)
@@ -59,8 +54,11 @@ def token_of(
 ) -> DeclaredToken:
     """Return the token that a JSON value declares: a name, or an object with the name as content.
 
-    special: where an object does not say it. As in the tokenizers library, a token is normalized
-    where the object does not say it and the token is not special.
+    As in the tokenizers library, a token is normalized where the object does not say it and the
+    token is not special.
+
+    Args:
+        special: Value where the object does not say it.
 
     Raises:
         TokenizerError: The value has another form, or fields that no published file has.
@@ -105,7 +103,8 @@ def tokens_by_name(
 ) -> tuple[DeclaredToken, ...]:
     """Return the tokens of added_tokens.json, an object {name: id}, in the order of their ids.
 
-    kept: names of those that are not normalized; the file cannot say so.
+    Args:
+        kept: Names of the tokens that are not normalized; the file cannot say so.
 
     Raises:
         TokenizerError: A value is no id.

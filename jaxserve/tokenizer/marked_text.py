@@ -18,6 +18,10 @@ class MarkedTextEncoder:
     must stand in the text as such, in upper or lower case: nobody can write one with letters that
     only normalization makes equal. Names of one letter are always text: they cannot have a mark
     inside that would make them so.
+
+    Args:
+        added: Tokens that are found by their names.
+        special: Names of tokens that no text may become.
     """
 
     def __init__(
@@ -26,11 +30,6 @@ class MarkedTextEncoder:
         added: Mapping[int, tokenizers.AddedToken],
         special: Mapping[int, str],
     ) -> None:
-        """Create an encoder.
-
-        added: tokens that are found by their names. special: names of tokens that no text may
-        become.
-        """
         self._library = library
         self._added = [(id, token) for id, token in added.items() if len(token.content) > 1]
         self._special = special
@@ -42,7 +41,9 @@ class MarkedTextEncoder:
     def encode_part(self, part: str, opening: bool) -> list[int]:
         """Encode text in which no name is a token; every MARK is removed.
 
-        opening: the text opens a text, so that the tokenizer may put a dummy space before it.
+        Args:
+            opening: Whether the part opens a text, so that the tokenizer may put a dummy space
+                before the part.
 
         Raises:
             TokenizerError: The vocabulary spells the name of a special token by the token.

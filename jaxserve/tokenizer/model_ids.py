@@ -68,12 +68,14 @@ class MissingTokens:
 def split_at(
     model_ids: int | None, ids: Mapping[str, int], added: Iterable[str], source: object
 ) -> MissingTokens:
-    """Return the tokens that a model with so many ids does not have; None is no model.
+    """Return the tokens that a model with `model_ids` ids does not have; None is no model.
 
-    ids: of all tokens by name. added: names of those that are found by name.
+    Args:
+        ids: Ids of all tokens by name.
+        added: Names of the tokens that are found by name.
 
     Raises:
-        TokenizerError: One of the others is missing, with which text would be spelled.
+        TokenizerError: A token outside of `added` is missing, with which text would be spelled.
     """
     if model_ids is None:
         return MissingTokens()

@@ -113,8 +113,10 @@ class Tokenizer(Protocol):
     def token_bytes(self, token_id: int, opening: bool = False) -> tuple[bytes, bool]:
         """Return the bytes that a token adds to a text, and whether the text is still opening.
 
-        Special tokens add none. opening: no token so far has opened the text. Some vocabularies
-        write the first word with a dummy space before it, which belongs to the text only if
-        something precedes it.
+        Special tokens add none. Some vocabularies write the first word with a dummy space before
+        it, which belongs to the text only if something precedes it.
+
+        Args:
+            opening: Whether no token so far has opened the text.
         """
         ...

@@ -22,7 +22,7 @@ def tokenizer_json(folder: Path, model_ids: int | None = None) -> str:
 
     The result encodes as Tokenizer.encode() does, with one exception: where only the opening of a
     text gets a dummy space (`legacy` is false), the tokenizers library gives none to a text that
-    begins with a space. model_ids: see load_tokenizer.
+    begins with a space. `model_ids` is as in load_tokenizer.
 
     Raises:
         TokenizerError: The model is missing or not BPE, or processes text in a way that the library

@@ -32,7 +32,7 @@ class SentencePieceTokenizer:
     """A Tokenizer over a SentencePiece model.
 
     Unknown pieces decode to the model's own sign for them. A denormalizer (rules that rewrite
-    decoded text) is not applied.
+    decoded text) is not applied. `model_ids` is as in load_tokenizer.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class SentencePieceTokenizer:
         settings: TokenizerSettings,
         model_ids: int | None = None,
     ) -> None:
-        """Create a tokenizer; model_ids: see load_tokenizer.
+        """Create a tokenizer.
 
         Raises:
             TokenizerError: The settings name tokens that the model lacks, or text cannot be spelled
@@ -220,7 +220,7 @@ class SentencePieceTokenizer:
 def load_sentencepiece(
     path: Path, settings: TokenizerSettings, model_ids: int | None = None
 ) -> SentencePieceTokenizer:
-    """Load a tokenizer.model; model_ids: see load_tokenizer.
+    """Load a tokenizer.model; `model_ids` is as in load_tokenizer.
 
     Raises:
         TokenizerError: The file is no SentencePiece model, or SentencePieceTokenizer refuses it.

@@ -11,17 +11,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Rules:
-    """How a model processes text.
+    """How a model processes text."""
 
-    bpe: text is split by byte pair encoding. rewrites: normalization changes more than spaces.
-    dummy_prefix: a space is added at the beginning. single_spaces: runs of spaces become one, and
-    spaces at both ends are dropped.
-    """
-
-    bpe: bool
-    rewrites: bool
-    dummy_prefix: bool
-    single_spaces: bool
+    bpe: bool  # text is split by byte pair encoding
+    rewrites: bool  # normalization changes more than spaces
+    dummy_prefix: bool  # a space is added at the beginning
+    single_spaces: bool  # runs of spaces become one, and spaces at both ends are dropped
 
 
 def rules_of(model: bytes) -> Rules:

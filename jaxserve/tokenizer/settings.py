@@ -39,28 +39,23 @@ PREFIX_SPACE_CLASSES: Final = frozenset(
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """Settings in the files beside a tokenizer; None where they leave it to the tokenizer.
+    """Settings in the files beside a tokenizer; None where they leave it to the tokenizer."""
 
-    names: fields such as eos_token, with the names of their tokens, which are special. declared:
-    tokens with ids, in the order of the ids. listed: tokens that a file names without an id, those
-    of fields such as eos_token first. overrides: declared tokens count before those that
-    tokenizer.json has at the same ids. unused: tokens of added_tokens.json that do not count.
-    add_prefix_space: text gets a space before it. legacy: in a SentencePiece model, text after a
-    special token gets a dummy space too. chat_template: as the file has it. control_tokens: names
-    of tokens that are the chat template's own.
-    """
-
+    # Fields such as eos_token, with the names of their tokens, which are special.
     names: Mapping[str, str] = field(default_factory=dict)
-    declared: tuple[DeclaredToken, ...] = ()
+    declared: tuple[DeclaredToken, ...] = ()  # tokens with ids, in the order of the ids
+    # Tokens that a file names without an id, those of fields such as eos_token first.
     listed: tuple[DeclaredToken, ...] = ()
+    # Declared tokens count before those that tokenizer.json has at the same ids.
     overrides: bool = False
-    unused: tuple[DeclaredToken, ...] = ()
+    unused: tuple[DeclaredToken, ...] = ()  # tokens of added_tokens.json that do not count
     add_bos_token: bool | None = None
     add_eos_token: bool | None = None
-    add_prefix_space: bool | None = None
+    add_prefix_space: bool | None = None  # text gets a space before it
+    # In a SentencePiece model, text after a special token gets a dummy space too.
     legacy: bool | None = None
-    chat_template: Any = None
-    control_tokens: frozenset[str] = frozenset()
+    chat_template: Any = None  # as the file has it
+    control_tokens: frozenset[str] = frozenset()  # names of the chat template's own tokens
 
     @property
     def bos_token(self) -> str | None:
@@ -192,7 +187,8 @@ def _named(
 ) -> dict[str, DeclaredToken]:
     """Return the tokens of fields such as eos_token, and of objects with such fields.
 
-    special: for tokens that are objects and do not say it.
+    Args:
+        special: Value for tokens that are objects and do not say it.
     """
     named = {name: value for name, value in fields.items() if names_token(name, value)}
     for name in LISTS:
@@ -216,7 +212,9 @@ def _listed(
 ) -> dict[str, DeclaredToken]:
     """Return the tokens in lists such as additional_special_tokens, by their names.
 
-    special: for tokens that are objects and do not say it. names: of the lists.
+    Args:
+        special: Value for tokens that are objects and do not say it.
+        names: Names of the lists.
     """
     tokens = dict[str, DeclaredToken]()
     for name in names:

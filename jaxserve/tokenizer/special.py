@@ -21,16 +21,13 @@ MAX_NESTING: Final = 40  # of groups in a pattern
 
 @dataclass(frozen=True)
 class NamedToken:
-    """A token that is found by its name.
-
-    left, right: it swallows white space on that side. whole_word: it is not found inside a word.
-    """
+    """A token that is found by its name."""
 
     name: str
     id: int
-    left: bool = False
-    right: bool = False
-    whole_word: bool = False
+    left: bool = False  # the token swallows white space on its left
+    right: bool = False  # the token swallows white space on its right
+    whole_word: bool = False  # the token is not found inside a word
 
 
 class NameSplitter:
@@ -63,10 +60,13 @@ class NameSplitter:
         encode_part: Callable[[str, bool], list[int]],
         accept: Callable[[int], bool] = lambda start: True,
     ) -> list[int]:
-        """Encode a text; encode_part(part, opening) encodes a part between names.
+        """Encode a text, names as their tokens and the parts between names with `encode_part`.
 
-        opening: the part is at the beginning of the text. accept(start): whether a name that was
-        found there stands for its token.
+        Args:
+            encode_part: Function called with a part, and whether the part is at the beginning of
+                the text.
+            accept: Function called with the place of a name that was found, which returns whether
+                the name stands for its token.
         """
         ids = list[int]()
         start = 0
@@ -101,7 +101,9 @@ def any_of(names: Iterable[str], escape: Callable[[str], str] = re.escape) -> st
     """Return a pattern that finds the longest of the names at a place.
 
     Names with a common beginning share it, so that thousands of them are tried as quickly as one.
-    escape: makes a pattern of a text that stands for itself.
+
+    Args:
+        escape: Function that makes a pattern of a text that stands for itself.
     """
     ordered = sorted(set(names))
     return _branches(ordered, 0, 0, escape) if ordered else NEVER
@@ -110,7 +112,8 @@ def any_of(names: Iterable[str], escape: Callable[[str], str] = re.escape) -> st
 def _branches(names: list[str], depth: int, nesting: int, escape: Callable[[str], str]) -> str:
     """Return a pattern for what follows the first `depth` letters, which sorted names share.
 
-    nesting: groups around the pattern.
+    Args:
+        nesting: Number of groups around the pattern.
     """
     if nesting > MAX_NESTING:
         longest_first = sorted((name[depth:] for name in names), key=len, reverse=True)

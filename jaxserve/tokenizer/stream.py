@@ -23,6 +23,13 @@ class StreamDecoder:
     prompt tokenizer.decode(), however the ids are divided among pushes. Half a character is never
     returned: up to three bytes wait for the rest of their character. A push takes time in
     proportion to its ids and their text, whatever came before.
+
+    Args:
+        tokenizer: The tokenizer of the ids.
+        prompt_ids: The prompt, of which only the two ends are read.
+        stop: Strings that end the text.
+        include_stop: Whether the text keeps the stop string.
+        spelled: Special tokens that are text here, with the text.
     """
 
     def __init__(
@@ -34,13 +41,6 @@ class StreamDecoder:
         spelled: Mapping[int, str] = NOTHING,
     ) -> None:
         """Create a decoder.
-
-        Args:
-            tokenizer: The tokenizer of the ids.
-            prompt_ids: The prompt, of which only the two ends are read.
-            stop: Strings that end the text.
-            include_stop: Whether the text keeps the stop string.
-            spelled: Special tokens that are text here, with the text.
 
         Raises:
             TokenizerError: A stop string is empty.

@@ -42,15 +42,11 @@ class Groups(NamedTuple):
 
 @dataclass(frozen=True)
 class Options:
-    """Parameters that are fixed when a step is compiled.
+    """Parameters that are fixed when a step is compiled."""
 
-    block: rows of a block, from `block_rows`. out_dtype: dtype of the result, rounded once, from
-    float32. device_kind: the vendor's name of the chip that runs the product.
-    """
-
-    block: int
-    out_dtype: jnp.dtype
-    device_kind: str = ""
+    block: int  # rows of a block, from `block_rows`
+    out_dtype: jnp.dtype  # of the result, rounded once, from float32
+    device_kind: str = ""  # vendor's name of the chip that runs the product
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "out_dtype", jnp.dtype(self.out_dtype))
@@ -90,8 +86,10 @@ class GroupedMatmul(Protocol):
     def block_rows(dtype: jnp.dtype, rows_per_expert: int) -> int:
         """Return the best block size, in rows, for operands of this dtype.
 
-        rows_per_expert: the number of rows that an expert is expected to have. The size fits both
-        products of an expert, whatever their shapes.
+        The size fits both products of an expert, whatever their shapes.
+
+        Args:
+            rows_per_expert: Number of rows that an expert is expected to have.
         """
         ...
 
@@ -105,7 +103,7 @@ class GroupedMatmul(Protocol):
     ) -> Float[Array, "M C N"]:
         """Return every row of the live blocks times its expert's weight, in options.out_dtype.
 
-        M is n times the block. scales: of a weight in 8 or 4 bits.
+        M is n times the block. A weight in 8 or 4 bits has `scales`.
         """
         ...
 

@@ -25,11 +25,13 @@ def blocks_needed(assignments: int, experts: int, block: int) -> int:
 
 
 def arrange(ids: Int[Array, "A"], experts: int, block: int) -> tuple[Groups, Int[Array, "A"]]:
-    """Return the n = blocks_needed blocks, and the row of each assignment in their M = n * block
-    rows.
+    """Return the n = blocks_needed blocks, and each assignment's row in their M = n * block rows.
 
-    ids: the expert of each assignment; an assignment whose id is not in 0..experts-1 is left out,
-    and its row is M. Rows of an expert are in the order of their assignments.
+    Rows of an expert are in the order of their assignments.
+
+    Args:
+        ids: Expert of each assignment. An assignment whose id is not in 0..experts-1 is left out,
+            and its row is M.
     """
     num_blocks = blocks_needed(len(ids), experts, block)
     chunks = jnp.pad(ids, (0, -len(ids) % CHUNK), constant_values=-1).reshape(-1, CHUNK)

@@ -199,7 +199,8 @@ def _each(shape: tuple[int, int, int], multiply: Callable[[int, Any], None]) -> 
 def _in_turns(size: int, step: int, work: Callable[[Any, int], None]) -> None:
     """Call `work` for every `step` of `size` items, and for those that are left.
 
-    work: is given the first item of a turn, and how many there are.
+    Args:
+        work: Function called with the first item of a turn, and the number of its items.
     """
     whole = size // step
     if whole:

@@ -41,18 +41,15 @@ SCALE_BYTES = 4  # a scale is a float32
 
 @dataclass(frozen=True)
 class Layout:
-    """Shape and dtype of a page, which holds page_size tokens of kv_heads heads.
-
-    dtype: the stored dtype; int8 and float8_e4m3fn carry a float32 scale per token and head.
-    value_dim: set for pages that keep K alone. In latent pages (multi-head latent attention,
-    DeepSeek-V2), which have one head, a token's value is the first value_dim numbers of its K. With
-    0 there is no value: such pages are read and written, and no query attends to them.
-    """
+    """Shape and dtype of a page, which holds page_size tokens of kv_heads heads."""
 
     kv_heads: int  # K
     head_dim: int  # H of queries and keys
     page_size: int  # Z
-    dtype: jnp.dtype
+    dtype: jnp.dtype  # as stored; int8 and float8_e4m3fn carry a float32 scale per token and head
+    # Set for pages that keep K alone. In latent pages (multi-head latent attention, DeepSeek-V2),
+    # which have one head, a token's value is the first value_dim numbers of its K. With 0 there is
+    # no value: such pages are read and written, and no query attends to them.
     value_dim: int | None = None
 
     def __post_init__(self) -> None:
@@ -132,23 +129,19 @@ class Ragged(NamedTuple):
 
 @dataclass(frozen=True)
 class Options:
-    """Parameters that are fixed when a step is compiled.
-
-    window: the number of positions that a query sees, its own being the last; None: all positions
-    up to its own. softcap: scores s become cap * tanh(s / cap). max_row_tokens: the largest number
-    of tokens in a row; 1 is a decode step, in which T = R and token r belongs to row r; None: no
-    limit. lse: also return the natural logarithm of the softmax's denominator, including the share
-    of a sink. device_kind: the vendor's name of the chip that runs the step, which selects tuned
-    sizes.
-    """
+    """Parameters that are fixed when a step is compiled."""
 
     layout: Layout
     scale: float
+    # Number of positions that a query sees, its own being the last; None: all up to its own.
     window: int | None = None
-    softcap: float | None = None
+    softcap: float | None = None  # scores s become cap * tanh(s / cap)
+    # Largest number of tokens in a row; None: no limit. 1 is a decode step, in which T = R and
+    # token r belongs to row r.
     max_row_tokens: int | None = None
+    # Also return the natural logarithm of the softmax's denominator, including a sink's share.
     lse: bool = False
-    device_kind: str = ""
+    device_kind: str = ""  # vendor's name of the chip that runs the step; selects tuned sizes
 
 
 class Attended(NamedTuple):
@@ -208,7 +201,8 @@ class PagedAttention(Protocol):
     ) -> Attended:
         """Write k and v into the pages, then attend from every query to its row up to its position.
 
-        sinks: a score per query head that takes part in the softmax and has no value (gpt-oss).
+        Args:
+            sinks: Score per query head that takes part in the softmax and has no value (gpt-oss).
         """
         ...
 
@@ -216,7 +210,7 @@ class PagedAttention(Protocol):
     def read(pages: Pages, ids: Int[Array, "n"], layout: Layout) -> Pages:
         """Return copies of the pages `ids` in canonical order [n, Z, K, H], scales [n, Z, K].
 
-        ids: pages that exist.
+        All `ids` have to be those of pages that exist.
         """
         ...
 

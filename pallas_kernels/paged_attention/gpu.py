@@ -109,7 +109,7 @@ def attend(
 ) -> Attended:
     """Write the new tokens and attend; see `api.PagedAttention.attend`.
 
-    few_sizes, many_sizes: used in place of the table's, to tune them.
+    `few_sizes` and `many_sizes` are used in place of the table's, to tune them.
     """
     pages = reference.write(pages, k, v, ragged.page, ragged.offset)
     heads = q.shape[1]

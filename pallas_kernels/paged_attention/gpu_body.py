@@ -177,7 +177,7 @@ class Body:
     def _block(self, unit: Unit, i: Scalar, running: Running, border: bool) -> Running:
         """Return the running softmax after the unit's i-th block.
 
-        border: some query does not see all of the block, so that scores are masked.
+        With `border`, some query does not see all of the block, so that scores are masked.
         """
         shared = self.shared
         slot = self._fetcher.slot(unit, i)

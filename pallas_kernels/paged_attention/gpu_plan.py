@@ -29,19 +29,13 @@ ELEMENT = 2  # bytes of a bfloat16
 
 
 class Sizes(NamedTuple):
-    """Sizes that are tuned, for one kind of walk.
+    """Sizes that are tuned, for one kind of walk."""
 
-    warpgroups: those that multiply, 64 query rows each. block_tokens: kv positions of a block, a
-    multiple of 64. per_core: the largest number of thread blocks that share a multiprocessor.
-    split_tokens: the smallest number of kv positions of a part, where rows are split; splits: the
-    largest number of parts of a row.
-    """
-
-    warpgroups: int
-    block_tokens: int
-    per_core: int
-    split_tokens: int
-    splits: int
+    warpgroups: int  # those that multiply, 64 query rows each
+    block_tokens: int  # kv positions of a block, a multiple of 64
+    per_core: int  # largest number of thread blocks that share a multiprocessor
+    split_tokens: int  # smallest number of kv positions of a part, where rows are split
+    splits: int  # largest number of parts of a row
 
 
 # Warpgroups that share the rows of a latent tile and have half of a value's columns each: the
@@ -53,30 +47,23 @@ MANY = Sizes(warpgroups=2, block_tokens=128, per_core=1, split_tokens=1024, spli
 
 
 class Plan(NamedTuple):
-    """Constants that the kernel's code depends on, besides the shapes of its operands.
-
-    tokens: query tokens of a tile. groups: G, query heads that share a head as walked. sharing:
-    walked heads per kv head: a kv head with more than 64 query heads counts as several. rows: M,
-    query rows that are copied for a tile and head; row t * G + g is token t's, and the rows behind
-    are padding. warpgroups: those that multiply. piece_tokens: tokens of one copy, all of one page.
-    block_tokens: B, kv positions of a block. stages: blocks that may be in flight. per_core: thread
-    blocks on a multiprocessor. splits: S, the largest number of parts of a tile, each of
-    split_tokens at least. cores: multiprocessors.
-    """
+    """Constants that the kernel's code depends on, besides the shapes of its operands."""
 
     options: Options
-    tokens: int
-    groups: int
-    sharing: int
+    tokens: int  # query tokens of a tile
+    groups: int  # G, query heads that share a head as walked
+    sharing: int  # walked heads per kv head; one with more than 64 query heads counts as several
+    # M, query rows that are copied for a tile and head; row t * G + g is token t's, and the rows
+    # behind are padding.
     rows: int
-    warpgroups: int
-    piece_tokens: int
-    block_tokens: int
-    stages: int
-    per_core: int
+    warpgroups: int  # those that multiply
+    piece_tokens: int  # tokens of one copy, all of one page
+    block_tokens: int  # B, kv positions of a block
+    stages: int  # blocks that may be in flight
+    per_core: int  # thread blocks on a multiprocessor
     split_tokens: int
-    splits: int
-    cores: int
+    splits: int  # S, the largest number of parts of a tile, each of split_tokens at least
+    cores: int  # multiprocessors
 
     @property
     def has_fetcher(self) -> bool:
@@ -126,7 +113,7 @@ class Plan(NamedTuple):
 
 
 def few_tokens(options: Options, heads: int) -> int:
-    """Return how many tokens of a row fit into one warpgroup's product; heads: N."""
+    """Return how many tokens of a row fit into one warpgroup's product with N `heads`."""
     return WARPGROUP_ROWS // _shared_out(options, heads)[0]
 
 
@@ -144,8 +131,11 @@ def few_plan(
 ) -> Plan:
     """Return the plan for tiles that fit into one warpgroup's product.
 
-    heads: N, the query heads of the shard. tiles: n, each with room for `tokens` tokens. context:
-    the largest number of kv positions of a row. sizes: used in place of the table's.
+    Args:
+        heads: Number N of query heads of the shard.
+        tiles: Number n of tiles, each with room for `tokens` tokens.
+        context: Largest number of kv positions of a row.
+        sizes: Sizes used in place of the table's.
     """
     groups, sharing = _shared_out(options, heads)
     rows = -(-tokens * groups // 8) * 8  # tiles of shared memory have 8 rows
@@ -157,7 +147,7 @@ def few_plan(
 def many_plan(options: Options, heads: int, sizes: Sizes | None = None) -> Plan:
     """Return the plan for tiles that fill the products of several warpgroups.
 
-    heads: N. sizes: used in place of the table's.
+    There are N `heads`; `sizes` are used in place of the table's.
     """
     groups, sharing = _shared_out(options, heads)
     sizes = sizes or tuned(options, groups, "many")
@@ -203,10 +193,9 @@ def _plan(
 
 
 def _shared_bytes(layout: Layout, rows: int, has_parts: bool) -> tuple[int, int]:
-    """Return the bytes of shared memory of a thread block: the fixed ones, and those per block
-    token.
+    """Return a thread block's bytes of shared memory: the fixed ones, and those per block token.
 
-    rows: query rows of all warpgroups.
+    All warpgroups together have `rows` query rows.
     """
     others = 3 * ALIGNMENT  # the driver's, the logarithms, barriers
     if layout.value_dim is not None:
@@ -224,7 +213,7 @@ def _shared_bytes(layout: Layout, rows: int, has_parts: bool) -> tuple[int, int]
 def tuned(options: Options, groups: int, kind: str) -> Sizes:
     """Return the table's sizes for this shape on this chip, or the defaults.
 
-    kind: "few" or "many".
+    The walk's `kind` is "few" or "many".
     """
     default = {"few": FEW, "many": MANY}[kind]
     return default._replace(

@@ -28,16 +28,15 @@ def sublanes(dtype: jnp.dtype) -> int:
 class Lanes:
     """Lanes of a page that hold the key and the value of a token.
 
-    total: C, the lanes of a page. Queries are multiplied with lanes 0:keys, and softmax weights
-    with lanes values:values + value_lanes; in the product of the latter, lanes out:out + V are the
-    result.
+    Queries are multiplied with lanes 0:keys, and softmax weights with lanes values:values +
+    value_lanes; in the product of the latter, lanes out:out + V are the result.
 
     Key and value begin at multiples of 128 lanes. Where both fit into 128, they share them: a query
     then has zeros in the value's lanes, and the key's part of the result is not read. In a latent
     page the value is the beginning of the key.
     """
 
-    total: int
+    total: int  # C, the lanes of a page
     keys: int
     values: int
     value_lanes: int

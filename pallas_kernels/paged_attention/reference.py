@@ -227,15 +227,11 @@ def _ragged(
 
 
 class _Running(NamedTuple):
-    """Running softmax over the blocks seen so far.
+    """Running softmax over the blocks seen so far."""
 
-    peak: the largest score; total: the denominator divided by exp(peak); acc: the weighted sum of
-    values divided by exp(peak).
-    """
-
-    peak: Float[Array, "B K M"]
-    total: Float[Array, "B K M"]
-    acc: Float[Array, "B K M V"]
+    peak: Float[Array, "B K M"]  # largest score
+    total: Float[Array, "B K M"]  # denominator divided by exp(peak)
+    acc: Float[Array, "B K M V"]  # weighted sum of values divided by exp(peak)
 
 
 def _flash(
@@ -248,8 +244,11 @@ def _flash(
 ) -> tuple[Float[Array, "B K M V"], Float[Array, "B K M"]]:
     """Return the causal attention of M queries per row, and its log-sum-exp.
 
-    positions: of the queries within their rows; a query at -1 sees nothing. The walk begins with
-    the block that holds the first position of any window and ends with the block of the last query.
+    The walk begins with the block that holds the first position of any window and ends with the
+    block of the last query.
+
+    Args:
+        positions: Positions of the queries within their rows; a query at -1 sees nothing.
     """
     batch, kv_heads = q.shape[:2]
     page_size = pages.k.shape[2]

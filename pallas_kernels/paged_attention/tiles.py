@@ -59,7 +59,7 @@ def single_tiles(ragged: Ragged, num_tokens: int) -> Tiles:
 def ragged_tiles(ragged: Ragged, num_tokens: int, tokens: int, least: int = 1) -> Tiles:
     """Return tiles of up to `tokens` tokens of one row each.
 
-    Every tile of a row is full but the last. least: rows with fewer tokens get no tiles.
+    Every tile of a row is full but the last. Rows with fewer than `least` tokens get no tiles.
     """
     sizes = ragged.starts[1:] - ragged.starts[:-1]
     sizes = jnp.where(sizes < least, 0, sizes)

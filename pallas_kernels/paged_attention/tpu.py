@@ -187,7 +187,8 @@ def _walk(
 ) -> Attended:
     """Call the kernel: attend from the tiles' queries, and store the tokens of rows that have one.
 
-    new: the step's tokens as pages hold them, see `tpu_write.stored`.
+    Args:
+        new: The step's tokens as pages hold them, see `tpu_write.stored`.
     """
     options = plan.options
     layout = options.layout
@@ -240,7 +241,7 @@ def _kernel(
 ) -> Callable[..., None]:
     """Return the kernel, which knows its references by these names.
 
-    outputs: with the pools, which are operands and results.
+    The names in `outputs` include the pools, which are operands and results.
     """
 
     def kernel(*refs: Any) -> None:

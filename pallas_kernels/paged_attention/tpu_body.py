@@ -62,20 +62,16 @@ class Body:
     The grid goes over steps of tiles and, as the faster dimension, over groups of k kv heads;
     `ins`, `outs` and `work` hold a group's heads, `pools` all heads. Rows of results that belong to
     no tile's tokens are not written.
-
-    ins:    q [per_step, k, M, C], sinks [k, M, 1], new [per_step, k, 1, C] float32,
-            new_k_scale and new_v_scale [per_step, k, 1, 1]
-    outs:   out [per_step, k, M, V], lse [per_step, k, M, 1]
-    pools:  k, k_scale, v_scale, in HBM
-    work:   memory on the chip, among it two blocks of each pool
     """
 
     plan: Plan
     scalars: Scalars
+    # q [per_step, k, M, C], sinks [k, M, 1], new [per_step, k, 1, C] float32,
+    # new_k_scale and new_v_scale [per_step, k, 1, 1]
     ins: Refs
-    outs: Refs
-    pools: Refs
-    work: Refs
+    outs: Refs  # out [per_step, k, M, V], lse [per_step, k, M, 1]
+    pools: Refs  # k, k_scale, v_scale, in HBM
+    work: Refs  # memory on the chip, among it two blocks of each pool
 
     def run(self) -> None:
         """Attend from the step's live tiles."""
@@ -111,7 +107,7 @@ class Body:
     def _copies(self, tile: Scalar, group: Scalar, block: Scalar, slot: Scalar, what: str) -> None:
         """Start, or wait for, the copies of the pages of a block that the tile's queries see.
 
-        what: "start" or "wait". A wait has to name the same copies as the start.
+        `what` is "start" or "wait". A wait has to name the same copies as the start.
         """
         plan = self.plan
         first, end = self._span(tile).range_in(self.plan.page_size)
@@ -155,7 +151,7 @@ class Body:
             self._walk(tile, nth, plan.rows)
 
     def _walk(self, tile: Scalar, nth: Scalar, rows: int) -> None:
-        """Walk over the tile's blocks and write its results; rows: how many of its M to compute."""
+        """Walk over the tile's blocks, and write the results of the first `rows` of its M rows."""
         span = self._span(tile)
         group = pl.program_id(1)
         begin, end = span.range_in(self.plan.block_tokens)

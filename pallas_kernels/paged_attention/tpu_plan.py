@@ -14,16 +14,12 @@ from jaxserve.pallas_kernels.paged_attention.lanes import Lanes
 
 
 class Sizes(NamedTuple):
-    """Sizes that are tuned; the defaults fit a v4, whose vector memory is the smallest.
+    """Sizes that are tuned; the defaults fit a v4, whose vector memory is the smallest."""
 
-    decode_tokens, chunk_tokens: the largest number of kv positions of a block. decode_tiles: tiles,
-    of one query token each, in a step of the grid. query_rows: query rows of a chunk's tile and one
-    kv head; enough to make fetching a page worthwhile.
-    """
-
-    decode_tokens: int = 512
-    decode_tiles: int = 8
-    chunk_tokens: int = 512
+    decode_tokens: int = 512  # largest number of kv positions of a block
+    decode_tiles: int = 8  # tiles, of one query token each, in a step of the grid
+    chunk_tokens: int = 512  # largest number of kv positions of a block
+    # Query rows of a chunk's tile and one kv head; enough to make fetching a page worthwhile.
     query_rows: int = 512
 
 
@@ -74,8 +70,12 @@ def plan_of(
 ) -> Plan:
     """Return the plan of a step.
 
-    heads: N, the query heads of the shard; rows: R; num_tokens: T; table_width: W. sizes: used in
-    place of the table's, to tune them.
+    Args:
+        heads: Number N of query heads of the shard.
+        rows: Number R of rows.
+        num_tokens: Number T of tokens.
+        table_width: Width W of the tables.
+        sizes: Sizes used in place of the table's, to tune them.
     """
     layout = options.layout
     groups = heads // layout.kv_heads

@@ -91,7 +91,8 @@ def put_pages(
 def write_chunks(pages: Pages, new: Pages, ragged: Ragged, layout: Layout) -> Pages:
     """Write the tokens of rows with more than one into their pages, in place if donated.
 
-    new: the step's tokens from `stored`.
+    Args:
+        new: The step's tokens from `stored`.
     """
     visits = visits_of(ragged, len(new.k), layout.page_size)
     token = jnp.clip(visits.token[:, None] + jnp.arange(layout.page_size)[None], 0, len(new.k) - 1)
@@ -109,7 +110,7 @@ def _write(
 ) -> Float[Array, "P K ..."]:
     """Write tokens, aligned to pages as [n, K, Z, ...], into a pool.
 
-    places: the dimension of a page that counts its Z tokens.
+    The dimension `places` of a page counts its Z tokens.
     """
 
     def kernel(

@@ -35,12 +35,9 @@ class Demand(NamedTuple):
 
 @dataclass(frozen=True)
 class Options:
-    """Parameters that are fixed when a step is compiled.
+    """Parameters that are fixed when a step is compiled."""
 
-    device_kind: the vendor's name of the chip that runs the product.
-    """
-
-    device_kind: str = ""
+    device_kind: str = ""  # vendor's name of the chip that runs the product
 
 
 class QuantizedMatmul(Protocol):

@@ -19,10 +19,13 @@ class ByteBudget:
     """Bytes that are granted in the order of the requests.
 
     A large request is not overtaken by small ones, which would starve it.
+
+    Args:
+        nbytes: The most bytes that are granted at a time, the value of --transfer-buffer.
+        owner: Words that complete error texts.
     """
 
     def __init__(self, nbytes: int, owner: str = "of the decode server"):
-        """Allow `nbytes`, the value of --transfer-buffer; `owner` completes error texts."""
         self.nbytes = nbytes
         self.held = 0
         self._owner = owner

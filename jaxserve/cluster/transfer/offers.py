@@ -36,10 +36,13 @@ class Offer:
 
 
 class OfferStore:
-    """Every segment on offer, each for the first caller that has its key."""
+    """Every segment on offer, each for the first caller that has its key.
+
+    Args:
+        nbytes: The most bytes that are held, the value of --transfer-buffer.
+    """
 
     def __init__(self, nbytes: int):
-        """Hold at most `nbytes`, the value of --transfer-buffer."""
         self.budget = ByteBudget(nbytes, "of the prefill server")
         self.counts = Counts()
         self._offers: dict[bytes, Offer] = {}

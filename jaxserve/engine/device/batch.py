@@ -14,27 +14,22 @@ from jaxserve.request import MAX_LOGPROBS
 
 
 def upload_layout(bucket: Bucket, page_groups: int, page_size: int) -> Packed:
-    """Return the layout of one lane's upload.
-
-    Names are those of LanePlan. rows: out of range for padding. fresh_*: new entries of page
-    tables, per page group. tokens: not in decode steps, which continue from tokens on the device.
-    targets: in score steps only. starts: in draft steps only, since the draft model may be behind
-    the row.
-    """
+    """Return the layout of one lane's upload; names are those of LanePlan."""
     fresh = (page_groups, bucket.fresh_pages(page_size))
     fields: list[tuple[str, tuple[int, ...], type]] = [
-        ("rows", (bucket.rows,), np.int32),
+        ("rows", (bucket.rows,), np.int32),  # out of range for padding
         ("sizes", (bucket.rows,), np.int32),
         ("samples", (bucket.rows,), np.int32),
+        # New entries of page tables, per page group.
         ("fresh_row", fresh, np.int32),
         ("fresh_index", fresh, np.int32),
         ("fresh_page", fresh, np.int32),
     ]
-    if bucket.kind != "decode":
+    if bucket.kind != "decode":  # decode steps continue from tokens on the device
         fields.append(("tokens", (bucket.tokens,), np.int32))
     if bucket.kind == "score":
         fields.append(("targets", (bucket.tokens,), np.int32))
-    if bucket.kind == "draft":
+    if bucket.kind == "draft":  # the draft model may be behind the row
         fields.append(("starts", (bucket.rows,), np.int32))
     return Packed(tuple(fields))
 
@@ -50,7 +45,8 @@ def pack_lane(
 ) -> np.ndarray:
     """Pack one lane's columns, padded to the bucket.
 
-    padding_row: a row id that is out of range, so that the device ignores what padding says.
+    Args:
+        padding_row: Row id that is out of range, so that the device ignores what padding says.
     """
     fresh_row = np.full((page_groups, bucket.fresh_pages(page_size)), padding_row, np.int32)
     fresh_index = np.zeros_like(fresh_row)

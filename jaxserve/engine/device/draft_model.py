@@ -36,18 +36,15 @@ log = logging.getLogger("jaxserve.engine")
 
 @dataclass(frozen=True)
 class DraftModel:
-    """Specification and weights of a draft model, as the devices hold them.
-
-    params: arrays, or their abstract values.
-    """
+    """Specification and weights of a draft model, as the devices hold them."""
 
     spec: ModelSpec
-    params: dict
+    params: dict  # arrays, or their abstract values
 
 
 @dataclass(frozen=True)
 class ModelDrafter:
-    """A Drafter (see device.drafting) that runs a draft model. config: of the engine.
+    """A Drafter (see device.drafting) that runs a draft model.
 
     Page n of the draft model belongs to page n of the model's first page group without a window,
     and is found by that group's tables. What the host allocates, shares and frees for the model
@@ -55,7 +52,7 @@ class ModelDrafter:
     """
 
     model: DraftModel
-    config: EngineConfig
+    config: EngineConfig  # of the engine
     mesh: Mesh
 
     @property
@@ -105,9 +102,10 @@ class ModelDrafter:
         return self.params["embed"].dtype
 
     def cache_bytes(self, config: EngineConfig) -> int:
-        """Return the bytes that its pages of a lane take on one device.
+        """Return the bytes that the draft model's pages of a lane take on one device.
 
-        config: the engine's, with the pools that are asked about.
+        Args:
+            config: Configuration of the engine, with the pools that are asked about.
         """
         kernel = dispatch.IMPLEMENTATIONS[self.attention]
         tensor = self.mesh.shape["tensor"]

@@ -38,19 +38,23 @@ class ModelPass(NamedTuple):
 class Drafter(Protocol):
     """A small model, or a head on the model's hidden states, that drafts tokens inside a step.
 
-    params: its parameters on the mesh, which steps find in `params["drafter"]`. abstract_params:
-    their shapes, dtypes and shardings. abstract_state: those of `State.drafter`, what the drafter
-    keeps between steps; methods return a new one.
+    `State.drafter` is what the drafter keeps between steps; methods return a new one.
     """
 
     @property
-    def params(self) -> Any: ...
+    def params(self) -> Any:
+        """Parameters on the mesh, which steps find in `params["drafter"]`."""
+        ...
 
     @property
-    def abstract_params(self) -> Any: ...
+    def abstract_params(self) -> Any:
+        """Shapes, dtypes and shardings of the parameters."""
+        ...
 
     @property
-    def abstract_state(self) -> Any: ...
+    def abstract_state(self) -> Any:
+        """Shapes, dtypes and shardings of `State.drafter`."""
+        ...
 
     def next(
         self,
@@ -70,7 +74,8 @@ class Drafter(Protocol):
     def observe(self, params: dict, state: State, model: ModelPass) -> Any:
         """Return the drafter's state after a pass of the model.
 
-        state: with rows as they were before the step.
+        Args:
+            state: State with rows as they were before the step.
         """
         ...
 
@@ -100,8 +105,11 @@ def draft_tokens(
 ) -> tuple[State, Int[Array, "A R k"]]:
     """Draft `drafts` tokens one after the other for every row that samples more than one.
 
-    Tokens beyond a row's own number of samples are meaningless. batch: of a verify step, whose rows
-    have room for as many positions as samples. vocab: V of the model.
+    Tokens beyond a row's own number of samples are meaningless.
+
+    Args:
+        batch: Batch of a verify step, whose rows have room for as many positions as samples.
+        vocab: Size V of the model's vocabulary.
     """
     rows = state.rows
     ids = batch["rows"]

@@ -23,17 +23,13 @@ Job = tuple[str, Callable[[], None]]
 
 
 class Executables:
-    """Everything that an engine launches, compiled ahead of its first use.
-
-    steps, writers, page_programs: compiled programs, the last two by name. missed: names of the
-    programs that the persistent compilation cache did not have.
-    """
+    """Everything that an engine launches, compiled ahead of its first use."""
 
     def __init__(self, lowering: Lowering):
         self.steps: dict[Bucket, jax.stages.Compiled] = {}
-        self.writers: dict[str, jax.stages.Compiled] = {}
-        self.page_programs: dict[str, jax.stages.Compiled] = {}
-        self.missed: list[str] = []
+        self.writers: dict[str, jax.stages.Compiled] = {}  # by name
+        self.page_programs: dict[str, jax.stages.Compiled] = {}  # by name
+        self.missed: list[str] = []  # programs that the persistent compilation cache did not have
         self._lowering = lowering
         self._compiles = CompileCounter()
         self._expected_compiles = 0

@@ -54,9 +54,12 @@ class Lowering:
     Everything is lowered with types of 32 bits, whatever jax_enable_x64 says, which belongs to the
     program around the engine.
 
-    params: abstract values with shardings, in the structure of param_specs. drafter: of tokens that
-    the device drafts, if it does. Raises KernelError when a kernel that the configuration names
-    cannot run what the engine needs.
+    Args:
+        params: Abstract values with shardings, in the structure of param_specs.
+        drafter: Drafter of the tokens that the device drafts, if it does.
+
+    Raises:
+        KernelError: A kernel that the configuration names cannot run what the engine needs.
     """
 
     @jax.enable_x64(False)
@@ -174,7 +177,7 @@ def abstract_params(
 ) -> dict:
     """Return shapes, dtypes, shardings and memory orders of the parameters, as declared.
 
-    scheme: of quantized weights. Raises ShardingError where the mesh does not divide them.
+    Raises ShardingError where the mesh does not divide them.
     """
     # Values taken from the arrays would name a TPU's tiles as well. That gives the same step, but
     # under another key of jax's cache than a step compiled ahead (jaxserve/plan/bundle.py).

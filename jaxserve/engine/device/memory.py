@@ -76,10 +76,10 @@ def device_limit(mesh: Mesh) -> int:
 
 
 def bytes_of_others(mesh: Mesh, own: object) -> int:
-    """Return the bytes that arrays of this process take on each device of a mesh, but for its own.
+    """Return the bytes that arrays outside the pytree `own` take on each device of a mesh.
 
-    Such as those of another engine. own: pytree of arrays that are not counted. On several hosts,
-    that is the most of any of them.
+    Those are arrays of this process, such as another engine's. On several hosts, the result is the
+    most of any host.
     """
     ignored = {id(array) for array in jax.tree.leaves(own)}
     others = [array for array in jax.live_arrays() if id(array) not in ignored]
@@ -138,7 +138,7 @@ def page_bytes(kernel: PagedAttention, layout: Layout) -> int:
 
 
 def cache_bytes(spec: ModelSpec, config: EngineConfig, kernel: PagedAttention, tensor: int) -> int:
-    """Return the bytes of all pages of a lane on one device. tensor: devices that split heads."""
+    """Return the bytes of all pages of a lane on one of the `tensor` devices that split heads."""
     dtype = jnp.dtype(config.page_dtype)
     total = 0
     for group, pool in zip(spec.page_groups(), config.pools, strict=True):
@@ -148,10 +148,7 @@ def cache_bytes(spec: ModelSpec, config: EngineConfig, kernel: PagedAttention, t
 
 
 def check_fits(budget: MemoryBudget, cache: int) -> None:
-    """Raise MemoryLimitError when a cache of the size that was asked for cannot fit.
-
-    cache: its bytes on one device.
-    """
+    """Raise MemoryLimitError when the asked-for cache, `cache` bytes on one device, cannot fit."""
     if cache > budget.left:
         raise MemoryLimitError(
             f"--cache-tokens asks for {cache / 2**30:.2f} GiB per device; with {budget} that "
@@ -163,8 +160,13 @@ def check_fits(budget: MemoryBudget, cache: int) -> None:
 def affordable_pages(budget: MemoryBudget, cache: Callable[[int], int], wanted: int) -> int:
     """Return the largest number of pages, up to `wanted`, whose cache fits into the budget.
 
-    cache: gives the bytes of a cache by its number of pages, and grows with it. All bytes are of
-    one device. Raises MemoryLimitError when not even one page fits.
+    All bytes are of one device.
+
+    Args:
+        cache: Function that returns the bytes of a cache by its number of pages, and grows with it.
+
+    Raises:
+        MemoryLimitError: Not even one page fits.
     """
     pages = bisect_right(range(1, wanted + 1), budget.left, key=cache)
     if pages == 0:

@@ -155,7 +155,8 @@ def _stack_layers(*layers: jax.Array) -> jax.Array:
 class PageIO:
     """Programs of KV transfer, lowered for each number of pages that is read or written at once.
 
-    dtype: of the weights.
+    Args:
+        dtype: Dtype of the weights.
     """
 
     def __init__(
@@ -196,7 +197,7 @@ class PageIO:
         return page_counts(self._config), [group.layout for group in self.groups]
 
     def lower(self, pages: tuple[Pages, ...]) -> Iterator[tuple[str, jax.stages.Lowered]]:
-        """Yield names and programs. pages: of every layer, abstract.
+        """Yield names and programs for the abstract `pages` of every layer.
 
         A read is (pages of a group's layers, ids) -> copies; a write, which donates its pages, is
         (pages of a group's layers, ids, segment) -> pages.

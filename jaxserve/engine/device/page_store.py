@@ -28,11 +28,9 @@ from jaxserve.pallas_kernels.paged_attention.api import Pages
 
 @dataclass(frozen=True)
 class PagesRead:
-    """Pages that were read, still on the devices.
+    """Pages that were read, still on the devices."""
 
-    shards: of each array of a KV segment, in the order of their heads, [1, L, T, k, ...].
-    """
-
+    # Of each array of a KV segment, in the order of their heads, [1, L, T, k, ...].
     shards: Mapping[str, Sequence[jax.Array]]
 
     @property
@@ -60,7 +58,8 @@ def _join_heads(parts: Sequence[np.ndarray]) -> np.ndarray:
 class PageStore:
     """Reader and writer of an engine's pages; implements engine.host.page_device.PageDevice.
 
-    programs: compiled programs of `io` by name, which may be filled in until the first call.
+    Args:
+        programs: Compiled programs of `io` by name, which may be filled in until the first call.
     """
 
     def __init__(
@@ -193,8 +192,9 @@ def _shards_of_lane(array: jax.Array, lane: int, copies: int) -> list[jax.Array]
 def _move_shards(io: PageGroupIO, shards: Sequence[jax.Array]) -> jax.Array:
     """Start to copy each shard to the devices that hold its heads; returns at once.
 
-    shards: of one array, [1, L, T, k, ...] on any devices, in the order of their heads. k is the
-    number of heads of a shard here.
+    Args:
+        shards: Shards of one array, [1, L, T, k, ...] on any devices, in the order of their heads.
+            k is the number of heads of a shard here.
     """
     shape = (*shards[0].shape[:3], io.held_heads, *shards[0].shape[4:])
     sharding = io.segment_sharding

@@ -52,8 +52,11 @@ def pack_masks(
 ) -> Masks:
     """Pack masks of allowed tokens, padded to `width` rows and to `slots` sampling slots each.
 
-    entries: lane, row, and the masks of its slots in order. Returns [width, 2] int32 of lane and
-    row, and [width, slots, words] uint32.
+    Args:
+        entries: Lane, row, and the masks of its slots in order.
+
+    Returns:
+        Lanes and rows, [width, 2] int32, and masks, [width, slots, words] uint32.
     """
     where = np.full((width, 2), padding_row, np.int32)
     masks = np.zeros((width, slots, words), np.uint32)

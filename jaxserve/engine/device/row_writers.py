@@ -16,7 +16,8 @@ from jaxserve.engine.row_fields import ROW_FIELDS, RowSampling
 def admit_row(layout: Packed, state: State, packed: Int[Array, "n"]) -> State:
     """Write the small fields of a row that a sequence enters.
 
-    layout: of `packed`, see row_packing.admission_layout.
+    Args:
+        layout: Layout of `packed`, see row_packing.admission_layout.
     """
     values = layout.unpack(packed)
     where = values["lane"], values["row"]
@@ -32,7 +33,7 @@ def admit_row(layout: Packed, state: State, packed: Int[Array, "n"]) -> State:
 
 
 def set_counts(state: State, where: Int[Array, "2"], counts: Int[Array, "V"]) -> State:
-    """Write the token counts that penalties read. where: lane and row."""
+    """Write the token counts that penalties read, for the lane and row in `where`."""
     return _set_fields(state, where, counts=counts)
 
 
@@ -42,7 +43,7 @@ def set_bias(
     ids: Int[Array, "1024"],
     values: Float[Array, "1024"],
 ) -> State:
-    """Write the logit bias of a row, padded with token id V. where: lane and row."""
+    """Write the logit bias, padded with token id V, for the lane and row in `where`."""
     return _set_fields(state, where, bias_ids=ids, bias_values=values)
 
 

@@ -48,12 +48,7 @@ class Launched:
 
 
 class DeviceRunner:
-    """Runner of steps on a mesh (see engine.Runner); nothing is traced after `warm_up`.
-
-    executables: what is compiled, and figures of compiling. pages: access for KV transfer. padding:
-    use of each compiled bucket, and total: of all of them. collected: the bucket whose output was
-    read last.
-    """
+    """Runner of steps on a mesh (see engine.Runner); nothing is traced after `warm_up`."""
 
     def __init__(
         self,
@@ -77,13 +72,14 @@ class DeviceRunner:
         self._params = params | {"drafter": drafter.params} if drafter else params
         self._state = StateHolder(new_state(self.lowering.state))
         # Compiles are counted from here on, without the one that made the state.
-        self.executables = Executables(self.lowering)
+        self.executables = Executables(self.lowering)  # what is compiled, and figures of compiling
+        # Access for KV transfer.
         self.pages = PageStore(
             config, self.lowering.page_io, self.executables.page_programs, self._state
         )
-        self.padding: dict[Bucket, Padding] = {}
-        self.total = Padding()
-        self.collected: Bucket | None = None
+        self.padding: dict[Bucket, Padding] = {}  # use of each compiled bucket
+        self.total = Padding()  # use of all buckets
+        self.collected: Bucket | None = None  # the bucket whose output was read last
         self._closed = False
 
     # ---- compiling
@@ -162,7 +158,11 @@ class DeviceRunner:
             self._write_masks([(a.lane, a.row, slots * mask)])
 
     def _write_masks(self, entries: Sequence[tuple[int, int, bytes]]) -> None:
-        """Write masks of allowed tokens. entries: lane, row, and masks of the sampling slots."""
+        """Write masks of allowed tokens.
+
+        Args:
+            entries: Lane, row, and masks of the sampling slots.
+        """
         rows, slots, words = self.lowering.masks_shape
         for some in batched(entries, rows):
             where, masks = pack_masks(some, rows, slots, words, padding_row=self.config.max_batch)

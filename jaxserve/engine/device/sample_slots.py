@@ -33,7 +33,7 @@ class SampleSlots(NamedTuple):
 def sample_slots(
     bucket: Bucket, batch: Batch, tokens: Int[Array, "A T"], layout: TokenLayout, vocab: int
 ) -> SampleSlots:
-    """Find the sampling slots of a step. tokens: all packed tokens, drafted ones among them."""
+    """Find the sampling slots of a step among all packed `tokens`, which include drafted ones."""
     samples = batch["samples"][..., None]
     slot = jnp.arange(1 + bucket.drafts)[None, None]
     # Distance from the end of the chunk: its last `samples` tokens have a slot behind each.

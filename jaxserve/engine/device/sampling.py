@@ -103,9 +103,11 @@ def sample(
 ) -> Sampled:
     """Sample one token for each of B = A*r entries.
 
-    rows: row of `fields` that each entry uses. position: the position that its new token takes.
-    drafted: tokens between those that `fields` count and the new one, padded with V; None where
-    there never are any.
+    Args:
+        rows: Row of `fields` that each entry uses.
+        position: Position that the new token of each entry takes.
+        drafted: Tokens between those that `fields` count and the new one, padded with V; None
+            where there never are any.
     """
     vocab = logits.shape[-1]
     slot = jnp.zeros_like(position) if drafted is None else (drafted < vocab).sum(-1)
@@ -130,7 +132,8 @@ def apply_constraints(
 ) -> Float[Array, "B V"]:
     """Apply allowed tokens and logit bias, and rule out end tokens before min_tokens.
 
-    slot: number of drafted tokens before the new one, which selects its mask.
+    Args:
+        slot: Number of drafted tokens before the new one, which selects its mask.
     """
     vocab = logits.shape[-1]
     early = position < params.end_after
@@ -210,8 +213,10 @@ def choose_tokens(
 def truncate(logits: Float[Array, "B V"], params: RowSampling[jax.Array]) -> Float[Array, "B V"]:
     """Set tokens outside min_p, then top_k, then top_p to -inf; ties with the last one stay in.
 
-    min_p is relative to the largest probability, top_p to the mass that top_k left. logits: scaled
-    by the temperature, the largest of a row at 0.
+    min_p is relative to the largest probability, top_p to the mass that top_k left.
+
+    Args:
+        logits: Logits scaled by the temperature, the largest of a row at 0.
     """
 
     def apply(logits: jax.Array) -> jax.Array:

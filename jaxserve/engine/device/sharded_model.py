@@ -24,15 +24,13 @@ from jaxserve.sharding.rules import DP_AXES
 
 @dataclass(frozen=True)
 class ShardedModel:
-    """A model specification with a mesh and kernels, ready to be traced in a step.
-
-    kernel_weights: weights that a kernel multiplies, by name; XLA multiplies the others.
-    """
+    """A model specification with a mesh and kernels, ready to be traced in a step."""
 
     spec: ModelSpec
     mesh: Mesh
     attention: PagedAttention
     grouped_matmul: GroupedMatmul
+    # Weights that a kernel multiplies, by name; XLA multiplies the others.
     kernel_weights: Mapping[str, KernelBinding]
     page_size: int
     page_dtype: jnp.dtype
@@ -52,7 +50,10 @@ class ShardedModel:
     ) -> Forwarded:
         """Run all tokens of a step through the layers once.
 
-        tables: of the chunks' rows, for each page group. max_row_tokens: see attention_options.
+        `max_row_tokens` is as in attention_options.
+
+        Args:
+            tables: Page tables of the chunks' rows, for each page group.
         """
         attends = self._attends(pages, tables, layout, max_row_tokens)
         experts = None

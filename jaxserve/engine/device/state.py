@@ -110,7 +110,8 @@ def _abstract_load(spec: ModelSpec, config: EngineConfig, lanes_only: NamedShard
 def _abstract_pages(kernel: PagedAttention, layout: Layout, num_pages: int, mesh: Mesh) -> Pages:
     """Return one layer's abstract pool for the whole mesh.
 
-    layout: of one shard's heads, which the kernel may pad.
+    Args:
+        layout: Layout of one shard's heads, which the kernel may pad.
     """
 
     def whole(x: jax.ShapeDtypeStruct, axes: str) -> jax.ShapeDtypeStruct:

@@ -159,7 +159,7 @@ class StepBuilder:
     def _several_decodes(
         self, bucket: Bucket, params: dict, state: State, batch: Batch
     ) -> tuple[State, Batch]:
-        """Run `bucket.steps` decodes, each feeding the next; batch["sizes"]: limit of each row.
+        """Run `bucket.steps` decodes, each feeding the next, at most batch["sizes"] of each row.
 
         The scan has a fixed length, because on a GPU a loop with a condition asks the host before
         every turn. A row that is done takes part at its last position, but writes nothing and

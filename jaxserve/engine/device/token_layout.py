@@ -25,7 +25,8 @@ class TokenLayout(NamedTuple):
     def of_chunks(begin: Int[Array, "A R"], sizes: Int[Array, "A R"], tokens: int) -> "TokenLayout":
         """Lay out chunks that begin at these positions and have these sizes, 0 for padding.
 
-        tokens: T, at least the sum of a lane's sizes.
+        Args:
+            tokens: Number T of packed tokens, at least the sum of a lane's sizes.
         """
         lengths = jnp.where(sizes > 0, begin, 0) + sizes
         starts = jnp.pad(jnp.cumsum(sizes, axis=-1), ((0, 0), (1, 0)))

@@ -13,7 +13,8 @@ from jaxserve.engine.plan import StepKind
 class DraftPlanner:
     """Plans speculation: every method does nothing where the engine drafts no tokens.
 
-    speculation: proposes tokens and knows when they pay; None: nothing is drafted.
+    Args:
+        speculation: Proposer of tokens, which knows when they pay; None if nothing is drafted.
     """
 
     def __init__(self, config: EngineConfig, lanes: Seq[Lane], speculation: Speculation | None):
@@ -39,7 +40,8 @@ class DraftPlanner:
     def wake(self, verifying: bool) -> None:
         """Decide for every running sequence whether it waits until the host has read its tokens.
 
-        verifying: the step to be planned may verify drafted tokens.
+        Args:
+            verifying: Whether the step to be planned may verify drafted tokens.
         """
         if self.speculation:
             running = (seq for lane in self._lanes for seq in lane.running)
@@ -110,8 +112,9 @@ class DraftPlanner:
     def learn(self, seq: Sequence, samples: int, taken: int) -> None:
         """Record how many drafted tokens were accepted, and drop the draft model's K/V of the rest.
 
-        samples: tokens that the verification could have given; taken: tokens that it gave, the one
-        behind the accepted ones included.
+        Args:
+            samples: Number of tokens that the verification could have given.
+            taken: Number of tokens that it gave, the one behind the accepted ones included.
         """
         assert self.speculation
         if self.speculation.proposer.has_pages:

@@ -35,7 +35,8 @@ class Constraint:
     def take(self, token: int, last: bool = True) -> Finish | None:
         """Advance by a token that is not an end token; return how the choice ends, if it does.
 
-        last: no token is known that follows, so that a mask is needed.
+        Args:
+            last: Whether no token is known that follows, so that a mask is needed.
         """
         self._count += 1
         if not self._matcher.accept(token):

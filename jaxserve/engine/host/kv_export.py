@@ -21,11 +21,15 @@ from jaxserve.errors import EngineError
 def wanted_pages(config: EngineConfig, tokens: int, start: int, page_size: int) -> list[range]:
     """Return per group the page range of a prompt that a remote engine is missing.
 
-    tokens: length of the prompt. start: tokens that the remote engine has already. page_size: of
-    the remote engine. The ranges count pages of this engine; they are cut so that the remote engine
-    can make whole pages of its own from whole pages of this one. The last token is left out, since
-    the remote engine computes it itself. A sliding-window group begins with the page that the first
-    token computed there attends to.
+    The ranges count pages of this engine; they are cut so that the remote engine can make whole
+    pages of its own from whole pages of this one. The last token is left out, since the remote
+    engine computes it itself. A sliding-window group begins with the page that the first token
+    computed there attends to.
+
+    Args:
+        tokens: Length of the prompt.
+        start: Number of tokens that the remote engine has already.
+        page_size: Page size of the remote engine.
     """
     own = config.page_size
     reach = min(tokens // own * own, tokens - 1) // page_size * page_size
@@ -43,8 +47,8 @@ class PagesToSend:
     The receiver must call exactly one of `to_host`, `move_to` and `drop`, on any thread: until
     then the pages take one of the slots that bound how much lies on the devices.
 
-    pages: range within the prompt, in pages of the engine that has read them. nbytes: bytes of keys
-    and values, each counted once.
+    Args:
+        pages: Range within the prompt, in pages of the engine that has read them.
     """
 
     def __init__(
@@ -53,7 +57,7 @@ class PagesToSend:
         self.group = group
         self.pages = pages
         self.start = pages.start * page_size
-        self.nbytes = read.nbytes
+        self.nbytes = read.nbytes  # of keys and values, each counted once
         self._read: PagesRead | None = read
         self._slots = slots
         self._lock = Lock()
@@ -111,8 +115,11 @@ class KVExport:
     export ends when all were delivered, or when the request has ended and what is missing cannot be
     found any more, or would be of no use. All methods run on the engine's thread.
 
-    pages: page range to read, per group. computing: tells whether the request is still running.
-    slots: one is taken for every delivery, and given back by its receiver.
+    Args:
+        slots: Semaphore of which one slot is taken for every delivery, and given back by its
+            receiver.
+        pages: Page range to read, per group.
+        computing: Function that returns whether the request is still running.
     """
 
     def __init__(

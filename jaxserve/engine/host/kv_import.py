@@ -38,8 +38,9 @@ class StagedPages:
 class KVImport:
     """Brings pages of one prompt into the prefix cache of one lane.
 
-    cached: tokens of the prompt that a request would have found in the lane when the import began.
-    installed: pages that were added to the cache, over all groups.
+    Args:
+        cached: Number of tokens of the prompt that a request would have found in the lane when the
+            import began.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class KVImport:
         slots: BoundedSemaphore,
     ):
         self.cached = cached
-        self.installed = 0
+        self.installed = 0  # pages that were added to the cache, over all groups
         self._lane = lane
         self._prompt = prompt
         self._config = config
@@ -65,9 +66,14 @@ class KVImport:
         """Upload the whole pages that the segment completes, and yield them part by part.
 
         Each part takes a slot on the devices until the next one is asked for. One thread at a time
-        may stage; it need not be the engine's. timeout: seconds to wait for a slot. Raises
-        DeadlineError when they pass, ConfigError or EngineError if the segment cannot become pages
-        of this engine.
+        may stage; it need not be the engine's.
+
+        Args:
+            timeout: Seconds to wait for a slot.
+
+        Raises:
+            DeadlineError: No slot came free in that time.
+            ConfigError, EngineError: The segment cannot become pages of this engine.
         """
         self._device.check_segment(segment)
         pages, arrays = self._whole_pages(segment)

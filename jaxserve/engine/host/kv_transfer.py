@@ -26,7 +26,8 @@ class KVTransfers:
 
     Methods run on the engine's thread.
 
-    device: reads and writes pages; None if the engine exchanges none.
+    Args:
+        device: Reader and writer of pages; None if the engine exchanges none.
     """
 
     def __init__(self, scheduler: Scheduler, device: PageDevice | None):
@@ -48,11 +49,16 @@ class KVTransfers:
     ) -> KVExport:
         """Read the pages of a prompt that another engine lacks, now and after each step.
 
-        request: may be running, or not submitted at all; then only cached pages are read. start:
-        tokens of the prompt that the other engine has. page_size: of the other engine. deliver:
-        called on this thread with each part, in the order of the prompt within each page group, and
-        at last with None; it must neither block nor raise. Raises ConfigError if the engine
-        exchanges no pages.
+        Args:
+            request: Request that is running, or was not submitted at all; then only cached pages
+                are read.
+            start: Number of tokens of the prompt that the other engine has.
+            page_size: Page size of the other engine.
+            deliver: Function called on this thread with each part, in the order of the prompt
+                within each page group, and at last with None; it must neither block nor raise.
+
+        Raises:
+            ConfigError: The engine exchanges no pages.
         """
         if start < 0 or page_size < 1:
             raise EngineError(

@@ -78,7 +78,8 @@ class Lane:
     def cached(self, tokens: list[int], chains: list[DigestChain]) -> list[list[int]]:
         """Return the pages per group of the longest cached prefix that leaves a token to compute.
 
-        chains: digests of `tokens`, as far as the prefix may reach.
+        Args:
+            chains: Digests of `tokens`, as far as the prefix may reach.
         """
         size = self._config.page_size
         limit = (len(tokens) - 1) // size

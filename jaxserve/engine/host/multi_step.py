@@ -25,7 +25,8 @@ class MultiStep:
         the time between the last two such launches tells. A request that arrives meanwhile waits
         for less than the length of one launch.
 
-        waiting: sequences wait for a row.
+        Args:
+            waiting: Whether sequences wait for a row.
         """
         together = self._together
         if together == 1:

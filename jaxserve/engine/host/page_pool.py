@@ -14,7 +14,8 @@ class PagePool:
 
     Idle pages are given away when no free page is left, the least recently held first.
 
-    forget: called with each idle page that is given away, before its content is lost.
+    Args:
+        forget: Function called with each idle page that is given away, before its content is lost.
     """
 
     def __init__(self, num_pages: int, forget: Callable[[int], None] = lambda page: None):
@@ -65,9 +66,10 @@ class PagePool:
     def release(self, pages: list[int], passed: bool = False) -> None:
         """Take a holder from each of these pages of one sequence, in the order of its table.
 
-        passed: a sliding window has moved past the pages in the middle of a sequence. Those that
-        were never shared are then the first to be given away: one long prompt must not drive out
-        what others share.
+        Args:
+            passed: Whether a sliding window has moved past the pages in the middle of a sequence.
+                Those that were never shared are then the first to be given away: one long prompt
+                must not drive out what others share.
         """
         # Later pages go first, so that eviction shortens cached prefixes from their end.
         for page in reversed(pages):
@@ -97,7 +99,8 @@ class PagePool:
     def check_invariants(self, held: Iterable[Iterable[int]]) -> None:
         """Raise EngineError unless free + idle + held pages are all pages.
 
-        held: the tables of all sequences, which must be the pages' holders.
+        Args:
+            held: Tables of all sequences, which must be the pages' holders.
         """
         counts = [0] * self.num_pages
         for table in held:

@@ -22,7 +22,9 @@ class PlanBuilder:
     Adding a chunk writes its columns, charges the token budget of the lane and moves the sequence's
     counters on, since the step will be launched.
 
-    only: the one kind of chunk to plan, None for a mixed step. steps: the most decodes of a row.
+    Args:
+        only: The one kind of chunk to plan; None for a mixed step.
+        steps: The most decodes of a row.
     """
 
     def __init__(self, config: EngineConfig, only: StepKind | None, steps: int):
@@ -55,7 +57,8 @@ class PlanBuilder:
     def chunk_size(self, lane: Lane, seq: Sequence, cached_pages: int = 0) -> int:
         """Return the tokens of the sequence's next chunk; 0 if the budget does not allow it.
 
-        cached_pages: full pages that a waiting sequence will find in the lane's prefix cache.
+        Args:
+            cached_pages: Full pages that a waiting sequence will find in the lane's prefix cache.
         """
         budget = self.budgets[lane.index]
         if not seq.decoding:
@@ -132,7 +135,8 @@ class PlanBuilder:
     ) -> None:
         """Add the sequence's next `size` tokens and the drafted ones behind them.
 
-        fresh: new pages for the chunk, as in LanePlan.
+        Args:
+            fresh: New pages for the chunk, as in LanePlan.
         """
         plan = self.lanes[lane.index]
         start = seq.num_computed

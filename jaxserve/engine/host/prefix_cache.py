@@ -27,13 +27,10 @@ def child_digest(parent: bytes, tokens: Sequence[int]) -> bytes:
 
 @dataclass(slots=True)
 class DigestChain:
-    """Digests of a sequence's full pages in one page group, extended as tokens become known.
-
-    published: leading pages that were offered to the prefix cache.
-    """
+    """Digests of a sequence's full pages in one page group, extended as tokens become known."""
 
     digests: list[bytes] = field(default_factory=list)
-    published: int = 0
+    published: int = 0  # leading pages that were offered to the prefix cache
 
     def extend(self, root: bytes, tokens: list[int], page_size: int, pages: int) -> None:
         """Add the digests up to page `pages`; `root` is the parent of the first."""
@@ -105,10 +102,14 @@ class PrefixCache:
     ) -> int:
         """Publish the links from `first` on, whose pages another engine computed.
 
-        Returns the number of pages that are new here: those that were missing, as far as the pool
-        has pages besides the ones that sequences hold and the chain itself. No sequence holds them
-        afterwards. write: called once, unless no page is new, with the page to fill for each link
-        and NO_PAGE for links that are there or find no room.
+        Args:
+            write: Function called once, unless no page is new, with the page to fill for each link
+                and NO_PAGE for links that are there or find no room.
+
+        Returns:
+            Number of pages that are new here: those that were missing, as far as the pool has pages
+            besides the ones that sequences hold and the chain itself. No sequence holds them
+            afterwards.
         """
         found = self.lookup(digests, tokens)
         missing = [i for i in range(first, len(digests)) if found[i] == NO_PAGE]

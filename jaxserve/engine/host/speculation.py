@@ -21,13 +21,11 @@ LONGEST_PAUSE: Final = 64  # tokens that a sequence goes on without drafts, at m
 
 
 class Proposer(Protocol):
-    """Drafts tokens: on the host from the tokens read so far, or by having the device do it.
+    """Drafts tokens: on the host from the tokens read so far, or by having the device do it."""
 
-    waits: sequences wait until the host has read their newest token. has_pages: the device keeps
-    pages for the proposer, which have to catch up with a sequence before it drafts.
-    """
-
-    waits: bool
+    waits: bool  # sequences wait until the host has read their newest token
+    # The device keeps pages for the proposer, which have to catch up with a sequence before it
+    # drafts.
     has_pages: bool
 
     def takes(self, request: Request) -> bool:
@@ -45,12 +43,9 @@ class Proposer(Protocol):
 
 @dataclass
 class DeviceDrafts:
-    """Proposer of placeholders for tokens that the device drafts in the step that verifies them.
+    """Proposer of placeholders for tokens that the device drafts in the step that verifies them."""
 
-    max_drafts: tokens of a row in a step.
-    """
-
-    max_drafts: int
+    max_drafts: int  # of a row in a step
     has_pages: bool
     waits: bool = False
 
@@ -86,8 +81,10 @@ class Costs:
 def expected_tokens(chance: float, drafts: int) -> float:
     """Return the tokens that a row is expected to gain by verifying `drafts` drafted tokens.
 
-    chance: probability that a drafted token is accepted if those before it are. The token behind
-    the accepted ones counts as well (Leviathan et al. 2023, equation 1).
+    The token behind the accepted ones counts as well (Leviathan et al. 2023, equation 1).
+
+    Args:
+        chance: Probability that a drafted token is accepted if those before it are.
     """
     if chance >= 1:
         return float(1 + drafts)
@@ -99,9 +96,12 @@ def best_draft_count(
 ) -> int:
     """Return how many drafted tokens of a row give the most tokens per second when verified.
 
-    0 is among the candidates; of equally good ones, the smallest wins. rows: rows of the lane that
-    has most. plain: rows without drafts. drafted: chance and number of drafted tokens of each other
-    row.
+    0 is among the candidates; of equally good ones, the smallest wins.
+
+    Args:
+        rows: Number of rows of the lane that has most.
+        plain: Number of rows without drafts.
+        drafted: Chance and number of drafted tokens of each other row.
     """
 
     def rate(drafts: int) -> float:
@@ -123,15 +123,11 @@ class _Record:
 
 @dataclass
 class Speculation:
-    """Drafts tokens for the sequences of a step, as many as pay.
-
-    max_drafts: tokens of a row in a step. costs: None until they are measured; all drafted tokens
-    are verified then.
-    """
+    """Drafts tokens for the sequences of a step, as many as pay."""
 
     proposer: Proposer
-    max_drafts: int
-    costs: Costs | None = None
+    max_drafts: int  # of a row in a step
+    costs: Costs | None = None  # None until measured; all drafted tokens are verified then
     verifications: int = 0  # counts each sequence of a step
     drafted: int = 0  # tokens that were verified
     accepted: int = 0  # of those, the tokens that the model would have chosen as well
@@ -166,7 +162,7 @@ class Speculation:
         """Return tokens to verify by sequence id, at most `limit` of each, as many as pay.
 
         A sequence without any, or for which they do not pay, pauses and does not wait for the host
-        meanwhile. rows, plain: as in best_draft_count.
+        meanwhile. `rows` and `plain` are as in best_draft_count.
         """
         limit = min(self.max_drafts, limit)
         found = {seq.id: self.proposer.propose(seq)[:limit] for seq in seqs}

@@ -59,8 +59,10 @@ def spec_from_v3(config: Mapping[str, Any]) -> ModelSpec:
 def _spec(read: ConfigReader, family: str, first_dense: int, routing: dict[str, Any]) -> ModelSpec:
     """Read the fields that V2 and V3 share.
 
-    first_dense: the number of dense layers before the first one with experts, where config.json
-    does not say it. routing: fields of the Mixture that differ.
+    Args:
+        first_dense: Number of dense layers before the first one with experts, where config.json
+            does not say it.
+        routing: Fields of the Mixture that differ.
     """
     read.expect("hidden_act", "silu")
     read.expect("attention_bias", False)

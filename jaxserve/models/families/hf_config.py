@@ -88,9 +88,12 @@ class ConfigReader:
     ) -> dict[str, Any]:
         """Read the `common` fields and those of grouped-query attention with a rope.
 
-        The parameters are defaults, as those of `common`. num_key_value_heads: None stands for as
-        many as query heads; head_dim: None for hidden_size / num_attention_heads. rope: given by a
-        family that reads its rope itself.
+        The parameters are defaults, as those of `common`.
+
+        Args:
+            num_key_value_heads: Number of KV heads; None stands for as many as query heads.
+            head_dim: Size of a head; None stands for hidden_size / num_attention_heads.
+            rope: Rope of a family that reads its rope itself.
         """
         fields = self.common(**defaults)
         heads = fields["num_heads"]
@@ -197,8 +200,9 @@ class ConfigReader:
     ) -> Rope:
         """Read the rope from rope_parameters (newer), or rope_theta and rope_scaling (older).
 
-        layers: the kind of layers, for families whose rope_parameters have a set for each kind.
-        beside: fields of the rope that the family's config.json has outside of that object.
+        Args:
+            layers: Kind of layers, for families whose rope_parameters have a set for each kind.
+            beside: Fields of the rope that config.json has beside rope_parameters or rope_scaling.
         """
         fields = self._object("rope_scaling") | self._object("rope_parameters")
         fields = fields.get(layers, fields)
@@ -225,7 +229,8 @@ class ConfigReader:
     def layers(self, window: int | None, kinds: Sequence[str]) -> tuple[LayerKind, ...]:
         """Return the kind of every layer: with `window` for sliding layers, without for the others.
 
-        kinds: the kinds of layers where config.json has no layer_types.
+        Args:
+            kinds: Kinds of layers where config.json has no layer_types.
         """
         kinds = self.take("layer_types", list(kinds), kind=list)
         # layer_types may hold anything that JSON can write.

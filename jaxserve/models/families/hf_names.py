@@ -40,8 +40,9 @@ def tensors(
 ) -> list[Tensor]:
     """Return the weight table of a decoder with separate projections.
 
-    norms: name in the checkpoint -> parameter. experts: returns the rows that a layer with experts
-    has in place of an MLP's.
+    Args:
+        norms: Parameters of the norms by their names in the checkpoint.
+        experts: Function that returns the rows of a layer with experts, in place of an MLP's.
     """
     attention = {f"{name}.weight": param for name, param in PROJECTIONS.items()}
     attention |= {f"{name}.weight": (param, "D") for name, param in norms.items()}
@@ -73,8 +74,9 @@ def tensors(
 def layer_tensors(layer: int, table: Mapping[str, tuple[str, str]], *block: str) -> list[Tensor]:
     """Return one layer's rows.
 
-    table: name in the checkpoint -> parameter and axes. block: the nested block of the layer's
-    parameters, if they are in one.
+    Args:
+        table: Parameter and axes of each weight by its name in the checkpoint.
+        *block: Nested block of the layer's parameters, if they are in one.
     """
     return [
         Tensor(f"model.layers.{layer}.{name}", ("layers", layer, *block, param), axes)
@@ -93,8 +95,10 @@ def expert_tensors(
 ) -> list[Tensor]:
     """Return the rows of the router, of every expert, and of the MLP that all tokens take.
 
-    prefix: of the block in the checkpoint. names: name of an expert's tensor -> parameter. shared:
-    name of the MLP that all tokens take, empty if there is none.
+    Args:
+        prefix: Name of the block in the checkpoint.
+        names: Parameters by the names of an expert's tensors.
+        shared: Name of the MLP that all tokens take; empty if there is none.
     """
     assert spec.mixture
     axes = {name: (param, MLP[param]) for name, param in names.items()}

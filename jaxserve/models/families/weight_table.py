@@ -28,32 +28,29 @@ class Stored(Protocol):
 
 
 class _Dimension(NamedTuple):
-    """A dimension of a checkpoint's tensor, and the letters that are flattened into it.
-
-    alternatives: groups of letters whose entries are concatenated, inside of `letters`.
-    """
+    """A dimension of a checkpoint's tensor, and the letters that are flattened into it."""
 
     letters: str
+    # Groups of letters whose entries are concatenated, inside of `letters`.
     alternatives: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A row of a weight table: a tensor of the checkpoint, or a part of one, and its parameter.
-
-    path: place of the parameter in the pytree. "q", "gate" and the like name their part of a fused
-    parameter (models/fused.py). axes: the tensor's dimensions as letters. A dimension that flattens
-    several letters is in parentheses, "(KGH)D" for a q_proj weight; concatenated parts are in
-    brackets, "([KGH|KH|KH])D" for a fused qkv. part: index of the row's part in the brackets.
-    expert: index of the expert, where each has its own tensor. scales: for the scales of a
-    quantized weight, the letter in place of those summed over, and the number of scales along it.
-    """
+    """A row of a weight table: a tensor of the checkpoint, or a part of one, and its parameter."""
 
     name: str
+    # Place of the parameter in the pytree. "q", "gate" and the like name their part of a fused
+    # parameter (models/fused.py).
     path: ParamPath
+    # Dimensions of the tensor as letters. A dimension that flattens several letters is in
+    # parentheses, "(KGH)D" for a q_proj weight; concatenated parts are in brackets,
+    # "([KGH|KH|KH])D" for a fused qkv.
     axes: str
-    part: int = 0
-    expert: int | None = None
+    part: int = 0  # index of the row's part in the brackets
+    expert: int | None = None  # index of the expert, where each has its own tensor
+    # For the scales of a quantized weight: the letter in place of those summed over, and the number
+    # of scales along it.
     scales: tuple[str, int] | None = None
 
     @property
@@ -195,14 +192,12 @@ def _groups(axes: str) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Family:
-    """A model family.
+    """A model family."""
 
-    spec_from_hf: reads config.json. tensors: the weight table of a spec. ignored: patterns, as of
-    fnmatch, of the names of tensors that checkpoints have and inference does not need.
-    """
-
-    spec_from_hf: Callable[[Mapping[str, Any]], ModelSpec]
-    tensors: Callable[[ModelSpec], list[Tensor]]
+    spec_from_hf: Callable[[Mapping[str, Any]], ModelSpec]  # reads config.json
+    tensors: Callable[[ModelSpec], list[Tensor]]  # weight table of a spec
+    # Patterns, as of fnmatch, of the names of tensors that checkpoints have and inference does not
+    # need.
     ignored: Callable[[ModelSpec], tuple[str, ...]] = lambda spec: ()
 
 

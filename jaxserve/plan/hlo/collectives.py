@@ -36,9 +36,9 @@ COLLECTIVES: Final[Mapping[str, Callable[[int, int], float]]] = MappingProxyType
 
 
 def bytes_sent(module: Module, devices: int) -> dict[str, int]:
-    """Return the bytes that one device sends in a launch, by collective.
+    """Return the bytes that one device of a mesh of `devices` sends in a launch, by collective.
 
-    All branches of a conditional count. devices: of the mesh.
+    All branches of a conditional count.
     """
     sent: Counter[str] = Counter()
     runs = _runs(module)

@@ -75,10 +75,10 @@ def inspect(compiled: jax.stages.Compiled, lowering: Lowering) -> Inspection:
 def find_copies(module: Module, weights: set[int], pages: set[int]) -> list[str]:
     """Name the instructions that make a second copy of a weight or of pages.
 
-    weights, pages: numbers of elements, by which they are known. Any instruction that makes an
-    array of the pages' size without writing in place copies pages, even a select. Activations may
-    have the size of a weight, so only instructions that merely move numbers copy a weight. A copy
-    to a TPU core's own memory does not count.
+    `weights` and `pages` are numbers of elements, by which the arrays are known. Any instruction
+    that makes an array of the pages' size without writing in place copies pages, even a select.
+    Activations may have the size of a weight, so only instructions that merely move numbers copy a
+    weight. A copy to a TPU core's own memory does not count.
     """
 
     def copies(i: Instruction) -> bool:
@@ -134,7 +134,7 @@ def _in_place(i: Instruction, pages: set[int], module: Module) -> bool:
 def _root_in_place(i: Instruction, body: Body, pages: set[int], module: Module) -> bool:
     """Return whether a fused computation's results of the pages' size are written in place.
 
-    i: its root, or an operand that the root hands on. body: the computation.
+    `i` is the root of the computation `body`, or an operand that the root hands on.
     """
     if i.op in ("bitcast", "tuple"):
         operands = [body[name] for name in i.operands if name in body]

@@ -36,6 +36,12 @@ class AdmissionControl:
 
     Lives on the event loop. A request enters the queue when its fields are in order, before it is
     tokenized; its prompt counts from its submission to the engine on.
+
+    Args:
+        places: Forecast for refused clients.
+        prefill_only: Whether only decode servers may ask, not clients.
+        running: Function that returns the work of the choices that run at present.
+        max_tokens: Limit of a request that gives none.
     """
 
     def __init__(
@@ -48,11 +54,6 @@ class AdmissionControl:
         running: Callable[[], Work],
         max_tokens: int,
     ):
-        """Begin with an empty queue.
-
-        places: for refused clients. prefill_only: only decode servers may ask, not clients.
-        running: the choices that run at present. max_tokens: of a request that gives none.
-        """
         self.estimate = estimate
         self._places = places
         self._running = running
@@ -160,7 +161,12 @@ class AdmissionControl:
     def _queue_full(
         self, problem: str, incoming: IncomingRequest, tokens: int = 0, missing_tokens: int = 0
     ) -> QueueFullError:
-        """tokens: of the prompt, if known. missing_tokens: that have to leave the queue."""
+        """Return the error for a request that finds the queue full.
+
+        Args:
+            tokens: Number of tokens of the prompt, if known.
+            missing_tokens: Number of tokens that have to leave the queue.
+        """
         work = self._work_ahead(incoming)
         places = math.ceil(missing_tokens / (work.prompt_tokens or tokens)) if tokens else 1
         return QueueFullError(problem, self._places.come_back_in(work, places))

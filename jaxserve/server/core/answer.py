@@ -29,6 +29,11 @@ class Answer:
 
     Iterate over it once: Started, then updates, and Done at the end, or a JaxserveError. Use it in
     a `with`: leaving early aborts the request.
+
+    Args:
+        id: Request id that the client knows.
+        totals: Tokens that the device has computed so far.
+        on_end: Function called once, with the error or None.
     """
 
     def __init__(
@@ -42,10 +47,6 @@ class Answer:
         totals: ComputeTotals,
         on_end: Callable[["Answer", JaxserveError | None], None],
     ):
-        """id: the client's. totals: what the device has computed so far.
-
-        on_end: called once, with the error or None.
-        """
         params = prepared.request.params
         assert params.seed is not None, "the service draws a seed before it makes the answer"
         self.id = id

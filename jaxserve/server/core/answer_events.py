@@ -30,15 +30,12 @@ class PromptScores:
 
 @dataclass(slots=True)
 class Update:
-    """New text and tokens of one choice since the client last read.
-
-    logprobs: one entry for each token; None where the client did not ask for them.
-    """
+    """New text and tokens of one choice since the client last read."""
 
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[Logprob] | None = None
+    logprobs: list[Logprob] | None = None  # one for each token; None: the client did not ask
 
     def add(self, piece: TextDelta) -> None:
         """Append what the engine produced after this update."""
@@ -50,15 +47,13 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The last event of an answer.
-
-    padding_share: share of padding among the tokens that the engine computed, for all requests,
-    between admission and end of this one, 0 to 1. bucket: compiled step of the last output.
-    """
+    """The last event of an answer."""
 
     completions: tuple[Completion, ...]
+    # Share of padding among the tokens that the engine computed, for all requests, between
+    # admission and end of this one, 0 to 1.
     padding_share: float
-    bucket: str
+    bucket: str  # compiled step of the last output
 
 
 AnswerEvent = Started | PromptScores | Update | Done
@@ -69,10 +64,12 @@ class Outbox:
 
     Writing never waits. Unread updates of the same choice are merged into one, so that a slow
     reader gets fewer and larger messages.
+
+    Args:
+        max_tokens: Number of unread tokens beyond which `update` raises.
     """
 
     def __init__(self, max_tokens: int):
-        """max_tokens: unread tokens beyond which `update` raises."""
         self._max_tokens = max_tokens
         self._first: list[AnswerEvent] = []  # events that precede all updates
         self._updates: dict[int, Update] = {}  # by choice

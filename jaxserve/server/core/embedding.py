@@ -23,7 +23,8 @@ def embedding_requests(
 ) -> list[IncomingRequest]:
     """Make a request for each input, which is a prompt and its path in the client's message.
 
-    fields: further fields of every IncomingRequest.
+    Args:
+        **fields: Further fields of every IncomingRequest.
     """
     ids = [request_id] if len(inputs) == 1 else [f"{request_id}-{i}" for i in range(len(inputs))]
     return [

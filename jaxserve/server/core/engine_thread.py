@@ -20,54 +20,48 @@ from jaxserve.request import Request
 
 @dataclass(frozen=True, slots=True)
 class ComputeTotals:
-    """Tokens that the device has computed since the server began.
+    """Tokens that the device has computed since the server began."""
 
-    live_tokens: those that belong to requests. computed_tokens: padding included. bucket: compiled
-    step whose output was read last.
-    """
-
-    live_tokens: int = 0
-    computed_tokens: int = 0
-    bucket: str = ""
+    live_tokens: int = 0  # those that belong to requests
+    computed_tokens: int = 0  # padding included
+    bucket: str = ""  # compiled step whose output was read last
 
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """Occupation of the engine, and counters since it began.
+    """Occupation of the engine, and counters since it began."""
 
-    running, waiting: choices with and without a row. pages_used, pages_total: over all page groups
-    and lanes. preemptions: choices that lost their row to others. verifications: a choice's drafts
-    of one step count as one. drafted, accepted: tokens that were drafted, and accepted of them.
-    """
-
-    running: int = 0
-    waiting: int = 0
-    pages_used: int = 0
-    pages_total: int = 0
-    preemptions: int = 0
-    verifications: int = 0
-    drafted: int = 0
-    accepted: int = 0
+    running: int = 0  # choices with a row
+    waiting: int = 0  # choices without a row
+    pages_used: int = 0  # over all page groups and lanes
+    pages_total: int = 0  # over all page groups and lanes
+    preemptions: int = 0  # choices that lost their row to others
+    verifications: int = 0  # a choice's drafts of one step count as one
+    drafted: int = 0  # tokens
+    accepted: int = 0  # tokens, of those that were drafted
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """Events and figures of one step.
-
-    seconds: duration of the step. host_seconds: the part not spent waiting for the device.
-    """
+    """Events and figures of one step."""
 
     events: list[TokenEvent]
     loads: Loads
     totals: ComputeTotals
-    seconds: float
-    host_seconds: float
+    seconds: float  # duration of the step
+    host_seconds: float  # the part of `seconds` not spent waiting for the device
 
 
 class EngineThread:
     """Runs an engine on a thread of its own.
 
     `submit`, `abort`, `stop` and `call` may be called from any thread and return at once.
+
+    Args:
+        deliver: Function called on this thread with the report of each step; it must not block.
+        failed: Function called on this thread with the exception that ended the engine; no report
+            follows.
+        totals: Function called after each step.
     """
 
     def __init__(
@@ -77,11 +71,6 @@ class EngineThread:
         failed: Callable[[BaseException], None],
         totals: Callable[[], ComputeTotals] = ComputeTotals,
     ):
-        """deliver: called on this thread with the report of each step; it must not block.
-
-        failed: called on this thread with the exception that ended the engine; no report follows.
-        totals: asked after each step.
-        """
         self._engine = engine
         self._deliver = deliver
         self._failed = failed

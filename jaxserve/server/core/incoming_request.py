@@ -13,27 +13,21 @@ TRACE_HEADERS = ("traceparent", "tracestate")  # W3C Trace Context
 
 @dataclass(frozen=True, kw_only=True)
 class IncomingRequest:
-    """A parsed request that was not checked or tokenized yet.
-
-    prompt_field: path of the prompt in the client's message, for errors. embed: the client wants
-    the prompt's embedding instead of text. prefill: a decode server asks for the prompt's KV pages
-    only. tools: functions that the answer to a conversation may call. timeout: seconds from
-    `arrived` on after which the client gives up; None: only --max-request-seconds applies. trace:
-    W3C headers of the trace that the request belongs to. arrived: on the monotonic clock.
-    """
+    """A parsed request that was not checked or tokenized yet."""
 
     prompt: Prompt
     params: SamplingParams = field(default_factory=SamplingParams)
-    prompt_field: str = "prompt"
-    embed: bool = False
-    prefill: bool = False
-    tools: Tools | None = None
+    prompt_field: str = "prompt"  # path of the prompt in the client's message, for errors
+    embed: bool = False  # the client wants the prompt's embedding instead of text
+    prefill: bool = False  # a decode server asks for the prompt's KV pages only
+    tools: Tools | None = None  # functions that the answer to a conversation may call
     request_id: str = ""
     priority: int = 0
     cache_salt: str = ""
+    # Seconds from `arrived` until the client gives up; None: only --max-request-seconds applies.
     timeout: float | None = None
-    trace: Mapping[str, str] = field(default_factory=dict)
-    arrived: float = field(default_factory=time.monotonic)
+    trace: Mapping[str, str] = field(default_factory=dict)  # W3C headers of the request's trace
+    arrived: float = field(default_factory=time.monotonic)  # on the monotonic clock
 
     @property
     def deadline(self) -> float | None:

@@ -29,19 +29,14 @@ MOST_TOLD = 4096  # clients that are to come back
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Everything that is ahead of a place in the queue.
+    """Everything that is ahead of a place in the queue."""
 
-    seconds_left: of each running choice, until its row is free; in ascending order. engine_waits:
-    choices wait in the engine, so that a row that is free cannot be used, for lack of pages.
-    choices, prompt_tokens, max_tokens: of a waiting request, on average; prompt_tokens is 0 where
-    no prompt is known yet.
-    """
-
-    seconds_left: Sequence[float]
+    seconds_left: Sequence[float]  # of each running choice, until its row is free; ascending
+    # Choices wait in the engine, so that a row that is free cannot be used, for lack of pages.
     engine_waits: bool = False
-    choices: float = 1.0
-    prompt_tokens: float = 0.0
-    max_tokens: float = 0.0
+    choices: float = 1.0  # of a waiting request, on average
+    prompt_tokens: float = 0.0  # of a waiting request, on average; 0: no prompt is known yet
+    max_tokens: float = 0.0  # of a waiting request, on average
 
 
 class PlaceForecast:
@@ -50,12 +45,15 @@ class PlaceForecast:
     A place in the queue is free when a waiting request gets its first token, for which a row has to
     be free and its prompt computed. Clients that are refused together are told different times:
     together they would find one place. Lives on the event loop.
+
+    Args:
+        rows: Number of choices that run together.
+        clock: Function that returns the time in seconds.
     """
 
     def __init__(
         self, rows: int, estimate: TTFTEstimate, clock: Callable[[], float] = time.monotonic
     ):
-        """rows: choices that run together. estimate: of prompts. clock: in seconds."""
         self._rows = rows
         self._estimate = estimate
         self._clock = clock
@@ -83,7 +81,7 @@ class PlaceForecast:
             self._usual_tokens = max(2 * max(self._lengths), FIRST_TOKENS)
 
     def observe_place(self, others_wait: bool) -> None:
-        """Take in that a place came free. others_wait: so that another one will."""
+        """Take in that a place came free; another one will if `others_wait`."""
         now = self._clock()
         if self._last_place_at is not None:
             self._seconds_between_places.add(now - self._last_place_at)
@@ -137,10 +135,10 @@ class PlaceForecast:
             del self._told[0]
 
     def come_back_in(self, work: Work, places: int = 1) -> float:
-        """Return how many seconds a refused client should wait.
+        """Return how many seconds a refused client that needs `places` places should wait.
 
         Each client gets the time of another place. Places are not reserved: who comes before takes
-        them. places: that the client needs.
+        them.
         """
         number = self._next_number(work) + places - 1
         seconds = max(LATE * self.seconds_to_place(number, work), MIN_SECONDS)

@@ -22,13 +22,14 @@ class PageFetcher(Protocol):
 class RemotePrefills:
     """The remote prefills in flight, by the client's request id. Lives on the event loop.
 
-    tokens: prompt tokens of all of them. They wait elsewhere and come back to be decoded here, so
-    that they count as waiting.
+    Their prompts wait elsewhere and come back to be decoded here, so that they count as waiting.
+
+    Args:
+        fetcher: Fetcher of pages; None for a server that computes all prompts itself.
     """
 
     def __init__(self, fetcher: PageFetcher | None):
-        """fetcher: None for a server that computes all prompts itself."""
-        self.tokens = 0
+        self.tokens = 0  # prompt tokens of all remote prefills
         self._fetcher = fetcher
         self._tasks: dict[str, asyncio.Task[None]] = {}
 

@@ -25,8 +25,9 @@ class RequestObserver(Protocol):
     def received(self, answer: Answer, tokens: int, first: bool, seconds: float) -> None:
         """Take note of new tokens of a choice.
 
-        first: they are the choice's first. seconds: since the choice's previous tokens, or since
-        submission.
+        Args:
+            first: Whether the tokens are the choice's first.
+            seconds: Seconds since the choice's previous tokens, or since submission.
         """
         ...
 

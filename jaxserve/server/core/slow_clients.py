@@ -29,10 +29,13 @@ class Write:
 
 
 class SlowClients:
-    """The streams that are being written. Lives on the event loop."""
+    """The streams that are being written. Lives on the event loop.
+
+    Args:
+        seconds: Seconds in which a client has to take a message.
+    """
 
     def __init__(self, seconds: float):
-        """seconds: in which a client has to take a message."""
         self._seconds = seconds
         self._writes: set[Write] = set()
         self._timer: asyncio.TimerHandle | None = None

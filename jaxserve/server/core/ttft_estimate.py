@@ -11,13 +11,12 @@ class TTFTEstimate:
     """An optimistic estimate of when a new request gets its first token.
 
     The estimate refuses requests whose deadline cannot be met, so that it errs on the low side: a
-    refused request had no chance. step_tokens: most tokens that a step computes, over all lanes.
-    step_seconds: duration of a fast step; 0 until the first step was seen. uncached_share: running
-    mean of the share of prompt tokens that the prefix cache did not have, 0 to 1.
+    refused request had no chance.
     """
 
-    step_tokens: int
-    step_seconds: float = 0.0
+    step_tokens: int  # most tokens that a step computes, over all lanes
+    step_seconds: float = 0.0  # duration of a fast step; 0 until the first step was seen
+    # Running mean of the share of prompt tokens that the prefix cache did not have, 0 to 1.
     uncached_share: float = 1.0
 
     def observe_step(self, seconds: float) -> None:

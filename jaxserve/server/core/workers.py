@@ -14,13 +14,14 @@ RETRY_SECONDS = 1.0  # after which a refused client may try again
 class Workers:
     """Thread pools by kind of work, so that one kind does not hold up the admission of requests.
 
-    tokenizing: prompts of requests on their way into the engine. compiling: grammars. background:
-    everything that belongs to no waiting request. Lives on the event loop.
+    Lives on the event loop.
     """
 
     def __init__(self) -> None:
+        # For prompts of requests on their way into the engine.
         self._tokenizing = ThreadPoolExecutor(2, "tokenize")
         self._compiling = ThreadPoolExecutor(1, "grammars")
+        # For everything that belongs to no waiting request.
         self._background = ThreadPoolExecutor(1, "background")
         self._tokenize_calls = 0
         self._uncompiled = 0

@@ -88,32 +88,26 @@ class RoleOptions:
 
 @dataclass(frozen=True)
 class Meshes:
-    """Sizes of the two meshes of --prefill-mesh and --decode-mesh, in devices.
-
-    seconds: time for the trip of a prompt from one to the other.
-    """
+    """Sizes of the two meshes of --prefill-mesh and --decode-mesh, in devices."""
 
     prefill: int
     decode: int
     policy: Policy
-    seconds: float
+    seconds: float  # time for the trip of a prompt from one mesh to the other
 
 
 @dataclass(frozen=True, kw_only=True)
 class Disaggregation:
-    """Settings of --role prefill and --role decode.
-
-    buffer: bytes. seconds: time for the trip of a prompt. token: sent to prefill servers. ca,
-    certificate, key: PEM, for calls to prefill servers; without ca there is no TLS.
-    """
+    """Settings of --role prefill and --role decode."""
 
     role: str
     servers: tuple[str, ...]
     servers_file: Path | None
     policy: Policy
-    buffer: int
-    seconds: float
-    token: str | None = None
+    buffer: int  # bytes
+    seconds: float  # time for the trip of a prompt
+    token: str | None = None  # sent to prefill servers
+    # PEM, for calls to prefill servers; without `ca` there is no TLS.
     ca: bytes | None = None
     certificate: bytes | None = None
     key: bytes | None = None
@@ -155,8 +149,11 @@ def disaggregation(roles: RoleOptions, credentials: CredentialOptions) -> Disagg
 def meshes(roles: RoleOptions, axes: Mapping[str, int]) -> Meshes | None:
     """Return the two meshes of one server; None where a single mesh does everything.
 
-    Raises ConfigError for options that do not go together. axes: sizes of the mesh that --data,
-    --expert and --tensor ask for.
+    Args:
+        axes: Sizes of the mesh that --data, --expert and --tensor ask for.
+
+    Raises:
+        ConfigError: Options do not go together.
     """
     prefill = roles.prefill_mesh
     decode = roles.decode_mesh

@@ -69,7 +69,8 @@ class Role:
     def open(self, handshake: Handshake | None) -> None:
         """Start the role's work; called once, when the engine's steps are compiled.
 
-        handshake: None if the engine exchanges no pages.
+        Args:
+            handshake: Handshake of the engine; None if it exchanges no pages.
         """
 
     async def close(self) -> None: ...

@@ -18,10 +18,13 @@ MAX_ABORTS = 4096  # ids of one call
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
-    """Information about the server, and operations on it, over gRPC."""
+    """Information about the server, and operations on it, over gRPC.
+
+    Args:
+        drain: Function that begins to end the server.
+    """
 
     def __init__(self, readiness: Readiness, profiler: Profiler, drain: Callable[[], None]):
-        """drain: begins to end the server."""
         self._readiness = readiness
         self._profiler = profiler
         self._drain = drain

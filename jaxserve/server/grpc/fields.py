@@ -11,9 +11,10 @@ from jaxserve.errors import RequestError
 
 
 def check_known(message: Message, path: str = "") -> None:
-    """RequestError for a field of a later version, which would otherwise be dropped in silence.
+    """Check that the message at `path` of a request has no field of a later version.
 
-    Also bounds the entries of repeated messages. path: of the message in the request.
+    Such a field would otherwise be dropped in silence. Also bounds the entries of repeated
+    messages. Raises RequestError.
     """
     for unknown in UnknownFieldSet(message):  # type: ignore[attr-defined]
         raise RequestError(

@@ -31,8 +31,12 @@ def parse_request(
 ) -> IncomingRequest:
     """Parse a GenerateRequest, a ChatRequest or the request of one of their streams.
 
-    defaults: of sampling parameters that it leaves open. fields: further fields of IncomingRequest.
-    Raises RequestError.
+    Args:
+        defaults: Values of the sampling parameters that the request leaves open.
+        **fields: Further fields of IncomingRequest.
+
+    Raises:
+        RequestError: The request is not valid.
     """
     is_chat = hasattr(request, "messages")
     prompt, prompt_field = _parse_conversation(request) if is_chat else parse_prompt(request)
@@ -77,7 +81,8 @@ def parse_embed_request(
 ) -> list[IncomingRequest]:
     """Parse an EmbedRequest into one request for each input.
 
-    request_id: the client's, or the server's where the client gave none.
+    Args:
+        request_id: Id from the client, or from the server where the client gave none.
     """
     if not 1 <= len(request.inputs) <= MAX_INPUTS:
         raise RequestError("inputs", f"has {len(request.inputs)} entries; give 1 to {MAX_INPUTS}")

@@ -37,13 +37,14 @@ class StreamEvent(Protocol):
 
 
 class Renderer:
-    """Makes the messages of one request; holds the state of its stream."""
+    """Makes the messages of one request; holds the state of its stream.
+
+    Args:
+        id: Request id from the client, or from the server where the client gave none.
+        reading: Rules that tell reasoning and tool calls from the rest of the text.
+    """
 
     def __init__(self, id: str, tokenizer: Tokenizer, reading: answers.Reading):
-        """id: the client's, or the server's where the client gave none.
-
-        reading: how reasoning and tool calls are told from the rest of the text.
-        """
         self._id = id
         self._tokenizer = tokenizer
         self._reading = reading
@@ -152,7 +153,7 @@ class Renderer:
         )
 
     def _finish(self, completion: Completion, done: Done, called: bool) -> common_pb2.ChoiceFinish:
-        """called: the choice called a tool, which is its finish reason then."""
+        """Return how a choice finished; its reason is the call of a tool if it `called` one."""
         finish = common_pb2.ChoiceFinish(
             index=completion.index,
             reason=REASONS[answers.ended_by(completion.finish_reason, called)],

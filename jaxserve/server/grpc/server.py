@@ -116,13 +116,10 @@ class _HealthServicer(health_pb2_grpc.HealthServicer):
 
 @dataclass(frozen=True)
 class GrpcEndpoint:
-    """A gRPC service that a server may have beside InferenceService and AdminService.
+    """A gRPC service that a server may have beside InferenceService and AdminService."""
 
-    name: full name of the service. add: adds its servicer to a server.
-    """
-
-    name: str
-    add: Callable[[aio.Server], None]
+    name: str  # full name of the service
+    add: Callable[[aio.Server], None]  # adds the service's servicer to a server
 
 
 class Health:
@@ -190,7 +187,11 @@ def bind(
 ) -> int:
     """Bind a server to an address and return its port, chosen by the system where `port` is 0.
 
-    flag: that gave the port, for the ConfigError when it is taken.
+    Args:
+        flag: Flag that gave the port, for the error.
+
+    Raises:
+        ConfigError: The port is taken.
     """
     address = joined(host, port)
     try:

@@ -16,10 +16,12 @@ class VllmRenderer:
     In a stream, a chunk has what is new since the chunk before. The message that completes a choice
     has all its tokens; its log-probabilities only without streaming, since the chunks had them and
     all of them may be too large for one message.
+
+    Args:
+        streams: Whether chunks are sent as tokens come, not one message per choice at the end.
     """
 
     def __init__(self, request: Request, streams: bool):
-        """streams: chunks as tokens come; without it each choice is one message at the end."""
         self._request = request
         self._streams = streams
         self._started = Started(len(request.prompt), 0)

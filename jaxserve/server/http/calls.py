@@ -32,7 +32,8 @@ def completion_calls(
 ) -> list[IncomingRequest]:
     """Return one call for each prompt of the body.
 
-    defaults: of sampling parameters that the body leaves open.
+    Args:
+        defaults: Values of the sampling parameters that the body leaves open.
     """
     if body.best_of not in (None, body.n):
         raise UnsupportedError(
@@ -122,10 +123,7 @@ def _completion_sampling(body: CompletionBody, defaults: SamplingFields) -> Samp
 
 
 def sampling_of(body: Sampling, defaults: SamplingFields, **given: Any) -> SamplingParams:
-    """Return the sampling parameters that the body sets, with those in `given`.
-
-    defaults: of parameters that both leave open.
-    """
+    """Return the sampling parameters of the body and of `given`, and `defaults` for all others."""
     given = {name: value for name, value in given.items() if value is not None}
     given |= {name: getattr(body, name) for name in SAME if getattr(body, name) is not None}
     given["n"] = body.n

@@ -66,7 +66,7 @@ def _all_bound(addresses: list[tuple[int, Any]]) -> list[socket.socket]:
 
 
 def _bound(family: int, address: Any, alone: bool) -> socket.socket:
-    """Return a bound socket. alone: an address of IPv6 that is that of every IPv4 host as well."""
+    """Return a bound socket; if it is `alone`, one of IPv6 takes connections over IPv4 as well."""
     # asyncio sets TCP_NODELAY only on sockets whose protocol is given as TCP.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

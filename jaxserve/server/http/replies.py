@@ -59,7 +59,7 @@ def envelope(
 
 
 def ending(completion: Completion, eos_ids: Sequence[int], called: bool = False) -> dict[str, Any]:
-    """Return the fields that say why a choice ended; `called`: it calls functions.
+    """Return the fields that say why a choice ended; `called` says that it calls functions.
 
     stop_reason is vLLM's: the stop string or token id, and null at one of the model's end tokens.
     """

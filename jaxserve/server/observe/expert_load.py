@@ -24,10 +24,12 @@ class ExpertLoad(Collector):
     busiest expert divided by the mean over its experts, of the latest reading that had any tokens.
     1 is even. Where every expert has a device of its own, the layer takes this many times as long
     as with an even load.
+
+    Args:
+        layers: Numbers of the layers that have experts.
     """
 
     def __init__(self, registry: CollectorRegistry, layers: Sequence[int]):
-        """layers: numbers of the layers that have experts."""
         self._layers = layers
         self._last_reading: np.ndarray | None = None
         # Sums of all readings, and the latest one. Replaced as a pair, since `collect` may run on
@@ -77,7 +79,9 @@ class ExpertLoad(Collector):
     ) -> None:
         """Take a reading every `interval` seconds until the engine ends.
 
-        read: reads the device's counters; it runs on the engine's thread, between two steps.
+        Args:
+            read: Function that reads the device's counters; it runs on the engine's thread, between
+                two steps.
         """
         while True:
             await asyncio.sleep(interval)

@@ -11,10 +11,14 @@ from prometheus_client.core import HistogramMetricFamily
 
 
 class Histogram:
-    """Counts values by upper bound; one counter more has the values above all bounds."""
+    """Counts values by upper bound; one counter more has the values above all bounds.
+
+    Args:
+        what: Help text of the metric.
+        bounds: Upper bounds in ascending order.
+    """
 
     def __init__(self, name: str, what: str, bounds: Sequence[float], registry: CollectorRegistry):
-        """what: help text of the metric. bounds: in ascending order."""
         self._name = name
         self._what = what
         self._bounds = bounds

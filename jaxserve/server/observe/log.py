@@ -155,7 +155,8 @@ def _log_failure(kind: type[BaseException], error: BaseException, _: TracebackTy
 class RequestLog:
     """Writes a line for every request that ended or was refused; a RequestObserver.
 
-    level: of these lines, as a number of logging.
+    Args:
+        level: Level of these lines, as a number of logging.
     """
 
     def __init__(self, level: int):

@@ -26,13 +26,15 @@ HOST = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1)
 
 
 class Metrics:
-    """The server's metrics, in a registry of their own; a RequestObserver."""
+    """The server's metrics, in a registry of their own; a RequestObserver.
+
+    Args:
+        compiles: Function that returns the number of steps compiled while serving, called at every
+            scrape.
+        ready: Function that says whether requests are accepted, called at every scrape.
+    """
 
     def __init__(self, compiles: Callable[[], int], ready: Callable[[], bool] = lambda: True):
-        """compiles: number of steps compiled while serving. ready: whether requests are accepted.
-
-        Both are called at every scrape.
-        """
         self.registry = registry = CollectorRegistry()  # others may add metrics to it
         # Apart, because the thousands of numbers of many experts take long to write.
         self._experts = CollectorRegistry()

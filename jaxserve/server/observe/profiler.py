@@ -23,10 +23,12 @@ class Profiler:
 
     Work that a call has begun is not interrupted when its client disconnects: jax's profiler would
     stay started, or a folder half written.
+
+    Args:
+        folder: Parent of the profiles' folders; None: the operator allows no profiles.
     """
 
     def __init__(self, folder: Path | None):
-        """folder: parent of the profiles' folders; None: the operator allows no profiles."""
         self._folder = folder
         self._current: Path | None = None
         self._timer: asyncio.TimerHandle | None = None

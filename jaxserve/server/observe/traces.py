@@ -83,10 +83,13 @@ def _configured(name: str, default: str, known: Mapping[str, object]) -> str:
 
 
 class Traces:
-    """Makes a span of every request that ended or was refused; a RequestObserver."""
+    """Makes a span of every request that ended or was refused; a RequestObserver.
+
+    Args:
+        model: Name that clients use.
+    """
 
     def __init__(self, provider: "TracerProvider", model: str):
-        """model: the name that clients use."""
         from opentelemetry.trace import SpanKind, Status, StatusCode
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 

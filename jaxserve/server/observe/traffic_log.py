@@ -22,7 +22,8 @@ class TrafficLog:
     and the share of prompt tokens that the prefix cache had, over the ten seconds. Requests that
     were looked up count when they end; without any, the line has no hits.
 
-    later: calls a function after seconds; None: the running event loop does.
+    Args:
+        later: Function that calls a function after seconds; None: that of the running event loop.
     """
 
     def __init__(self, later: Callable[[float, Callable[[], None]], object] | None = None):

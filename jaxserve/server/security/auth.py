@@ -10,13 +10,11 @@ SCHEME = "bearer "  # in lower case; clients may write it in any case (RFC 7235)
 
 @dataclass(frozen=True)
 class BearerTokens:
-    """The tokens that callers must send. Without either of them every call is allowed.
+    """The tokens that callers must send. Without either of them every call is allowed."""
 
-    client: token of clients; None: clients need none. admin: token of administrators, who may also
-    do what clients may; None: AdminService is closed wherever clients need a token.
-    """
-
-    client: str | None = None
+    client: str | None = None  # token of clients; None: clients need none
+    # Token of administrators, who may also do what clients may; None: AdminService is closed
+    # wherever clients need a token.
     admin: str | None = None
 
     def check(self, authorization: str | None, admin: bool) -> None:

@@ -13,14 +13,12 @@ from jaxserve.tls_files import check_key
 
 @dataclass(frozen=True)
 class Tls:
-    """PEM files of the server's certificate chain and key.
-
-    client_ca: certificate authority that must have signed the certificates of clients; None:
-    clients need no certificate.
-    """
+    """PEM files of the server's certificate chain and key."""
 
     cert: Path
     key: Path
+    # Certificate authority that must have signed the certificates of clients; None: clients need
+    # no certificate.
     client_ca: Path | None = None
 
     @staticmethod

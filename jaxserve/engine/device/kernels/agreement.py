@@ -10,8 +10,10 @@ def require_agreement(
 ) -> None:
     """Raise EngineError when a kernel differs from its reference by more than rounding.
 
-    subject: the kernel and what it computed. flag: the option that names the kernel. unit: of
-    difference and bound, for the message.
+    Args:
+        subject: Kernel and what it computed, for the message.
+        flag: Option that names the kernel.
+        unit: Unit of `difference` and `bound`, for the message.
     """
     # Not written with ">": a difference of NaN must not pass.
     if not difference <= bound:

@@ -54,7 +54,9 @@ def check_attention(
 ) -> None:
     """Raise EngineError when the kernel `name` and the reference differ in one of these steps.
 
-    heads: query heads of one shard. dtype: of queries.
+    Args:
+        heads: Number of query heads of one shard.
+        dtype: Dtype of queries.
     """
     with jax.default_device(device):
         for options in steps:

@@ -34,9 +34,9 @@ log = logging.getLogger("jaxserve.engine")
 
 
 def choose_attention(spec: ModelSpec, config: EngineConfig, mesh: Mesh, dtype: jnp.dtype) -> str:
-    """Name the attention kernel that runs every step of this engine.
+    """Name the attention kernel that runs every step of this engine, for queries of `dtype`.
 
-    dtype: of queries. Raises KernelError when config.attention names a kernel that cannot.
+    Raises KernelError when config.attention names a kernel that cannot.
     """
     page_dtype = jnp.dtype(config.page_dtype)
     heads = spec.num_heads // mesh.shape["tensor"]
@@ -64,7 +64,8 @@ def attention_options(
 ) -> paged.Options:
     """Attention options of one page group, for the heads of one shard.
 
-    max_row_tokens: tokens that one row has at most in the step; None when that is not bounded.
+    Args:
+        max_row_tokens: Most tokens that one row has in the step; None when that is not bounded.
     """
     layout = group.layout(page_size, page_dtype, shards=mesh.shape["tensor"])
     return paged.Options(
@@ -89,8 +90,11 @@ def choose_grouped_matmul(
 ) -> str:
     """Name the grouped-matmul kernel that runs the expert layers of every step of this engine.
 
-    dtype: of activations. scheme: of quantized weights. Raises KernelError when
-    config.grouped_matmul names a kernel that cannot.
+    Args:
+        dtype: Dtype of activations.
+
+    Raises:
+        KernelError: `config.grouped_matmul` names a kernel that cannot.
     """
     demands = partial(grouped_demands, spec, config, mesh, dtype=dtype, scheme=scheme)
     return dispatch.choose_grouped(
@@ -128,8 +132,13 @@ def choose_quantized_matmul(
 ) -> Mapping[str, KernelBinding]:
     """Map weight names to the quantized-matmul kernels that multiply them; XLA has the others.
 
-    dtype: of activations. Each weight is decided by itself. Raises KernelError when
-    config.quantized_matmul names a kernel that cannot multiply one of them.
+    Each weight is decided by itself.
+
+    Args:
+        dtype: Dtype of activations.
+
+    Raises:
+        KernelError: `config.quantized_matmul` names a kernel that cannot multiply one of them.
     """
     found: dict[str, KernelBinding] = {}
     for name, weight in _weights_with_groups(spec, dtype, scheme).items():

@@ -33,7 +33,8 @@ BOUND: Final = 0.05
 def check_quantized_matmul(demands: Iterable[tuple[Any, quantized.Demand]], device: Any) -> None:
     """Raise EngineError when a kernel and the reference multiply quantized weights differently.
 
-    demands: kernels, each with the product that one weight demands of it. Equal ones run once.
+    Args:
+        demands: Kernels, each with the product that one weight demands of it. Equal ones run once.
     """
     options = quantized.Options(device.device_kind)
     distinct = {
@@ -116,7 +117,8 @@ def _compare(
 ) -> None:
     """Multiply by the kernel and by the reference, and require that they agree.
 
-    operands: rows [M, K], a weight, and what else the kernels take by position.
+    Args:
+        operands: Rows [M, K], a weight, and what else the kernels take by position.
     """
 
     def multiply(by: Any) -> np.ndarray:
