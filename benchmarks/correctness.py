@@ -25,7 +25,8 @@ from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.loading.spec import read_spec
 from jaxserve.pallas_kernels.dispatch import CANDIDATES, IMPLEMENTATIONS
 from jaxserve.pallas_kernels.paged_attention.api import Demand, KernelError
-from jaxserve.request import Request, SamplingParams
+from jaxserve.request import Request
+from jaxserve.sampling_params import SamplingParams
 from jaxserve.sharding.mesh import MeshSpec
 from tests.jaxserve.loading.loaded import load_params
 from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh

@@ -42,7 +42,8 @@ from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.plan import StepOutput, StepPlan
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.spec import ModelSpec
-from jaxserve.request import Request, SamplingParams
+from jaxserve.request import Request
+from jaxserve.sampling_params import SamplingParams
 from jaxserve.sharding.mesh import MeshSpec
 from jaxserve.sharding.params import random_params
 

@@ -30,7 +30,7 @@ from jaxserve.config import EIGHT_BITS, EngineOptions
 from jaxserve.errors import ModelError
 from jaxserve.llm import LLM
 from jaxserve.models.quant import SCHEMES
-from jaxserve.request import SamplingParams
+from jaxserve.sampling_params import SamplingParams
 
 PLAIN = "auto"
 ANSWER = 16  # tokens

@@ -47,7 +47,8 @@ from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.plot import Chart, Line, picture
 from jaxserve.plan.roofline import Case, work_of
 from jaxserve.plan.topology import Limits
-from jaxserve.request import Request, SamplingParams
+from jaxserve.request import Request
+from jaxserve.sampling_params import SamplingParams
 from jaxserve.sharding.mesh import MeshSpec
 from jaxserve.sharding.params import random_params
 

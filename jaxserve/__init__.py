@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from jaxserve.completion import Completion
     from jaxserve.config import EngineOptions
     from jaxserve.llm import LLM
-    from jaxserve.request import SamplingParams
+    from jaxserve.sampling_params import SamplingParams
     from jaxserve.structure import Structure
 
 __version__ = "0.2.0"

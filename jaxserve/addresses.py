@@ -5,7 +5,7 @@ import re
 import socket
 from typing import Any
 
-from jaxserve.errors import ConfigError, flag_text
+from jaxserve.errors import flag_error
 
 NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")  # also an IPv4 address
 
@@ -51,7 +51,7 @@ def server_problem(text: str) -> str | None:
 def check_address(flag: str, text: str) -> None:
     """Raise ConfigError unless the value of a flag is HOST:PORT."""
     if problem := address_problem(text):
-        raise ConfigError(flag_text(flag, text, problem))
+        raise flag_error(flag, text, problem)
 
 
 def check_listening_host(flag: str, host: str) -> None:
@@ -60,11 +60,11 @@ def check_listening_host(flag: str, host: str) -> None:
         found = listening_addresses(host, 0)
     except (OSError, UnicodeError) as error:
         problem = f"it is no name or address without a port: {_reason(error)}"
-        raise ConfigError(flag_text(flag, host, problem)) from None
+        raise flag_error(flag, host, problem) from None
     problems = [_why_not_here(family, address) for family, address in found]
     if all(problems):
         problem = f"it is no address of this machine: {problems[0]}"
-        raise ConfigError(flag_text(flag, host, problem))
+        raise flag_error(flag, host, problem)
 
 
 def listening_addresses(host: str, port: int) -> list[tuple[int, Any]]:

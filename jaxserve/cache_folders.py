@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from jaxserve.errors import ConfigError, flag_text
+from jaxserve.errors import flag_error
 
 
 def default_compilation_cache() -> Path | None:
@@ -30,4 +30,4 @@ def check_compilation_cache(chosen: Path | None) -> None:
     """Raise ConfigError if the folder of --compilation-cache, where given, cannot be used."""
     problem = folder_problem(chosen) if chosen else None
     if problem:
-        raise ConfigError(flag_text("--compilation-cache", chosen, f"it cannot be used: {problem}"))
+        raise flag_error("--compilation-cache", chosen, f"it cannot be used: {problem}")

@@ -253,6 +253,11 @@ def flag_text(flag: str, value: object, problem: str) -> str:
     return f"{flag} is {shown}; {problem}"
 
 
+def flag_error(flag: str, value: object, problem: str) -> ConfigError:
+    """Return the error of a flag's value. Arguments are as in `flag_text`."""
+    return ConfigError(flag_text(flag, value, problem))
+
+
 class ModelError(ConfigError):
     """The checkpoint is damaged, or its model is not supported."""
 

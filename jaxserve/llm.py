@@ -1,63 +1,44 @@
-"""LLM, the Python API: prompts and conversations in, completions or embeddings out."""
+"""LLM, the Python API: a checkpoint that is loaded, compiled when needed, and closed."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
-import numpy as np
 from jax.typing import DTypeLike
 from rich.console import Console
 
 from jaxserve.backends import devices as found_devices
 from jaxserve.call_guard import CallGuard
-from jaxserve.chat import Chat, Message, Rendered
+from jaxserve.chat import Chat
 from jaxserve.checkpoints.hub.names import Given, display_name
 from jaxserve.compilation_cache import cache_of_llm, compiled_steps_kept
-from jaxserve.completion import Completion, Delta
 from jaxserve.config import EngineOptions, check_draft_model
-from jaxserve.delta_streams import DeltaStreams, with_bar
-from jaxserve.engine.buckets import Bucket
+from jaxserve.delta_streams import DeltaStreams
 from jaxserve.engine.build import NewRunner, build_engine
 from jaxserve.engine.device.draft_model import DraftModel
 from jaxserve.engine.device.executables import Progress
 from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.request_limits import max_new_tokens
-from jaxserve.engine.step_costs import measure
-from jaxserve.engine.trace import StepTrace, write_trace
-from jaxserve.errors import RequestError
-from jaxserve.llm_arguments import (
-    OTHER_KEYWORDS,
-    dtype_name,
-    mesh_of,
-    named_conversations,
-    named_prompts,
-    options_of,
-    params_of,
-    params_of_each,
-)
-from jaxserve.llm_folder import model_of_llm
+from jaxserve.engine.trace import written_trace
+from jaxserve.llm_arguments import OTHER_KEYWORDS, dtype_name, mesh_of, options_of
+from jaxserve.llm_calls import Calls
+from jaxserve.llm_folder import open_llm
+from jaxserve.llm_warm_up import WarmUp
 from jaxserve.loading.digests import WeightDigests
-from jaxserve.loading.draft import open_draft
-from jaxserve.loading.folder import Model, ModelFiles, load, open_model
-from jaxserve.loading.model_folder import check_architecture, model_folder
+from jaxserve.loading.folder import Model, ModelFiles, load
 from jaxserve.names_elsewhere import LLM_ATTRIBUTES, explains_names
 from jaxserve.progress import Bar
-from jaxserve.prompts import Prepared, Prompt, Prompts, is_conversation
-from jaxserve.request import SamplingFields, SamplingParams
+from jaxserve.prompts import Prepared, Prompts
 from jaxserve.sharding.mesh import MeshSpec
 from jaxserve.structure.grammars import DEFAULT_BOUNDS, Bounds, Grammars
 
 
-def _load_draft(files: ModelFiles | None, model: Model, told: Progress) -> Model | None:
-    """Load the draft model, if any, in the model's dtype; what is stored quantized stays so."""
-    return load(files, model.mesh, model.dtype, told) if files else None
-
-
 @explains_names(OTHER_KEYWORDS, LLM_ATTRIBUTES)
-class LLM:
+class LLM(Calls):
     """A checkpoint on this machine's devices, ready to generate text or to embed.
 
     Close it, or use it as a context manager, to free its device memory. Steps are compiled when the
@@ -78,8 +59,7 @@ class LLM:
             is fetched into the hub's cache.
         dtype: Type to compute in: "auto" (as the checkpoint says), "float32" or "bfloat16", or
             jax's own object of it.
-        weights: Type to hold the weights in: "auto" (as stored), or a quantization such as "int8",
-            "fp8", "int4" or "int4-g32".
+        weights: Type to hold the weights in: "auto" (as stored), or a quantization such as "int8".
         max_context: The longest prompt plus output, in tokens; None is the model's.
         data: Devices along the mesh axis that shares the rows and their pages.
         expert: Devices along the axis that shares the experts, and the rows as well.
@@ -157,21 +137,16 @@ class LLM:
     ):
         spread = mesh_of(mesh, data, expert, tensor).build(devices or found_devices())
         options = options_of(options, max_context)
+        dtype = dtype_name(dtype)
         check_draft_model(options, draft_model)
         self.digests = digests
         self._name = display_name(model)
         self._cache = cache_of_llm(compilation_cache)
-        self._progress = progress
-        self._on_compile = on_compile
+        self._bar = partial(Bar, Console(stderr=True, highlight=False), shown=progress)
         with self._bar("downloading", in_bytes=True) as bar:
-            if draft_model:
-                check_architecture(draft_model)  # before the larger model is fetched
-            folder, tensors = model_of_llm(model, spread, dtype_name(dtype), weights, bar.update)
-            draft_folder = model_folder(draft_model, bar.update) if draft_model else None
-        files = open_model(folder, tensors)
-        draft_files = open_draft(draft_folder, files) if draft_folder else None
+            files, draft_files = open_llm(model, draft_model, spread, dtype, weights, bar.update)
         self._chat = Chat(
-            folder,
+            files.folder,
             files.tokens.tokenizer,
             Path(chat_template).absolute() if chat_template else None,
             tool_parser=tool_parser,
@@ -184,15 +159,22 @@ class LLM:
             with compiled_steps_kept(self._cache):
                 with self._bar("loading", in_bytes=True) as bar:
                     told = on_load or bar.update
-                    self.model = load(files, spread, dtype_name(dtype), told, weights, digests)
-                    self.draft = _load_draft(draft_files, self.model, told)
+                    self.model = load(files, spread, dtype, told, weights, digests)
+                    self.draft = self._load_draft(draft_files, told)
                 self.engine, self.runner = self._build_engine(options, new_runner)
             self.prompts = self._new_prompts(grammar_bounds)
-            self._measured: tuple[Bucket, ...] = ()
             self._guard = CallGuard()
+            bar_of_steps = partial(self._bar, "compiling")
+            self._warm_up = WarmUp(
+                self.engine, self.runner, self._guard, self._cache, bar_of_steps, on_compile
+            )
             self._streams = DeltaStreams(self.engine, self.model.tokenizer, self._guard)
-            self._next_id = 0
+            self._numbers = itertools.count(1)
             on_failure.pop_all()
+
+    def _load_draft(self, files: ModelFiles | None, told: Progress) -> Model | None:
+        """Load the draft model in the model's dtype; what is stored quantized stays so."""
+        return load(files, self.model.mesh, self.model.dtype, told) if files else None
 
     def _build_engine(
         self, options: EngineOptions, new_runner: NewRunner
@@ -213,7 +195,6 @@ class LLM:
         model = self.model
         config = self.runner.config
         vocab_size = model.spec.vocab_size
-        self._grammars = Grammars(model.tokenizer, model.eos_ids, vocab_size, bounds)
         return Prompts(
             model.tokenizer,
             self._chat,
@@ -221,216 +202,9 @@ class LLM:
             vocab_size,
             config.max_context,
             partial(max_new_tokens, config),
-            self._grammars,
+            Grammars(model.tokenizer, model.eos_ids, vocab_size, bounds),
             config.embeds,
         )
-
-    # ---- the calls
-
-    def generate(
-        self,
-        prompts: str | Iterable[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        **sampling: Unpack[SamplingFields],
-    ) -> list[Completion]:
-        """Generate for all prompts together and return when the last one is finished.
-
-        Args:
-            prompts: List of texts, lists of token ids, or conversations; or a single text.
-            params: Sampling parameters for all prompts, or one per prompt; None is the default.
-            **sampling: Single fields of SamplingParams, which override those of params.
-
-        Returns:
-            The completions in the order of the prompts, the n choices of a prompt in a row.
-            Log-probabilities of the prompt come with choice 0. A choice that failed on the way has
-            its `error` set.
-
-        Raises:
-            RequestError: A prompt or its parameters can never run. The error names the first such
-                prompt as its field, and nothing runs.
-            NotBuiltInError: The model makes embeddings and generates no text.
-            EngineError: The LLM is closed, or a step has failed.
-        """
-        named = named_prompts(prompts)
-        with self._guard:
-            self._check(embed=False)
-            return self._complete(self._encode(named), params, sampling)
-
-    def chat(
-        self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        **sampling: Unpack[SamplingFields],
-    ) -> list[Completion]:
-        """Answer a conversation, or each of a list of conversations.
-
-        The checkpoint's chat template makes a prompt of each, which is the completion's `prompt`.
-        Names of special tokens inside of messages are plain text. To stream an answer, give
-        `stream` a conversation.
-
-        Args:
-            messages: Conversation, a list of {"role": ..., "content": ...}, or a list of those.
-            params: Sampling parameters for all conversations, or one per conversation.
-            **sampling: Single fields of SamplingParams, which override those of params.
-
-        Returns:
-            The completions, in the order that `generate` returns them in.
-
-        Raises:
-            RequestError: A message is malformed, or a prompt can never run. The error's field is
-                a path such as messages[2].role.
-            ChatError: The chat template is missing, or refuses the messages.
-            NotBuiltInError: The model makes embeddings and generates no text.
-            EngineError: The LLM is closed, or a step has failed.
-        """
-        named = named_conversations(messages)
-        with self._guard:
-            self._check(embed=False)
-            rendered = {name: self._render(given, name) for name, given in named.items()}
-            return self._complete(rendered, params, sampling)
-
-    def embed(self, prompts: str | Iterable[str | Sequence[int]]) -> list[np.ndarray]:
-        """Return the embedding of every prompt, from a model that embeds.
-
-        A text gets the special tokens that the tokenizer's files put around it; token ids are taken
-        as they are. Instructions, such as the prompts of config_sentence_transformers.json, are for
-        the caller to write before the text.
-
-        Args:
-            prompts: List of texts or lists of token ids; or a single text.
-
-        Returns:
-            One float32 array of shape [D] and Euclidean length 1 per prompt, in their order.
-
-        Raises:
-            RequestError: A prompt is a conversation, has no tokens or is too long.
-            NotBuiltInError: The model generates text and makes no embeddings.
-            EngineError: The LLM is closed, or a step has failed.
-        """
-        named = named_prompts(prompts)
-        with self._guard:
-            self._check(embed=True)
-            for name, prompt in named.items():
-                if is_conversation(prompt):
-                    raise RequestError(name, "is a conversation; give a text or its token ids")
-            done = self._complete(self._encode(named), None, {})
-        for completion in done:
-            if completion.error:
-                raise completion.error
-        return [np.array(completion.embedding, np.float32) for completion in done]
-
-    def _check(self, embed: bool) -> None:
-        """Raise an error when the engine is closed, or the model does not do what is asked."""
-        self.engine.check_usable()
-        self.prompts.check_purpose(embed)
-
-    def _encode(self, named: Mapping[str, Prompt]) -> dict[str, Rendered]:
-        encoded = {}
-        for name, prompt in named.items():
-            self._guard.pass_on()
-            encoded[name] = self.prompts.encode(prompt, name)
-        return encoded
-
-    def _render(self, conversation: Sequence[Message], name: str) -> Rendered:
-        self._guard.pass_on()
-        return self._chat.render(conversation, name)
-
-    def _complete(
-        self,
-        prompts: Mapping[str, Rendered],
-        params: SamplingParams | Sequence[SamplingParams] | None,
-        sampling: SamplingFields,
-    ) -> list[Completion]:
-        """Check all prompts, run them together and return the completions in their order.
-
-        `prompts` are by their names for errors.
-        """
-        each = params_of_each(params, sampling, len(prompts))
-        prepared = list(map(self._checked, prompts.values(), each, prompts))
-        choices = sum(p.request.params.n for p in prepared)
-        with self._bar("embedding" if self.prompts.embeds else "generating") as bar:
-            deltas = with_bar(self.run(prepared), choices, bar)
-            done = {(d.prompt_index, d.index): d.completion for d in deltas if d.completion}
-        return [done[key] for key in sorted(done)]
-
-    def stream(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        **sampling: Unpack[SamplingFields],
-    ) -> Iterator[Delta]:
-        """Generate for one prompt and yield the text as it grows.
-
-        Leaving the iterator early aborts the request.
-
-        Args:
-            prompt: Text, token ids or conversation.
-            params: Sampling parameters; None is the default.
-            **sampling: Single fields of SamplingParams, which override those of params.
-
-        Returns:
-            Iterator of deltas. The last delta of each of the n choices carries its completion.
-
-        Raises:
-            RequestError: The prompt or its parameters can never run.
-            NotBuiltInError: The model makes embeddings and generates no text.
-            EngineError: The LLM is closed, or a step has failed.
-        """
-        return self.run([self.prepare(prompt, params_of(params, sampling))])
-
-    def prepare(
-        self, prompt: Prompt, params: SamplingParams | None = None, name: str = ""
-    ) -> Prepared:
-        """Tokenize and check one prompt for `run`.
-
-        Args:
-            prompt: Text, token ids or conversation.
-            params: Sampling parameters; None is the default.
-            name: Field that errors about the prompt name; by default "prompt", or "messages" for a
-                conversation.
-
-        Returns:
-            The prompt, ready to run.
-
-        Raises:
-            RequestError: The prompt or its parameters can never run.
-            NotBuiltInError: The model makes embeddings and generates no text.
-            EngineError: The LLM is closed.
-        """
-        with self._guard:
-            self._check(embed=False)
-            name = name or ("messages" if is_conversation(prompt) else "prompt")
-            return self._checked(self.prompts.encode(prompt, name), params_of(params, {}), name)
-
-    def _checked(self, prompt: Rendered, params: SamplingParams, name: str) -> Prepared:
-        """Compile the grammar, if any, and check the request under an id of its own."""
-        self._guard.pass_on()
-        self._next_id += 1
-        params = self.prompts.constrain(prompt, params)
-        grammar = self._grammars.compile(params.structure) if params.structure else None
-        return self.prompts.check(prompt, params, name, id=str(self._next_id), grammar=grammar)
-
-    def run(self, prompts: Sequence[Prepared]) -> Iterator[Delta]:
-        """Run prepared prompts together and yield their text as it grows.
-
-        Several iterators may be open at once: asking any of them for its next delta steps the one
-        engine, and so advances them all. An abandoned iterator aborts what is left of its prompts.
-
-        Args:
-            prompts: Prompts from `prepare`; each may run once.
-
-        Yields:
-            Deltas of all choices of all prompts, in the order in which the engine makes them.
-
-        Raises:
-            EngineError: The LLM is closed, or a step has failed.
-        """
-        if prompts:
-            with self._guard:
-                self.warm_up([*self._streams.unfinished, *prompts])
-            yield from self._streams.run(prompts)
-
-    # ---- getting ready, and figures
 
     @property
     def chat_template(self) -> str:
@@ -464,44 +238,7 @@ class LLM:
             EngineError: The LLM is closed, or a step has failed.
             MemoryLimitError: A step needs more memory than the devices have.
         """
-        with self._guard:
-            self._warm_up(prompts)
-
-    def _warm_up(self, prompts: Sequence[Prepared] | None) -> None:
-        self.engine.check_usable()
-        plan = self.runner.buckets
-        if not prompts:
-            self._compile(plan.buckets if prompts is None else ())
-            return
-        sizes = [
-            (len(p.request.prompt), max_new_tokens(self.runner.config, p.request))
-            for p in prompts
-            for _ in range(p.request.params.n)
-        ]
-        score = any(p.request.params.prompt_logprobs is not None for p in prompts)
-        forced = any(p.request.grammar for p in prompts)
-        buckets = plan.reachable(sizes, config=self.runner.config, score=score, forced=forced)
-        self._compile(buckets)
-
-    def _compile(self, buckets: Iterable[Bucket]) -> None:
-        """Compile these steps unless they are compiled, and measure what is new."""
-        buckets = tuple(buckets)
-        if not self.runner.executables.has(buckets):
-            with compiled_steps_kept(self._cache), self._bar("compiling") as bar:
-                self.runner.warm_up(buckets, self._told(self._on_compile or bar.update))
-        self.measure_steps()
-
-    def _told(self, progress: Progress) -> Progress:
-        """Return a function that tells of the progress, and lets a Ctrl-C take effect."""
-
-        def told(done: int, total: int, what: str) -> None:
-            self._guard.pass_on()
-            progress(done, total, what)
-
-        return told
-
-    def _bar(self, title: str, in_bytes: bool = False) -> Bar:
-        return Bar(Console(stderr=True, highlight=False), title, self._progress, in_bytes)
+        self._warm_up.compile_for(prompts)
 
     def measure_steps(self) -> None:
         """Measure the compiled steps, where tokens are drafted, and give the engine the costs.
@@ -509,13 +246,7 @@ class LLM:
         The engine drafts only as many tokens as pay off by these times. Nothing is measured
         unless steps were compiled since the last call.
         """
-        with self._guard:
-            compiled = self.runner.compiled
-            if self.engine.speculates and compiled != self._measured:
-                config = self.runner.config
-                costs = measure(self.runner, compiled, config.lanes, no_row=config.max_batch)
-                self.engine.set_step_costs(costs)
-                self._measured = compiled
+        self._warm_up.measure()
 
     @contextmanager
     def trace(self, path: str | Path) -> Iterator[None]:
@@ -531,16 +262,8 @@ class LLM:
         Raises:
             ConfigError: The file cannot be written.
         """
-        path = Path(path).absolute()
-        with self._guard:
-            write_trace(path, "")  # errors come before the work
-            trace = StepTrace(self.engine)
-        with trace:
-            try:
-                yield
-            finally:
-                with self._guard:
-                    write_trace(path, trace.to_json())
+        with written_trace(self.engine, Path(path).absolute(), self._guard):
+            yield
 
     @property
     def padding_share(self) -> float:
@@ -567,7 +290,7 @@ class LLM:
             return
         with self._guard:
             self._chat.close()
-            self._grammars.close()
+            self.prompts.grammars.close()
             self.engine.close()
 
     def __enter__(self) -> "LLM":

@@ -13,7 +13,7 @@ from jaxserve.config import EngineOptions
 from jaxserve.errors import ConfigError, RequestError
 from jaxserve.names_elsewhere import LLM_KEYWORDS, Names
 from jaxserve.prompts import Prompt
-from jaxserve.request import SamplingFields, SamplingParams
+from jaxserve.sampling_params import SamplingFields, SamplingParams
 from jaxserve.sharding.mesh import MeshSpec
 
 # What to use for a keyword that LLM does not have, fields of its options among them.

@@ -1,4 +1,4 @@
-"""Folder of an LLM's model, fetched from the hub only if its weights fit the devices."""
+"""Files of an LLM's models, fetched from the hub only if the weights fit the devices."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -11,12 +11,34 @@ from jaxserve.checkpoints.hub.names import Given, display_name
 from jaxserve.engine.device.lowering import abstract_params
 from jaxserve.engine.device.memory import bytes_per_device, device_limit
 from jaxserve.errors import ConfigError, MemoryLimitError
+from jaxserve.loading.draft import open_draft
+from jaxserve.loading.folder import ModelFiles, open_model
 from jaxserve.loading.load_plan import DTYPES
-from jaxserve.loading.model_folder import Report, model_folder, remote_model
+from jaxserve.loading.model_folder import (
+    Report,
+    check_architecture,
+    model_folder,
+    remote_model,
+)
 from jaxserve.models.families.weight_table import Stored
 from jaxserve.models.quant import parse_scheme
 from jaxserve.models.spec import ModelSpec
 from jaxserve.sharding.mesh import spans_hosts
+
+
+def open_llm(
+    model: Given, draft_model: Given | None, mesh: Mesh, dtype: str, weights: str, report: Report
+) -> tuple[ModelFiles, ModelFiles | None]:
+    """Fetch and open the files of a model, and of its draft model if there is one.
+
+    Arguments and errors are as in LLM; `report` is told of the bytes that are fetched.
+    """
+    if draft_model:
+        check_architecture(draft_model)  # before the larger model is fetched
+    folder, tensors = model_of_llm(model, mesh, dtype, weights, report)
+    draft_folder = model_folder(draft_model, report) if draft_model else None
+    files = open_model(folder, tensors)
+    return files, open_draft(draft_folder, files) if draft_folder else None
 
 
 def model_of_llm(
@@ -27,8 +49,7 @@ def model_of_llm(
     The path is absolute: templates are read later, when the program may work in another folder.
     A model of the hub is fetched; where the mesh spans several hosts, each reads its part of the
     weights only. Raises MemoryLimitError, before anything large is fetched, if the weights alone do
-    not fit the devices of the mesh. Other errors are as in `model_folder`;
-    `dtype` and `weights` are as in LLM.
+    not fit the devices of the mesh. Other errors are as in `model_folder`.
     """
     check = partial(_check_fits, display_name(given), mesh, dtype, weights)
     if spans_hosts(mesh):

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from jaxserve.chat import Chat, Message, Rendered, Tools
 from jaxserve.chat.answers import Reading
 from jaxserve.errors import ContextLengthError, NotBuiltInError, RequestError
-from jaxserve.request import Request, SamplingParams
+from jaxserve.request import Request
 from jaxserve.request_values import check_token_ids, integers
+from jaxserve.sampling_params import SamplingParams
 from jaxserve.structure import Grammar
 from jaxserve.structure.grammars import Grammars
 from jaxserve.tokenizer import Tokenizer, TokenizerError

@@ -3,7 +3,7 @@
 import ssl
 from pathlib import Path
 
-from jaxserve.errors import ConfigError, flag_text
+from jaxserve.errors import flag_error
 
 
 def check_certificates(flag: str, path: Path, pem: bytes) -> None:
@@ -14,7 +14,7 @@ def check_certificates(flag: str, path: Path, pem: bytes) -> None:
         context.load_verify_locations(cadata=pem.decode("ascii", "ignore"))
     except ssl.SSLError:
         problem = "it holds no certificate in PEM, or a damaged one"
-        raise ConfigError(flag_text(flag, path, problem)) from None
+        raise flag_error(flag, path, problem) from None
 
 
 def check_key(flag: str, path: Path, certificate: Path) -> None:
@@ -34,7 +34,7 @@ def check_key(flag: str, path: Path, certificate: Path) -> None:
         problem = _unread(error) or _misfit(error, certificate)
     else:
         return
-    raise ConfigError(flag_text(flag, path, problem))
+    raise flag_error(flag, path, problem)
 
 
 def _misfit(error: OSError, certificate: Path) -> str:

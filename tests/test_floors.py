@@ -17,7 +17,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "checkpoints": ("checkpoints",),
     "errors": ("jaxserve.errors",),
     "names elsewhere": ("jaxserve.names_elsewhere",),
-    "request": ("jaxserve.request", "jaxserve.request_values"),
+    "request": ("jaxserve.request", "jaxserve.request_values", "jaxserve.sampling_params"),
     "processes": ("jaxserve.interrupts", "jaxserve.sandbox_process", "jaxserve.sigint"),
     "machine": ("jaxserve.backends", "jaxserve.host_memory"),
     "config": ("jaxserve.config",),
@@ -44,7 +44,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "hosts": ("jaxserve.cluster.hosts",),
     "progress": ("jaxserve.progress",),
     "llm": (
-        *("jaxserve.llm", "jaxserve.llm_arguments", "jaxserve.llm_folder"),
+        *("jaxserve.llm", "jaxserve.llm_arguments", "jaxserve.llm_calls"),
+        *("jaxserve.llm_folder", "jaxserve.llm_warm_up"),
         *("jaxserve.delta_streams", "jaxserve.call_guard"),
     ),
     "generate": ("jaxserve.generate",),

@@ -58,6 +58,48 @@ def packed_assignments(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 yield node.lineno, ast.unparse(node)
 
 
+def run_in_parameters(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield parameters and fields that a paragraph describes as `name: text.`
+
+    Fields are described beside them, parameters in a section `Args:` or within a sentence.
+    """
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        names = _parameters(node)
+        for sentence in re.split(r"(?<=[.;])\s+|\n\n", _without_sections(node)):
+            described = re.match(r"`?(\w+)`?((?:,\s+`?\w+`?)*(?:\s+and\s+`?\w+`?)?): ", sentence)
+            if described and described[1] in names:
+                yield node.lineno, sentence
+
+
+def unknown_parameters(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield entries of the `Args:` of functions that are not among their parameters."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        section = re.search(r"^Args:\n((?: +.*\n?|\n)+)", ast.get_docstring(node) or "", re.M)
+        entries = re.findall(r"^    \**(\w+):", section[1], re.M) if section else ()
+        yield from ((node.lineno, entry) for entry in entries if entry not in _parameters(node))
+
+
+def _parameters(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    """Return the names of a function's parameters, or of a class's fields and parameters."""
+    if isinstance(node, ast.ClassDef):
+        made = [each for each in node.body if isinstance(each, ast.FunctionDef)]
+        names = {name for each in made if each.name == "__init__" for name in _parameters(each)}
+        fields = [each.target for each in node.body if isinstance(each, ast.AnnAssign)]
+        return names | {field.id for field in fields if isinstance(field, ast.Name)}
+    rest = [arg for arg in (node.args.vararg, node.args.kwarg) if arg]
+    every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, *rest]
+    return {arg.arg for arg in every}
+
+
+def _without_sections(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    text = ast.get_docstring(node) or ""
+    return re.sub(r"^[A-Z]\w+:\n(?:    .*\n?|\n)+", "", text, flags=re.M)
+
+
 def _is_swap(targets: ast.Tuple, values: ast.Tuple) -> bool:
     return {ast.unparse(x) for x in targets.elts} == {ast.unparse(x) for x in values.elts}
 
@@ -89,9 +131,23 @@ def test_one_assignment_a_line() -> None:
     assert not found, "\n".join(found)
 
 
+def test_parameters_are_documented_in_one_way() -> None:
+    found = [
+        f"{path}:{line} {text}"
+        for path, tree in sources()
+        for line, text in [*run_in_parameters(tree), *unknown_parameters(tree)]
+    ]
+    assert not found, "\n".join(found)
+
+
 def test_the_checks_notice() -> None:
     tree = ast.parse('def f():\n    """Of the row."""\n    a, b = 1, 2\n    a, b = b, a\n')
     assert list(leaning_docstrings(tree)) == [(1, "Of the row.")]
     proto = "// A message.\n// As long as it is.\nmessage A {\n  // As above.\n  string b = 1;\n}\n"
     assert list(leaning_comments(proto)) == [(4, "As above.")]
     assert list(packed_assignments(tree)) == [(3, "a, b = (1, 2)")]
+    run_in = 'def f(a, b):\n    """Add.\n\n    a: the one. `b` is the other.\n    """\n'
+    assert list(run_in_parameters(ast.parse(run_in))) == [(1, "a: the one.")]
+    section = 'def f(a):\n    """Add.\n\n    Args:\n        a: One.\n        c: None.\n    """\n'
+    assert list(run_in_parameters(ast.parse(section))) == []
+    assert list(unknown_parameters(ast.parse(section))) == [(1, "c")]

@@ -21,7 +21,7 @@ from jaxserve.client.messages import Options, generation_message
 from jaxserve.config.option import flag_of
 from jaxserve.errors import JaxserveError
 from jaxserve.generate import flags as of_generate
-from jaxserve.request import SamplingFields, SamplingParams
+from jaxserve.sampling_params import SamplingFields, SamplingParams
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.grpc.parse import parse_request
 from jaxserve.server.grpc.vllm_parse import parse_generate

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxserve.config.option import flag_of, values_of
-from jaxserve.errors import ConfigError, flag_text
+from jaxserve.errors import ConfigError, flag_error
 
 MOST = 10_000_000  # of any number: more would fill the memory before the server refuses
 
@@ -32,7 +32,7 @@ def numbers(
     try:
         values = [] if text is None else [kind(part) for part in text.split(",")]
     except ValueError:
-        raise ConfigError(flag_text(flag_of(name), text, "it must be a list like 1,2,4")) from None
+        raise flag_error(flag_of(name), text, "it must be a list like 1,2,4") from None
     for value in values:
         _check(name, value, low, most)
     return values
@@ -41,7 +41,7 @@ def numbers(
 def _check(name: str, value: float, low: float, most: float) -> None:
     if not low < value <= most:
         limit = f"at most {most:,}" if value > most else f"above {low:g}"
-        raise ConfigError(flag_text(flag_of(name), value, f"it must be {limit}"))
+        raise flag_error(flag_of(name), value, f"it must be {limit}")
 
 
 def check_unused(options: Any, names: Sequence[str], why: str) -> None:

@@ -11,7 +11,7 @@ from grpc import aio  # type: ignore[attr-defined]
 from jaxserve.bench.caller import CUT, Credentials, Refused
 from jaxserve.bench.latency import Outcome
 from jaxserve.client.channel import TLS, metadata_of
-from jaxserve.errors import ConfigError, flag_text
+from jaxserve.errors import flag_error
 from jaxserve.v1 import common_pb2, inference_pb2_grpc
 from jaxserve.v1.inference_pb2 import GenerateStreamRequest
 
@@ -79,12 +79,8 @@ async def grpc_caller(
             async with asyncio.timeout(CONNECT_SECONDS):
                 await asyncio.gather(*(channel.channel_ready() for channel in channels))
         except TimeoutError:
-            raise ConfigError(
-                flag_text(
-                    "--target",
-                    f"grpc://{address}",
-                    f"{len(channels)} connections could not be made",
-                )
+            raise flag_error(
+                "--target", f"grpc://{address}", f"{len(channels)} connections could not be made"
             ) from None
         yield GrpcCaller(channels, credentials.token, ignore_eos)
 

@@ -22,7 +22,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from jaxserve.errors import ConfigError, flag_text
+from jaxserve.errors import flag_error
 
 OK = "OK"
 UNFINISHED = "UNFINISHED"
@@ -123,12 +123,10 @@ class Objective:
             found[name] = _number(limit)
         are_known = set(found) <= {"ttft", "tpot", "e2e"}
         if not are_known or not all(limit > 0 for limit in found.values()):
-            raise ConfigError(
-                flag_text(
-                    "--slo",
-                    text,
-                    "give milliseconds above 0 for ttft, tpot or e2e, as ttft=500,tpot=50",
-                )
+            raise flag_error(
+                "--slo",
+                text,
+                "give milliseconds above 0 for ttft, tpot or e2e, as ttft=500,tpot=50",
             )
         return Objective(**found)
 

@@ -24,7 +24,7 @@ from jaxserve.bench.flags import (
     TargetOptions,
 )
 from jaxserve.bench.traces import read_trace
-from jaxserve.errors import ConfigError, flag_text
+from jaxserve.errors import ConfigError, flag_error
 
 MAX_CONCURRENCY = 50_000  # a client has no more ports
 
@@ -78,12 +78,8 @@ def _check_loop(options: BenchServeOptions) -> None:
         raise ConfigError("--arrivals gamma and --burstiness need each other")
     seconds = pace.duration
     if seconds and pace.requests is None and any(rate * seconds > MOST for rate in rates):
-        raise ConfigError(
-            flag_text(
-                "--duration",
-                seconds,
-                f"at these rates that is more than {MOST:,} requests (lower it)",
-            )
+        raise flag_error(
+            "--duration", seconds, f"at these rates that is more than {MOST:,} requests (lower it)"
         )
 
 

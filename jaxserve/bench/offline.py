@@ -34,7 +34,8 @@ from jaxserve.interrupts import HeldInterrupts, interrupts_raise
 from jaxserve.llm import LLM
 from jaxserve.models.quant import scheme_in
 from jaxserve.progress import Bar
-from jaxserve.request import Request, SamplingParams
+from jaxserve.request import Request
+from jaxserve.sampling_params import SamplingParams
 from jaxserve.sharding.mesh import MeshSpec, device_kind
 from jaxserve.sharding.params import stored_bytes
 

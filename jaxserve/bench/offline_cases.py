@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from jaxserve.bench.checks import numbers
 from jaxserve.bench.flags import OfflineOptions
 from jaxserve.config import EngineConfig, EngineOptions
-from jaxserve.errors import ConfigError, flag_text
+from jaxserve.errors import ConfigError, flag_error
 from jaxserve.loading.spec import read_spec
 from jaxserve.plan.model_config import read_config
 
@@ -83,11 +83,9 @@ def check_room(case: Case, config: EngineConfig) -> None:
     rows = _rows(case, config.lanes)
     if rows > config.held_rows(case.context):
         pages = min(pool.pages for pool in config.pools)
-        raise ConfigError(
-            flag_text(
-                "--batch",
-                case.batch,
-                f"in {case.test} {rows} sequences of {case.context} tokens do not fit a cache of "
-                f"{pages * config.page_size} tokens a lane (--cache-tokens, or a smaller batch)",
-            )
+        raise flag_error(
+            "--batch",
+            case.batch,
+            f"in {case.test} {rows} sequences of {case.context} tokens do not fit a cache of "
+            f"{pages * config.page_size} tokens a lane (--cache-tokens, or a smaller batch)",
         )

@@ -19,7 +19,7 @@ import httpx
 from jaxserve.bench.caller import CUT, Credentials, Refused
 from jaxserve.bench.latency import Outcome
 from jaxserve.client.channel import metadata_of
-from jaxserve.errors import ConfigError, flag_text
+from jaxserve.errors import ConfigError, flag_error
 
 MALFORMED = "MALFORMED"  # status of an answer that is not as OpenAI's API says
 SECONDS = 30.0  # for a server to list its models
@@ -196,16 +196,12 @@ async def find_model(base: str, credentials: Credentials, wanted: str | None) ->
         TypeError,
         StopIteration,
     ) as error:
-        raise ConfigError(
-            flag_text(
-                "--target",
-                base,
-                f"no list of models comes from there ({type(error).__name__}: {error})",
-            )
+        raise flag_error(
+            "--target",
+            base,
+            f"no list of models comes from there ({type(error).__name__}: {error})",
         ) from None
     if name not in offered:
-        raise ConfigError(
-            flag_text("--served-model-name", name, f"{base} offers {', '.join(offered)}")
-        )
+        raise flag_error("--served-model-name", name, f"{base} offers {', '.join(offered)}")
     context = offered[name].get("max_model_len")
     return Model(name, context if isinstance(context, int) else None)

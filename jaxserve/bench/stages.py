@@ -34,7 +34,7 @@ def start(options: Any) -> int:
     with importing_jax():
         from jaxserve.bench.offline import about, open_llm
     from jaxserve.compilation_cache import use_compilation_cache
-    from jaxserve.request import SamplingParams
+    from jaxserve.sampling_params import SamplingParams
 
     tell("import")
     devices()

@@ -17,7 +17,7 @@ from jaxserve.bench.grpc_caller import grpc_caller
 from jaxserve.bench.openai_caller import OpenAICaller, find_model, http_client
 from jaxserve.bench.own_server import HOST, free_ports, running, serve_command
 from jaxserve.client import AsyncClient
-from jaxserve.errors import AdminOnlyError, ConfigError, JaxserveError, flag_text
+from jaxserve.errors import AdminOnlyError, ConfigError, JaxserveError, flag_error
 from jaxserve.tokenizer import load_tokenizer
 
 SECONDS = 30.0  # that a server gets to describe itself
@@ -84,9 +84,7 @@ def address_of(url: str) -> tuple[str, str]:
     """Return protocol and place of --target; ConfigError if it is no such URL."""
     found = URL.fullmatch(url)
     if not found or (found["scheme"] == "grpc" and found["path"] not in (None, "/")):
-        raise ConfigError(
-            flag_text("--target", url, "it must be grpc://HOST:PORT or http://HOST:PORT/v1")
-        )
+        raise flag_error("--target", url, "it must be grpc://HOST:PORT or http://HOST:PORT/v1")
     if found["scheme"] == "grpc":
         check_address("--target", found["host"])
         return "grpc", found["host"]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxserve.bench.arrivals import Arrival
-from jaxserve.errors import ConfigError, flag_text
+from jaxserve.errors import flag_error
 
 BLOCK = 512  # tokens
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -37,13 +37,11 @@ def read_trace(path: Path, requests: int | None) -> list[Arrival]:
             file.seek(0)
             arrivals = list(islice(_format(path, first)(path, file), requests))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(
-            flag_text(
-                "--trace", path, f"it cannot be read: {getattr(error, 'strerror', None) or error}"
-            )
+        raise flag_error(
+            "--trace", path, f"it cannot be read: {getattr(error, 'strerror', None) or error}"
         ) from None
     if not arrivals:
-        raise ConfigError(flag_text("--trace", path, "it has no requests"))
+        raise flag_error("--trace", path, "it has no requests")
     arrivals.sort(key=lambda a: a.due)
     began = arrivals[0].due
     return [replace(a, due=a.due - began) for a in arrivals]
@@ -54,13 +52,11 @@ def _format(path: Path, first: str) -> Callable[[Path, Iterable[str]], Iterable[
         return _mooncake
     if set(AZURE) <= set(first.strip().split(",")):
         return _azure
-    raise ConfigError(
-        flag_text(
-            "--trace",
-            path,
-            f"it begins with {first.strip()[:40]!r}, which is neither Mooncake's JSON lines nor "
-            f"Azure's CSV with the columns {', '.join(AZURE)}",
-        )
+    raise flag_error(
+        "--trace",
+        path,
+        f"it begins with {first.strip()[:40]!r}, which is neither Mooncake's JSON lines nor "
+        f"Azure's CSV with the columns {', '.join(AZURE)}",
     )
 
 
@@ -81,10 +77,8 @@ def _row(path: Path, number: int, read: Callable[[Any], Arrival], row: Any) -> A
             raise ValueError("a length below 1")
         return arrival
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            flag_text(
-                "--trace", path, f"line {number} is no request ({type(error).__name__}: {error})"
-            )
+        raise flag_error(
+            "--trace", path, f"line {number} is no request ({type(error).__name__}: {error})"
         ) from None
 
 

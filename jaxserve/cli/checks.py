@@ -16,7 +16,7 @@ from jaxserve.cli.flags import EngineFlags, draft_model_of
 from jaxserve.cluster.hosts import HostOptions
 from jaxserve.config import check_draft_model, check_options
 from jaxserve.config.option import flag_of
-from jaxserve.errors import ConfigError, flag_text
+from jaxserve.errors import flag_error
 from jaxserve.models.precision import check_dtype, check_form
 
 
@@ -31,7 +31,7 @@ def check_engine_flags(engine: EngineFlags, hosts: HostOptions) -> None:
     check_draft_model(engine.options, draft_model_of(engine, hosts))
     for axis, size in engine.axes.items():
         if size < 1:
-            raise ConfigError(flag_text(flag_of(axis), size, "it must be at least 1"))
+            raise flag_error(flag_of(axis), size, "it must be at least 1")
 
 
 class LoadsModel(Protocol):
@@ -93,7 +93,7 @@ def check_file(flag: str, path: Path | None) -> None:
     if path is None:
         return
     if problem := _why_unreadable(path):
-        raise ConfigError(flag_text(flag, path, f"it cannot be read: {problem}"))
+        raise flag_error(flag, path, f"it cannot be read: {problem}")
 
 
 def check_new_file(flag: str, path: Path | None) -> None:
@@ -110,7 +110,7 @@ def check_new_file(flag: str, path: Path | None) -> None:
     except OSError:
         writable = False
     if not writable:
-        raise ConfigError(flag_text(flag, path, "no file can be written there (name another)"))
+        raise flag_error(flag, path, "no file can be written there (name another)")
 
 
 def _why_unreadable(path: Path) -> str | None:

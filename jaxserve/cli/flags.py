@@ -10,7 +10,7 @@ from jaxserve.checkpoints.hub.names import HubModel, model_of_flag
 from jaxserve.cluster.hosts import HostOptions
 from jaxserve.config import EngineOptions
 from jaxserve.config.option import flag_of, given_options, option
-from jaxserve.errors import ConfigError, flag_text
+from jaxserve.errors import flag_error
 
 BUNDLED = Path(__file__).parents[1] / "checkpoints" / "bundled" / "tiny-chat"
 
@@ -84,12 +84,10 @@ class EngineFlags:
 def draft_model_of(engine: EngineFlags, hosts: HostOptions) -> Path | HubModel | None:
     """Return the draft model; ConfigError on several hosts."""
     if engine.draft_model and (hosts.hosts or hosts.pod):
-        raise ConfigError(
-            flag_text(
-                "--draft-model",
-                engine.draft_model,
-                "draft models are not built in for several hosts (--speculate ngram is)",
-            )
+        raise flag_error(
+            "--draft-model",
+            engine.draft_model,
+            "draft models are not built in for several hosts (--speculate ngram is)",
         )
     return engine.draft_model
 

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from jaxserve.config.option import flag_of
 from jaxserve.errors import RequestError
-from jaxserve.request import SamplingFields
+from jaxserve.sampling_params import SamplingFields
 from jaxserve.structure import Structure
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         ToolCallDelta,
         Usage,
     )
-    from jaxserve.request import SamplingParams
+    from jaxserve.sampling_params import SamplingParams
 
 __all__ = [
     "TLS",

@@ -18,7 +18,7 @@ from jaxserve.client.messages import ChatOptions, Messages, Options, Prompt
 from jaxserve.client.requests import RpcRequest
 from jaxserve.client.results import Embedded, Event, Result, Score, Tokenized
 from jaxserve.client.retrying import ReadinessPoll
-from jaxserve.request import SamplingParams
+from jaxserve.sampling_params import SamplingParams
 
 
 class AsyncStream:

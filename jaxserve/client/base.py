@@ -10,7 +10,7 @@ from jaxserve.client.connection import ADDRESS, RETRIES, Connection
 from jaxserve.client.messages import ChatOptions, Messages, Options, Prompt
 from jaxserve.client.requests import RpcRequest
 from jaxserve.client.results import Event
-from jaxserve.request import SamplingParams
+from jaxserve.sampling_params import SamplingParams
 
 
 class ClientBase[S]:

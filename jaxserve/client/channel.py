@@ -5,7 +5,7 @@ from pathlib import Path
 
 import grpc
 
-from jaxserve.errors import ConfigError, flag_text
+from jaxserve.errors import ConfigError, flag_error
 from jaxserve.tls_files import check_certificates, check_key
 
 MEBI = 2**20
@@ -80,7 +80,7 @@ def _read(name: str, path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError(flag_text(name, path, f"it cannot be read: {error.strerror}")) from None
+        raise flag_error(name, path, f"it cannot be read: {error.strerror}") from None
 
 
 def metadata_of(token: str | None) -> tuple[tuple[str, str], ...]:

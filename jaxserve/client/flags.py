@@ -14,8 +14,8 @@ from jaxserve.client.client import Client
 from jaxserve.client.connection import ADDRESS
 from jaxserve.client.messages import OF_THE_MODEL
 from jaxserve.config.option import given_options, option, options
-from jaxserve.errors import ConfigError, RequestError, flag_text
-from jaxserve.request import SamplingParams
+from jaxserve.errors import RequestError, flag_error
+from jaxserve.sampling_params import SamplingParams
 
 STANDARD_INPUT = "-"
 
@@ -120,7 +120,7 @@ def check_flags(options: ClientOptions, params: SamplingParams) -> None:
     """Raise ConfigError for a wrong address, RequestError for flags that do not go together."""
     address = options.server.address
     if problem := server_problem(address):
-        raise ConfigError(flag_text("--address", address, problem))
+        raise flag_error("--address", address, problem)
     if options.system is not None and not options.chat:
         raise RequestError("--system", "is for a conversation (add --chat)")
     if params.n > 1 and not options.json:

@@ -9,8 +9,8 @@ from google.protobuf.message import Message
 
 from jaxserve.client.results import ToolCall
 from jaxserve.errors import RequestError
-from jaxserve.request import SamplingFields, SamplingParams
 from jaxserve.request_values import check_token_ids, integers
+from jaxserve.sampling_params import SamplingFields, SamplingParams
 from jaxserve.structure import Structure
 from jaxserve.v1 import common_pb2, inference_pb2
 

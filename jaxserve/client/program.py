@@ -22,7 +22,7 @@ from jaxserve.client.flags import (
 )
 from jaxserve.client.results import Delta, Event, Result
 from jaxserve.errors import ConfigError, JaxserveError
-from jaxserve.request import SamplingFields, SamplingParams
+from jaxserve.sampling_params import SamplingFields, SamplingParams
 
 __all__ = ["main", "parser"]
 

@@ -29,7 +29,7 @@ from jaxserve.client.messages import (
 from jaxserve.client.responses import embedded_of, event_of, plain, result_of, score_of
 from jaxserve.client.results import Embedded, Event, Result, Score, Tokenized
 from jaxserve.errors import RequestError
-from jaxserve.request import SamplingParams
+from jaxserve.sampling_params import SamplingParams
 from jaxserve.v1 import admin_pb2, inference_pb2
 
 

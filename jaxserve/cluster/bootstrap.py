@@ -19,7 +19,7 @@ from jaxserve.cluster.heartbeat import FAILED, PodFailure, print_failure
 from jaxserve.cluster.hosts import Hosts, leave
 from jaxserve.cluster.message_auth import SECRET_BYTES
 from jaxserve.engine.device.runner import DeviceRunner
-from jaxserve.errors import ConfigError, flag_text
+from jaxserve.errors import ConfigError, flag_error
 
 if TYPE_CHECKING:
     from jaxserve.cluster.follower import Follower
@@ -111,7 +111,7 @@ def _check_port(coordinator: str) -> None:
         socket.create_server(("", int(coordinator.rpartition(":")[2]))).close()
     except OSError as error:
         problem = f"host 0 cannot listen there: {os.strerror(error.errno or 0)}"
-        raise ConfigError(flag_text("--coordinator", coordinator, problem)) from None
+        raise flag_error("--coordinator", coordinator, problem) from None
 
 
 def _initialize(hosts: Hosts) -> None:

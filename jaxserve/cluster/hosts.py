@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from jaxserve.addresses import check_address
 from jaxserve.config.option import option
-from jaxserve.errors import ConfigError, flag_text
+from jaxserve.errors import ConfigError, flag_error
 
 COORDINATOR_PORT = 8476  # on a LeaderWorkerSet's leader; on TPUs jax itself chooses 8482
 DAY = 86400  # seconds
@@ -54,12 +54,10 @@ class Hosts:
         """Return what options and environment say; ConfigError when flags contradict each other."""
         _check_named(options)
         if not 0 <= options.control_port < 2**16:
-            raise ConfigError(
-                flag_text("--control-port", options.control_port, "it must be 0 to 65535")
-            )
+            raise flag_error("--control-port", options.control_port, "it must be 0 to 65535")
         if not 0 < options.join_timeout <= DAY:
             allowed = f"it must be above 0 and at most {DAY} seconds"
-            raise ConfigError(flag_text("--join-timeout", options.join_timeout, allowed))
+            raise flag_error("--join-timeout", options.join_timeout, allowed)
         found = Hosts(
             options.hosts,
             options.host_index,
@@ -95,10 +93,10 @@ def _check_named(options: HostOptions) -> None:
             )
         return
     if count < 1:
-        raise ConfigError(flag_text("--hosts", count, "it must be at least 1"))
+        raise flag_error("--hosts", count, "it must be at least 1")
     if not 0 <= index < count:
         allowed = f"it must be 0 to {count - 1} with --hosts {count}"
-        raise ConfigError(flag_text("--host-index", index, allowed))
+        raise flag_error("--host-index", index, allowed)
     check_address("--coordinator", coordinator)
 
 

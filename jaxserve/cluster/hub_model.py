@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxserve.checkpoints.hub.names import HubModel, hub_model
-from jaxserve.errors import ConfigError, flag_text
+from jaxserve.errors import flag_error
 
 if TYPE_CHECKING:
     from jaxserve.cluster.bootstrap import Pod
@@ -24,7 +24,7 @@ def model_of_pod(pod: "Pod", given: Path | HubModel) -> Path | HubModel:
         problem = (
             f"the leader has {theirs.repo if theirs else 'a folder'} (give all hosts the same)"
         )
-        raise ConfigError(flag_text("--model", given, problem))
+        raise flag_error("--model", given, problem)
     return theirs or given
 
 

@@ -29,7 +29,7 @@ from jaxserve.cluster.leading_runner import LeadingRunner
 from jaxserve.cluster.message_auth import MessageChain, proof_of
 from jaxserve.cluster.v1 import cluster_pb2 as pb
 from jaxserve.cluster.v1 import cluster_pb2_grpc as rpc
-from jaxserve.errors import ConfigError, flag_text
+from jaxserve.errors import ConfigError, flag_error
 
 # A plan that admits long prompts with penalties has megabytes. Messages to the leader keep the
 # default limit of 4 MiB, which also holds for unknown callers: the digests of 262,000 tensors fit.
@@ -73,7 +73,7 @@ class Leader(rpc.ClusterServiceServicer):
             self.port: int = self._server.add_insecure_port(f"[::]:{port}")
         except RuntimeError:
             problem = "the leader cannot listen there (is it taken?)"
-            raise ConfigError(flag_text("--control-port", port, problem)) from None
+            raise flag_error("--control-port", port, problem) from None
         self.new_runner = partial(LeadingRunner, self)
 
     # ---- the followers

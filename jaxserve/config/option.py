@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, field, fields
 from typing import Any
 
-from jaxserve.errors import ConfigError, flag_text
+from jaxserve.errors import flag_error
 
 Bounds = tuple[float, float]  # the least and the greatest value, both allowed
 UNBOUNDED = 2**50  # greatest value of options that only the machine limits
@@ -106,7 +106,7 @@ def check_bounds(name: str, value: float, bounds: Bounds) -> None:
         expected = f"it must be at least {low}"
     else:
         expected = f"it must be between {low} and {high}"
-    raise ConfigError(flag_text(flag_of(name), value, expected))
+    raise flag_error(flag_of(name), value, expected)
 
 
 def flag_of(name: str) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxserve.config.option import UNBOUNDED, option
-from jaxserve.errors import ConfigError, flag_text
+from jaxserve.errors import flag_error
 
 MAX_DECODE_STEPS = 64
 PROPOSERS = ("off", "ngram", "draft")
@@ -162,10 +162,8 @@ class EngineOptions:
 def check_draft_model(options: EngineOptions, draft_model: object) -> None:
     """Raise ConfigError unless a draft model is given exactly when --speculate draft is set."""
     if draft_model and options.speculate != "draft":
-        raise ConfigError(
-            flag_text("--draft-model", draft_model, "it drafts nothing without --speculate draft")
+        raise flag_error(
+            "--draft-model", draft_model, "it drafts nothing without --speculate draft"
         )
     if options.speculate == "draft" and not draft_model:
-        raise ConfigError(
-            flag_text("--speculate", "draft", "there is no draft model (add --draft-model)")
-        )
+        raise flag_error("--speculate", "draft", "there is no draft model (add --draft-model)")

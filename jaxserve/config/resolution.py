@@ -18,7 +18,7 @@ from jaxserve.config.options import (
     EngineOptions,
     Preset,
 )
-from jaxserve.errors import ConfigError, flag_text
+from jaxserve.errors import ConfigError, flag_error
 
 
 def resolve(
@@ -35,10 +35,20 @@ def resolve(
 ) -> EngineConfig:
     """Return the configuration that follows from options, the model and the memory.
 
-    max_positions: the longest context of the model. affordable_tokens: KV tokens per lane that the
-    memory has room for. windows: one per page group, None for full attention. slot_groups: groups
-    behind those, whose layers keep one slot per sequence instead of pages. weights: their dtype.
-    Raises ConfigError for a choice that contradicts the model, the memory or another choice.
+    Args:
+        options: What was asked for.
+        max_positions: Longest context of the model, in tokens.
+        lanes: Number of lanes.
+        affordable_tokens: KV tokens per lane that the memory has room for.
+        windows: Window of each page group in tokens; None is full attention.
+        slot_groups: Number of groups behind those, whose layers keep one slot per sequence instead
+            of pages.
+        min_rows: Fewest rows of a step.
+        embeds: Whether the model makes embeddings.
+        weights: Dtype of the weights.
+
+    Raises:
+        ConfigError: A choice contradicts the model, the memory or another choice.
     """
     sizes = _sizes(options, max_positions, embeds, weights)
     taken_over = {field.name for field in fields(EngineOptions)} - sizes.keys()
@@ -52,13 +62,11 @@ def resolve(
         **sizes,
     )
     if config.drafts_by_model and None not in windows:
-        raise ConfigError(
-            flag_text(
-                "--speculate",
-                "draft",
-                "the draft model shares the page tables of layers without a window, and every "
-                "layer of the model has one (choose ngram)",
-            )
+        raise flag_error(
+            "--speculate",
+            "draft",
+            "the draft model shares the page tables of layers without a window, and every "
+            "layer of the model has one (choose ngram)",
         )
     pages = _pages(options, config, affordable_tokens)
     _check_page_exchange(options, embeds)
@@ -96,9 +104,7 @@ def _sizes(
 ) -> dict[str, Any]:
     """Return the fields of an EngineConfig whose options may be left open, by name."""
     if options.prefer not in PRESETS:
-        raise ConfigError(
-            flag_text("--prefer", options.prefer, f"choose one of {', '.join(PRESETS)}")
-        )
+        raise flag_error("--prefer", options.prefer, f"choose one of {', '.join(PRESETS)}")
     preset = PRESETS[options.prefer]
     max_context = _given(options, "max_context", max_positions, limit=max_positions)
     kv = _kv(options.kv, weights)
@@ -107,13 +113,11 @@ def _sizes(
     # A preset's step may be smaller than a batch that was asked for, a step that was asked for not.
     step_tokens = _given(options, "step_tokens", max(preset.step_tokens, max_batch))
     if step_tokens < max_batch:
-        raise ConfigError(
-            flag_text(
-                "--step-tokens",
-                step_tokens,
-                f"it must be at least --max-batch ({max_batch}), as every stream takes a token of "
-                f"each step",
-            )
+        raise flag_error(
+            "--step-tokens",
+            step_tokens,
+            f"it must be at least --max-batch ({max_batch}), as every stream takes a token of "
+            f"each step",
         )
     return {
         "max_context": max_context,
@@ -127,10 +131,7 @@ def _sizes(
 
 
 def _given(options: EngineOptions, name: str, default: int, limit: int | None = None) -> int:
-    """Return an option, or the default where it was left open.
-
-    limit: the greatest value, where the option's own bounds are not what decides.
-    """
+    """Return an option, at most `limit` or its own bound, or the default where it was left open."""
     value = getattr(options, name)
     if value is None:
         return default
@@ -142,14 +143,12 @@ def _given(options: EngineOptions, name: str, default: int, limit: int | None = 
 def _kv(asked: str, weights: str) -> str:
     """Return the name in PAGE_DTYPES of what pages hold."""
     if asked not in ("auto", *PAGE_DTYPES):
-        raise ConfigError(flag_text("--kv", asked, f"choose one of auto, {', '.join(PAGE_DTYPES)}"))
+        raise flag_error("--kv", asked, f"choose one of auto, {', '.join(PAGE_DTYPES)}")
     if asked == "float32" and weights != "float32":
-        raise ConfigError(
-            flag_text(
-                "--kv",
-                asked,
-                f"keys and values of {weights} weights have no more digits than {weights} has",
-            )
+        raise flag_error(
+            "--kv",
+            asked,
+            f"keys and values of {weights} weights have no more digits than {weights} has",
         )
     return weights if asked == "auto" else asked
 
@@ -158,20 +157,16 @@ def _decode_steps(options: EngineOptions, preset: Preset, step_tokens: int, embe
     """Return how many decode steps a launch may have."""
     several = (options.decode_steps or 1) > 1
     if several and embeds:
-        raise ConfigError(
-            flag_text(
-                "--decode-steps",
-                options.decode_steps,
-                "a model that embeds decodes nothing (leave it out)",
-            )
+        raise flag_error(
+            "--decode-steps",
+            options.decode_steps,
+            "a model that embeds decodes nothing (leave it out)",
         )
     if several and options.deterministic:
-        raise ConfigError(
-            flag_text(
-                "--decode-steps",
-                options.decode_steps,
-                "--deterministic launches decode steps one by one (leave it out)",
-            )
+        raise flag_error(
+            "--decode-steps",
+            options.decode_steps,
+            "--deterministic launches decode steps one by one (leave it out)",
         )
     if options.deterministic or embeds:
         default = 1
@@ -180,13 +175,10 @@ def _decode_steps(options: EngineOptions, preset: Preset, step_tokens: int, embe
     steps = _given(options, "decode_steps", default)
     # Pages behind a window are kept for as many tokens in flight as one step may have.
     if steps > step_tokens:
-        raise ConfigError(
-            flag_text(
-                "--decode-steps",
-                steps,
-                f"it must be at most --step-tokens ({step_tokens}; lower the one, or raise the "
-                f"other)",
-            )
+        raise flag_error(
+            "--decode-steps",
+            steps,
+            f"it must be at most --step-tokens ({step_tokens}; lower the one, or raise the other)",
         )
     return steps
 
@@ -194,34 +186,24 @@ def _decode_steps(options: EngineOptions, preset: Preset, step_tokens: int, embe
 def _draft_tokens(options: EngineOptions, embeds: bool) -> int:
     """Return the most tokens that are drafted for a row in a step; 0 where nothing is drafted."""
     if options.speculate not in PROPOSERS:
-        raise ConfigError(
-            flag_text("--speculate", options.speculate, f"choose one of {', '.join(PROPOSERS)}")
-        )
+        raise flag_error("--speculate", options.speculate, f"choose one of {', '.join(PROPOSERS)}")
     if options.speculate == "off":
         if options.draft_tokens is not None:
-            raise ConfigError(
-                flag_text(
-                    "--draft-tokens",
-                    options.draft_tokens,
-                    "nothing is drafted (choose how with --speculate)",
-                )
+            raise flag_error(
+                "--draft-tokens",
+                options.draft_tokens,
+                "nothing is drafted (choose how with --speculate)",
             )
         return 0
     if embeds:
-        raise ConfigError(
-            flag_text(
-                "--speculate",
-                options.speculate,
-                "a model that embeds generates nothing (leave it out)",
-            )
+        raise flag_error(
+            "--speculate", options.speculate, "a model that embeds generates nothing (leave it out)"
         )
     if options.deterministic:
-        raise ConfigError(
-            flag_text(
-                "--speculate",
-                options.speculate,
-                "--deterministic runs one kind of decode step (leave one of them out)",
-            )
+        raise flag_error(
+            "--speculate",
+            options.speculate,
+            "--deterministic runs one kind of decode step (leave one of them out)",
         )
     return _given(options, "draft_tokens", DRAFT_TOKENS)
 
@@ -231,13 +213,11 @@ def _pages(options: EngineOptions, config: EngineConfig, affordable_tokens: int)
     whole_batch = config.max_batch * config.pages_per_row * config.page_size
     tokens = _given(options, "cache_tokens", min(affordable_tokens, whole_batch))
     if tokens < config.page_size:
-        raise ConfigError(
-            flag_text(
-                "--cache-tokens",
-                tokens,
-                f"it must be at least a page of {config.page_size} tokens (raise it, or lower "
-                f"--page-size)",
-            )
+        raise flag_error(
+            "--cache-tokens",
+            tokens,
+            f"it must be at least a page of {config.page_size} tokens (raise it, or lower "
+            f"--page-size)",
         )
     return tokens // config.page_size
 
@@ -272,20 +252,16 @@ def _check_page_exchange(options: EngineOptions, embeds: bool) -> None:
             "on with"
         )
     if options.deterministic:
-        raise ConfigError(
-            flag_text(
-                "--deterministic",
-                "given",
-                "pages of another engine have the bits of its mesh (leave it out)",
-            )
+        raise flag_error(
+            "--deterministic",
+            "given",
+            "pages of another engine have the bits of its mesh (leave it out)",
         )
     if not options.prefix_cache:
-        raise ConfigError(
-            flag_text(
-                "--no-prefix-cache",
-                "given",
-                "pages of another engine are found in the prefix cache (leave it out)",
-            )
+        raise flag_error(
+            "--no-prefix-cache",
+            "given",
+            "pages of another engine are found in the prefix cache (leave it out)",
         )
 
 
@@ -296,7 +272,7 @@ def _check_slots(options: EngineOptions) -> None:
             "layers of the model keep one state per sequence, which a rejected token cannot be "
             "taken out of (leave it out)"
         )
-        raise ConfigError(flag_text("--speculate", options.speculate, problem))
+        raise flag_error("--speculate", options.speculate, problem)
     if options.page_exchange:
         raise ConfigError(
             "layers of the model keep one state per sequence, which is in no page: the engine "
@@ -306,11 +282,9 @@ def _check_slots(options: EngineOptions) -> None:
 
 def _check_deterministic(config: EngineConfig) -> None:
     if config.deterministic and config.step_tokens < config.page_size:
-        raise ConfigError(
-            flag_text(
-                "--step-tokens",
-                config.step_tokens,
-                f"--deterministic cuts prompts at page borders, so it must be at least a page of "
-                f"{config.page_size} tokens (raise it, or lower --page-size)",
-            )
+        raise flag_error(
+            "--step-tokens",
+            config.step_tokens,
+            f"--deterministic cuts prompts at page borders, so it must be at least a page of "
+            f"{config.page_size} tokens (raise it, or lower --page-size)",
         )

@@ -33,7 +33,7 @@ from jaxserve.engine.engine import Engine
 from jaxserve.engine.host.prompt_lookup import PromptLookup
 from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.host.speculation import DeviceDrafts, Proposer, Speculation
-from jaxserve.errors import ConfigError, MemoryLimitError, flag_text
+from jaxserve.errors import ConfigError, MemoryLimitError, flag_error
 from jaxserve.models.quant import QuantScheme, scheme_in
 from jaxserve.models.spec import ModelSpec
 from jaxserve.pallas_kernels import dispatch
@@ -112,7 +112,7 @@ def plan_config(
     """
     if draft is None and options.speculate == "draft":
         problem = "there is no draft model (--draft-model)"
-        raise ConfigError(flag_text("--speculate", "draft", problem))
+        raise flag_error("--speculate", "draft", problem)
     planner = _MemoryPlanner(spec, params, mesh, options, draft)
     wanted = planner.config(UNLIMITED_TOKENS)
     cache = planner.cache_bytes(wanted)

@@ -15,7 +15,8 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from jaxserve.request import MAX_EOS_IDS, MAX_STOP_TOKENS, Request, SamplingParams
+from jaxserve.request import MAX_EOS_IDS, Request
+from jaxserve.sampling_params import MAX_STOP_TOKENS, SamplingParams
 
 MAX_END_IDS = MAX_STOP_TOKENS + MAX_EOS_IDS
 MAX_INT32 = 2**31 - 1

@@ -9,6 +9,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -186,10 +187,34 @@ class StepTrace:
         return (at - self._began) * MICROSECONDS
 
 
-def write_trace(path: str | Path, text: str) -> None:
-    """Write the file of a trace; ConfigError if that cannot be done."""
+@contextmanager
+def written_trace(
+    engine: Engine, path: Path, guard: AbstractContextManager[object]
+) -> Iterator[None]:
+    """Record what the engine does in a block, and write the file when the block ends.
+
+    Args:
+        engine: Engine whose steps are recorded.
+        path: File, written in any case, and first of all empty, so that errors come before work.
+        guard: Context manager in which the engine and the file are touched.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    with guard:
+        _write(path, "")
+        trace = StepTrace(engine)
+    with trace:
+        try:
+            yield
+        finally:
+            with guard:
+                _write(path, trace.to_json())
+
+
+def _write(path: Path, text: str) -> None:
     try:
-        Path(path).write_text(text)
+        path.write_text(text)
     except OSError as error:
         raise ConfigError(f"{path}: the trace cannot be written: {error.strerror}") from None
 

@@ -27,7 +27,7 @@ from jaxserve.cli.sampling_flags import sampling_fields
 from jaxserve.cluster.hosts import Hosts, leave
 from jaxserve.errors import ConfigError
 from jaxserve.generate.flags import GenerateOptions, check_chat_flags, parse, parser
-from jaxserve.request import SamplingParams
+from jaxserve.sampling_params import SamplingParams
 
 __all__ = ["main", "parser"]
 

@@ -13,7 +13,7 @@ from jaxserve.cli.parser import Parser
 from jaxserve.cluster.hosts import HostOptions
 from jaxserve.config.option import flag_of, given_options, option, options
 from jaxserve.errors import RequestError
-from jaxserve.request import SamplingParams
+from jaxserve.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ from jaxserve.llm import LLM
 from jaxserve.models.precision import AS_STORED
 from jaxserve.progress import Bar
 from jaxserve.prompts import Prepared
-from jaxserve.request import SamplingParams
+from jaxserve.sampling_params import SamplingParams
 from jaxserve.sharding.mesh import MeshSpec, device_kind
 from jaxserve.sharding.params import stored_bytes
 

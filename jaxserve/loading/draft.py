@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from jaxserve.errors import ConfigError, flag_text
+from jaxserve.errors import flag_error
 from jaxserve.loading.folder import ModelFiles, open_model
 from jaxserve.tokenizer import Tokenizer
 
@@ -16,9 +16,7 @@ def open_draft(folder: Path, model: ModelFiles) -> ModelFiles:
     draft = open_model(folder)
     check_tokens(folder, draft.tokens.tokenizer, model.tokens.tokenizer)
     if draft.spec.embeds:
-        raise ConfigError(
-            flag_text("--draft-model", folder, "this model embeds and generates no tokens")
-        )
+        raise flag_error("--draft-model", folder, "this model embeds and generates no tokens")
     return draft
 
 
@@ -31,13 +29,11 @@ def check_tokens(folder: Path, draft: Tokenizer, model: Tokenizer) -> None:
         in_draft = _describe(draft, token)
         in_model = _describe(model, token)
         if in_draft and in_model and in_draft != in_model:
-            raise ConfigError(
-                flag_text(
-                    "--draft-model",
-                    folder,
-                    f"its token {token} is {in_draft}, and {in_model} in the model (a draft model "
-                    f"needs the model's tokens)",
-                )
+            raise flag_error(
+                "--draft-model",
+                folder,
+                f"its token {token} is {in_draft}, and {in_model} in the model (a draft model "
+                f"needs the model's tokens)",
             )
 
 

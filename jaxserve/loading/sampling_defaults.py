@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from jaxserve.errors import ModelError, RequestError
-from jaxserve.request import SamplingFields, SamplingParams
+from jaxserve.sampling_params import SamplingFields, SamplingParams
 
 FILE: Final = "generation_config.json"
 FOLLOWED: Final = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")

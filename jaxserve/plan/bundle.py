@@ -18,7 +18,7 @@ from typing import Any, get_origin, get_type_hints
 from jaxserve.checkpoints.errors import CheckpointError
 from jaxserve.checkpoints.safetensors_reader import parse_json_object
 from jaxserve.config import EngineConfig, EngineOptions
-from jaxserve.errors import ConfigError, flag_text
+from jaxserve.errors import ConfigError, flag_error
 from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.deployment import Deployment
 from jaxserve.plan.platform import environment
@@ -77,12 +77,8 @@ def engine_fields(config: EngineConfig) -> dict[str, Any]:
 def check_free(folder: Path) -> None:
     """Raise ConfigError if the folder has something in it, is no folder, or cannot be made."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(
-            flag_text(
-                "--out",
-                folder,
-                "there is a bundle or a file already (remove it, or name another)",
-            )
+        raise flag_error(
+            "--out", folder, "there is a bundle or a file already (remove it, or name another)"
         )
     existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     try:
@@ -90,7 +86,7 @@ def check_free(folder: Path) -> None:
             pass
     except OSError as error:
         problem = f"no folder can be made there: {error.strerror}"
-        raise ConfigError(flag_text("--out", folder, problem)) from None
+        raise flag_error("--out", folder, problem) from None
 
 
 def new_folder(folder: Path) -> Path:
@@ -99,9 +95,7 @@ def new_folder(folder: Path) -> Path:
     try:
         (folder / CACHE).mkdir(parents=True)
     except OSError as error:
-        raise ConfigError(
-            flag_text("--out", folder, f"it cannot be made: {error.strerror}")
-        ) from None
+        raise flag_error("--out", folder, f"it cannot be made: {error.strerror}") from None
     return folder / CACHE
 
 
@@ -145,13 +139,11 @@ def open_bundle(folder: Path) -> Manifest:
     mine = environment("tpu" if manifest.device_kind.startswith("TPU") else "cpu")
     for name, theirs in manifest.environment.items():
         if mine.get(name) != theirs:
-            raise ConfigError(
-                flag_text(
-                    "--bundle",
-                    folder,
-                    f"it was compiled with {name} {theirs}, and here is {mine.get(name)} (make it "
-                    f"again with jaxserve plan --out)",
-                )
+            raise flag_error(
+                "--bundle",
+                folder,
+                f"it was compiled with {name} {theirs}, and here is {mine.get(name)} (make it "
+                f"again with jaxserve plan --out)",
             )
     _check_entries(folder, manifest)
     return manifest
@@ -162,18 +154,16 @@ def _read(folder: Path) -> Manifest:
     try:
         fields_by_name = parse_json_object(path.read_bytes(), path)
         if fields_by_name.get("format") != FORMAT:
-            raise ConfigError(
-                flag_text("--bundle", folder, "it is of another version of bundles (make it again)")
+            raise flag_error(
+                "--bundle", folder, "it is of another version of bundles (make it again)"
             )
         return _checked(Manifest(**fields_by_name))
     except OSError as error:
-        raise ConfigError(
-            flag_text("--bundle", folder, f"its {MANIFEST} cannot be read: {error.strerror}")
+        raise flag_error(
+            "--bundle", folder, f"its {MANIFEST} cannot be read: {error.strerror}"
         ) from None
     except (CheckpointError, TypeError) as error:
-        raise ConfigError(
-            flag_text("--bundle", folder, f"its {MANIFEST} is not one: {error}")
-        ) from None
+        raise flag_error("--bundle", folder, f"its {MANIFEST} is not one: {error}") from None
 
 
 def _checked(manifest: Manifest) -> Manifest:
@@ -206,8 +196,8 @@ def _check_entries(folder: Path, manifest: Manifest) -> None:
     try:
         found = hashes(folder / CACHE)
     except OSError as error:
-        raise ConfigError(
-            flag_text("--bundle", folder, f"its {CACHE} cannot be read: {error.strerror}")
+        raise flag_error(
+            "--bundle", folder, f"its {CACHE} cannot be read: {error.strerror}"
         ) from None
     missing = manifest.entries.keys() - found.keys()
     added = found.keys() - manifest.entries.keys()
@@ -222,12 +212,10 @@ def _check_entries(folder: Path, manifest: Manifest) -> None:
         (changed, "has another hash"),
     ):
         if names:
-            raise ConfigError(
-                flag_text(
-                    "--bundle",
-                    folder,
-                    f"its entry {min(names)} {problem}, one of {len(names)} (copy it again)",
-                )
+            raise flag_error(
+                "--bundle",
+                folder,
+                f"its entry {min(names)} {problem}, one of {len(names)} (copy it again)",
             )
 
 

@@ -13,7 +13,7 @@ from jaxserve.cli.parser import Parser
 from jaxserve.config import EngineOptions
 from jaxserve.config.flag_values import count, finite, int32
 from jaxserve.config.option import flag_of, given_options, option, options, required, values_of
-from jaxserve.errors import ConfigError, flag_text
+from jaxserve.errors import ConfigError, flag_error
 from jaxserve.models.precision import DTYPE_NAMES, check_form
 from jaxserve.plan.model_config import shipped
 from jaxserve.plan.topology import Topology
@@ -189,13 +189,10 @@ def check_topology(options: PlanOptions, topology: Topology) -> None:
     """Raise ConfigError for what could not be done in the end, before anything is compiled."""
     output = options.output
     if output.out and not topology.serializes:
-        raise ConfigError(
-            flag_text(
-                "--out",
-                output.out,
-                f"what is compiled for an absent {options.topology} is not tuned for it (leave it "
-                f"out)",
-            )
+        raise flag_error(
+            "--out",
+            output.out,
+            f"what is compiled for an absent {options.topology} is not tuned for it (leave it out)",
         )
     check_new_file("--plot", output.plot)
     check_new_file("--html", output.html)
@@ -232,12 +229,10 @@ def check(options: PlanOptions) -> None:
             if is_given and values[name] is not None:
                 raise ConfigError(f"{flag} has no use for --{name} (leave --{name} out)")
     if options.engine.speculate == "draft":
-        raise ConfigError(
-            flag_text(
-                "--speculate",
-                "draft",
-                "a draft model's weights, pages and steps are not planned (leave it out)",
-            )
+        raise flag_error(
+            "--speculate",
+            "draft",
+            "a draft model's weights, pages and steps are not planned (leave it out)",
         )
     if output.out and output.buckets == "largest":
         raise ConfigError(

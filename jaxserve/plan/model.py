@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxserve.errors import ConfigError, flag_text
+from jaxserve.errors import ConfigError, flag_error
 from jaxserve.loading.load_plan import DTYPES, choose_scheme
 from jaxserve.loading.spec import stored_scheme
 from jaxserve.models.precision import HEAD
@@ -47,8 +47,8 @@ def weights_scheme(asked: str) -> QuantScheme | None:
     Raises ConfigError for a value that is not served.
     """
     if asked not in ("auto", *DTYPES, *SCHEMES, *(name + HEAD for name in SCHEMES)):
-        raise ConfigError(
-            flag_text("--weights", asked, f"choose one of auto, {', '.join((*DTYPES, *SCHEMES))}")
+        raise flag_error(
+            "--weights", asked, f"choose one of auto, {', '.join((*DTYPES, *SCHEMES))}"
         )
     return None if asked in DTYPES else parse_scheme(asked)
 

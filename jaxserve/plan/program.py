@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 from rich.console import Console
 
-from jaxserve.errors import ConfigError, MemoryLimitError, flag_text
+from jaxserve.errors import ConfigError, MemoryLimitError, flag_error
 from jaxserve.loading.spec import read_spec
 from jaxserve.models.quant import SCHEMES
 from jaxserve.models.spec import ModelSpec
@@ -153,13 +153,10 @@ def estimate_of(options: PlanOptions, deployment: Deployment, console: Console) 
 def context_of(asked: int | None, limit: int) -> int:
     """Return the context for which times are given; `limit` is the engine's."""
     if asked and asked > limit:
-        raise ConfigError(
-            flag_text(
-                "--context",
-                asked,
-                f"it must be at most the engine's context of {limit} (--max-context, or the "
-                f"model's)",
-            )
+        raise flag_error(
+            "--context",
+            asked,
+            f"it must be at most the engine's context of {limit} (--max-context, or the model's)",
         )
     return asked or min(DEFAULT_CONTEXT, limit)
 
@@ -245,9 +242,7 @@ def write(flag: str, path: Path, content: str) -> None:
     try:
         path.write_text(content)
     except OSError as error:
-        raise ConfigError(
-            flag_text(flag, path, f"it cannot be written: {error.strerror}")
-        ) from None
+        raise flag_error(flag, path, f"it cannot be written: {error.strerror}") from None
 
 
 def finish_bundle(folder: Path, estimate: Estimate, console: Console) -> None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from jaxserve.errors import ConfigError, MemoryLimitError, ModelError, flag_text
+from jaxserve.errors import ConfigError, MemoryLimitError, ModelError, flag_error
 from jaxserve.models.quant import QuantScheme
 from jaxserve.pallas_kernels.errors import KernelError
 from jaxserve.plan.compile import Progress, asking, compile_steps
@@ -86,9 +86,7 @@ def choices(
     Raises the error of the last one that was tried if none does.
     """
     found: list[Choice] = []
-    refusal: Exception = ConfigError(
-        flag_text("--topology", target.topology.name, "it has no mesh")
-    )
+    refusal: Exception = flag_error("--topology", target.topology.name, "it has no mesh")
     for axes in meshes(target.topology.count):
         if axes.expert > 1 and target.spec.mixture is None:
             continue  # without experts that axis does what data does

@@ -6,7 +6,7 @@ No jax: names are checked before it is imported, and devices.py has the devices.
 import re
 from dataclasses import dataclass
 
-from jaxserve.errors import ConfigError, flag_text
+from jaxserve.errors import ConfigError, flag_error, flag_text
 from jaxserve.sharding.chips import CHIPS, NODE, Chip, chips_in
 
 MAX_CPUS = 64
@@ -68,13 +68,7 @@ def parse(text: str) -> Topology:
     if chip is None or chip.platform != "gpu":
         raise ConfigError(_no_such(text))
     if count > NODE:
-        raise ConfigError(
-            flag_text(
-                "--topology",
-                text,
-                f"one node has {NODE} GPUs (at most {name}x{NODE})",
-            )
-        )
+        raise flag_error("--topology", text, f"one node has {NODE} GPUs (at most {name}x{NODE})")
     return Topology(text, count, chip, name)
 
 
@@ -84,9 +78,7 @@ def _slice(text: str, family: str, shape: str) -> Topology:
     if chip is None or chip.platform != "tpu":
         raise ConfigError(_no_such(text))
     if shape not in chip.slices:
-        raise ConfigError(
-            flag_text("--topology", text, f"slices of {family} are {', '.join(chip.slices)}")
-        )
+        raise flag_error("--topology", text, f"slices of {family} are {', '.join(chip.slices)}")
     return Topology(text, chips_in(shape) * chip.devices, chip, family, shape)
 
 

@@ -14,7 +14,7 @@ from jaxserve.cli.flags import EngineFlags, model_argument, model_option
 from jaxserve.cli.parser import Parser
 from jaxserve.cluster.hosts import HostOptions
 from jaxserve.config.option import option, options
-from jaxserve.errors import ConfigError, flag_text
+from jaxserve.errors import ConfigError, flag_error
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.disaggregation.flags import TWO_MESHES, Meshes, RoleOptions, meshes
 from jaxserve.server.options import (
@@ -114,9 +114,7 @@ def check_places(options: ServeOptions) -> None:
     folder = options.operation.profile_dir
     problem = folder_problem(folder) if folder else None
     if problem:
-        raise ConfigError(
-            flag_text("--profile-dir", folder, f"no profile can be written: {problem}")
-        )
+        raise flag_error("--profile-dir", folder, f"no profile can be written: {problem}")
     check_listening_host("--host", options.addresses.host)
 
 

@@ -10,7 +10,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from jaxserve.addresses import joined
-from jaxserve.errors import ConfigError, flag_text
+from jaxserve.errors import flag_error
 from jaxserve.sigint import INTERRUPTED
 
 
@@ -25,8 +25,8 @@ def serving_health(host: str, port: int) -> Iterator[None]:
     try:
         server.add_insecure_port(address)
     except RuntimeError:
-        raise ConfigError(
-            flag_text("--port", port, f"nothing can listen on {address} (is it taken?)")
+        raise flag_error(
+            "--port", port, f"nothing can listen on {address} (is it taken?)"
         ) from None
     server.start()
     yield

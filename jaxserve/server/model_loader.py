@@ -15,7 +15,7 @@ from jaxserve.cluster.bootstrap import Pod
 from jaxserve.cluster.compatibility import facts_of_start
 from jaxserve.compilation_cache import read_compiled
 from jaxserve.config.option import flag_of
-from jaxserve.errors import ConfigError, ModelError, flag_text
+from jaxserve.errors import ModelError, flag_error
 from jaxserve.llm import LLM
 from jaxserve.loading.digests import WeightDigests
 from jaxserve.loading.sampling_defaults import SamplingDefaults, sampling_defaults
@@ -52,10 +52,8 @@ def check_bundle(options: ServeOptions, manifest: Manifest) -> None:
     for name, value in decided.items():
         given = asked.get(name)
         if given is not None and given != unsaid.get(name) and given != value:
-            raise ConfigError(
-                flag_text(
-                    flag_of(name), given, f"the bundle was compiled for {value} (leave it out)"
-                )
+            raise flag_error(
+                flag_of(name), given, f"the bundle was compiled for {value} (leave it out)"
             )
 
 
@@ -71,7 +69,7 @@ def check_role(role: str, manifest: Manifest) -> None:
             if exchanges
             else "both (jaxserve plan --link compiles for the others)"
         )
-        raise ConfigError(flag_text("--role", role, f"the bundle was compiled for --role {others}"))
+        raise flag_error("--role", role, f"the bundle was compiled for --role {others}")
 
 
 class ModelLoader:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from jaxserve.request import SamplingFields
+from jaxserve.sampling_params import SamplingFields
 from jaxserve.server.core.engine_thread import EngineThread
 from jaxserve.server.core.service import Service
 

@@ -13,7 +13,7 @@ import tokenizers
 from safetensors.numpy import load_file, save_file
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from jaxserve.request import MAX_LOGPROBS
+from jaxserve.sampling_params import MAX_LOGPROBS
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 LETTERS = '{}":,[]-01234abcdef'

@@ -21,7 +21,7 @@ from jaxserve.config import EngineOptions
 from jaxserve.errors import RequestError
 from jaxserve.generate.__main__ import main
 from jaxserve.llm import LLM
-from jaxserve.request import MAX_LOGPROBS, SamplingParams
+from jaxserve.sampling_params import MAX_LOGPROBS, SamplingParams
 from jaxserve.structure import Structure
 from jaxserve.tokenizer import load_tokenizer
 from tests.jaxserve.letters import END, EOT, HOLE, IMAGE, LETTERS, VOCAB, with_letters
@@ -197,7 +197,8 @@ def test_a_draft_model_with_other_missing_tokens_and_holes(
     del vocabulary["f"]
     file.write_text(json.dumps(fields))
     options = replace(OPTIONS, speculate="draft", draft_tokens=2)
-    monkeypatch.setattr("jaxserve.llm.measure", lambda *_, **__: None)  # everything is tried
+    # Everything is tried: without costs of the steps nothing is too expensive to draft.
+    monkeypatch.setattr("jaxserve.llm_warm_up.measure", lambda *_, **__: None)
     with LLM(folders["more"], options=options, draft_model=draft) as llm:
         found = llm.generate(PROMPTS, GREEDY)
     expected = plain.generate(PROMPTS, GREEDY)

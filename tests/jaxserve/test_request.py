@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from jaxserve.errors import RequestError
-from jaxserve.request import Request, SamplingParams
+from jaxserve.request import Request
+from jaxserve.sampling_params import SamplingParams
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"temperature": -0.1}, "temperature is -0.1; it must be between 0.0 and 2.0"),

@@ -18,7 +18,8 @@ from jaxserve.engine.host.prompt_lookup import PromptLookup
 from jaxserve.engine.host.sequence import Sequence
 from jaxserve.engine.host.speculation import DeviceDrafts, Proposer, Speculation
 from jaxserve.llm import LLM
-from jaxserve.request import Request, SamplingParams
+from jaxserve.request import Request
+from jaxserve.sampling_params import SamplingParams
 
 FOLDER = Path(__file__).parents[2] / "checkpoints" / "bundled"
 MODEL, DRAFT = FOLDER / "tiny-chat", FOLDER / "tiny-chat-draft"

@@ -22,7 +22,7 @@ from jaxserve.config import EngineOptions
 from jaxserve.errors import GrammarError, RequestError
 from jaxserve.generate.__main__ import main
 from jaxserve.llm import LLM
-from jaxserve.request import SamplingParams
+from jaxserve.sampling_params import SamplingParams
 from jaxserve.structure import Structure
 
 pytestmark = pytest.mark.system
@@ -163,7 +163,7 @@ def test_drafts_and_preemption_change_no_text(llm: LLM, monkeypatch: pytest.Monk
     asked.append(replace(asked[0], temperature=0, logprobs=0))
     expected = [completion.text for completion in llm.generate([PROMPT] * 2, asked)]
     monkeypatch.setattr(
-        "jaxserve.llm.measure", lambda *args, **kwargs: None
+        "jaxserve.llm_warm_up.measure", lambda *args, **kwargs: None
     )  # drafts are tried, whether they pay or not
     with LLM(SMALL, options=replace(OPTIONS, speculate="ngram", draft_tokens=3)) as drafting:
         completions = drafting.generate([PROMPT] * 2, asked)

@@ -8,7 +8,7 @@ from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.device.packed import Packed, padded
 from jaxserve.engine.events import Logprob
 from jaxserve.engine.plan import LaneOutput, LanePlan
-from jaxserve.request import MAX_LOGPROBS
+from jaxserve.sampling_params import MAX_LOGPROBS
 
 # ---- the upload
 

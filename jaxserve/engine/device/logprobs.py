@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from jaxserve.request import MAX_LOGPROBS
+from jaxserve.sampling_params import MAX_LOGPROBS
 
 # Up to this many, lax.top_k is one kernel on a GPU; beyond it sorts the whole vocabulary.
 TOP_K_OF_ONE_PASS = 16

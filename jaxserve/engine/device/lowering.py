@@ -35,7 +35,7 @@ from jaxserve.models.decoder import param_specs
 from jaxserve.models.quant import QuantScheme, scheme_in
 from jaxserve.models.spec import ModelSpec
 from jaxserve.pallas_kernels import dispatch
-from jaxserve.request import MAX_BIASES
+from jaxserve.sampling_params import MAX_BIASES
 from jaxserve.sharding.mesh import spans_hosts
 from jaxserve.sharding.params import map_specs
 from jaxserve.sharding.rules import DP_AXES, replicated

@@ -27,7 +27,7 @@ from jaxserve.engine.plan import MEASURED, Admission, StepOutput, StepPlan
 from jaxserve.errors import EngineError
 from jaxserve.models.quant import scheme_in
 from jaxserve.models.spec import ModelSpec
-from jaxserve.request import MAX_BIASES
+from jaxserve.sampling_params import MAX_BIASES
 
 
 @dataclass(slots=True)

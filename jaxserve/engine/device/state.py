@@ -21,7 +21,7 @@ from jaxserve.errors import EngineError
 from jaxserve.models.sharded_attention import page_rules
 from jaxserve.models.spec import ModelSpec
 from jaxserve.pallas_kernels.paged_attention.api import Layout, PagedAttention, Pages
-from jaxserve.request import MAX_BIASES
+from jaxserve.sampling_params import MAX_BIASES
 from jaxserve.sharding.rules import DP_AXES, partition, shards
 
 

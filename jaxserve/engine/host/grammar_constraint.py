@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from jaxserve.engine.events import Finish, FinishReason
 from jaxserve.engine.row_fields import penalises
 from jaxserve.errors import GrammarError
-from jaxserve.request import SamplingParams
+from jaxserve.sampling_params import SamplingParams
 from jaxserve.structure.matcher import Matcher
 
 

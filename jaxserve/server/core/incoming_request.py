@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from jaxserve.chat import Tools
 from jaxserve.prompts import Prompt
-from jaxserve.request import SamplingParams
+from jaxserve.sampling_params import SamplingParams
 
 TRACE_HEADERS = ("traceparent", "tracestate")  # W3C Trace Context
 

@@ -9,7 +9,7 @@ from functools import partial
 from jaxserve.chat import Rendered, Tools
 from jaxserve.errors import DeadlineError, RequestError
 from jaxserve.prompts import Prepared, Prompt, Prompts, is_conversation
-from jaxserve.request import SamplingParams
+from jaxserve.sampling_params import SamplingParams
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.workers import Workers
 from jaxserve.structure import Grammar, Structure

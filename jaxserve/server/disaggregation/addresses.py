@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from jaxserve.addresses import server_problem
-from jaxserve.errors import ConfigError, flag_text
+from jaxserve.errors import ConfigError, flag_error
 
 POLL_SECONDS = 1.0  # between two looks at the file
 log = logging.getLogger(__name__)
@@ -18,9 +18,7 @@ def read_addresses(path: Path) -> list[str]:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         problem = getattr(error, "strerror", None) or error
-        raise ConfigError(
-            flag_text("--prefill-servers-file", path, f"it cannot be read: {problem}")
-        ) from None
+        raise flag_error("--prefill-servers-file", path, f"it cannot be read: {problem}") from None
     found = []
     for number, line in enumerate(lines, 1):
         text = line.partition("#")[0].strip()
@@ -28,7 +26,7 @@ def read_addresses(path: Path) -> list[str]:
             continue
         if problem := server_problem(text):
             wrong = f"line {number} is {text!r:.80}; {problem}"
-            raise ConfigError(flag_text("--prefill-servers-file", path, wrong))
+            raise flag_error("--prefill-servers-file", path, wrong)
         found.append(text)
     return found
 

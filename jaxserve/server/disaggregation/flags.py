@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jaxserve.addresses import server_problem
 from jaxserve.config.option import UNBOUNDED, check_bounds, flag_of, option, options_of
-from jaxserve.errors import ConfigError, flag_text
+from jaxserve.errors import ConfigError, flag_error
 from jaxserve.server.disaggregation.addresses import read_addresses
 from jaxserve.server.disaggregation.policy import Policy
 from jaxserve.server.options import CredentialOptions
@@ -164,11 +164,11 @@ def meshes(roles: RoleOptions, axes: Mapping[str, int]) -> Meshes | None:
     _check_bounds(roles)
     if roles.role != "both":
         problem = f"with {TWO_MESHES} this server does both (leave one of them out)"
-        raise ConfigError(flag_text("--role", roles.role, problem))
+        raise flag_error("--role", roles.role, problem)
     for axis, size in axes.items():
         if size != 1:
             problem = f"{TWO_MESHES} say how many devices share the heads (leave it out)"
-            raise ConfigError(flag_text(f"--{axis}", size, problem))
+            raise flag_error(f"--{axis}", size, problem)
     return Meshes(prefill, decode, _policy(roles), roles.transfer_timeout)
 
 
@@ -182,16 +182,14 @@ def check_role(roles: RoleOptions) -> None:
         if getattr(roles, name) and roles.role != "decode":
             raise ConfigError(f"{flag_of(name)} is for --role decode (this is --role {roles.role})")
     if roles.role == "decode" and not (roles.prefill_server or roles.prefill_servers_file):
-        raise ConfigError(
-            flag_text(
-                "--role",
-                "decode",
-                "no server computes its prompts (give --prefill-server or --prefill-servers-file)",
-            )
+        raise flag_error(
+            "--role",
+            "decode",
+            "no server computes its prompts (give --prefill-server or --prefill-servers-file)",
         )
     for address in roles.prefill_server:
         if problem := server_problem(address):
-            raise ConfigError(flag_text("--prefill-server", address, problem))
+            raise flag_error("--prefill-server", address, problem)
     _check_bounds(roles)
 
 
@@ -203,6 +201,4 @@ def _check_bounds(roles: RoleOptions) -> None:
             check_bounds(field.name, value, bounds)
     seconds = roles.transfer_timeout
     if not 0 < seconds < math.inf:
-        raise ConfigError(
-            flag_text("--transfer-timeout", seconds, "it must be above 0, and finite")
-        )
+        raise flag_error("--transfer-timeout", seconds, "it must be above 0, and finite")

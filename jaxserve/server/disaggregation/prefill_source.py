@@ -13,7 +13,7 @@ from jaxserve.engine.engine import Engine
 from jaxserve.engine.host.kv_export import KVExport, PagesToSend
 from jaxserve.engine.kv_segment import KVSegment
 from jaxserve.errors import JaxserveError
-from jaxserve.request import SamplingParams
+from jaxserve.sampling_params import SamplingParams
 from jaxserve.server.core.answer import Answer
 from jaxserve.server.core.engine_thread import EngineThread
 from jaxserve.server.core.incoming_request import IncomingRequest

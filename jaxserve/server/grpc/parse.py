@@ -7,7 +7,7 @@ from jaxserve.chat import Tools, tools
 from jaxserve.chat.answers.json_text import parse as parse_json
 from jaxserve.errors import JaxserveError, RequestError
 from jaxserve.prompts import Prompt
-from jaxserve.request import SamplingFields, SamplingParams
+from jaxserve.sampling_params import SamplingFields, SamplingParams
 from jaxserve.server.core.embedding import MAX_INPUTS, embedding_requests
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.limits import Limits

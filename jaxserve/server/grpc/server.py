@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from jaxserve.addresses import joined
-from jaxserve.errors import ConfigError, JaxserveError, flag_text
+from jaxserve.errors import JaxserveError, flag_error
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.grpc.admin import AdminServicer
 from jaxserve.server.grpc.inference import InferenceServicer, abort_with
@@ -203,7 +203,7 @@ def bind(
     except RuntimeError:
         bound = 0
     if not bound:
-        raise ConfigError(flag_text(flag, port, f"nothing can listen on {address} (is it taken?)"))
+        raise flag_error(flag, port, f"nothing can listen on {address} (is it taken?)")
     return bound
 
 

@@ -10,7 +10,7 @@ from smg_grpc_proto import vllm_engine_pb2 as pb
 
 from jaxserve.errors import RequestError
 from jaxserve.prompts import Prompt
-from jaxserve.request import SamplingParams
+from jaxserve.sampling_params import SamplingParams
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.grpc.fields import set_fields
 from jaxserve.structure import Structure

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxserve.errors import ModelNotFoundError, RequestError
 from jaxserve.prompts import Prompt
-from jaxserve.request import SamplingFields, SamplingParams
+from jaxserve.sampling_params import SamplingFields, SamplingParams
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.http.chat_fields import conversation, tools_in

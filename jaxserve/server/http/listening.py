@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from jaxserve.addresses import joined, listening_addresses
-from jaxserve.errors import ConfigError, flag_text
+from jaxserve.errors import flag_error
 
 TRIES = 20  # of ports that the system chooses, until one is free at all addresses
 NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
@@ -40,7 +40,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
             tries -= 1
             if tries == 0 or error.errno != errno.EADDRINUSE:
                 problem = f"nothing can listen on {joined(host, port)}: {error.strerror}"
-                raise ConfigError(flag_text("--http-port", port, problem)) from None
+                raise flag_error("--http-port", port, problem) from None
 
 
 def _all_bound(addresses: list[tuple[int, Any]]) -> list[socket.socket]:

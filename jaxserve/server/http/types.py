@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from jaxserve.request import MAX_BIASES, SamplingParams
+from jaxserve.sampling_params import MAX_BIASES, SamplingParams
 from jaxserve.server.core.embedding import MAX_INPUTS
 from jaxserve.server.http.errors import UnknownFieldError, UnsupportedError
 from jaxserve.server.http.json import dumps

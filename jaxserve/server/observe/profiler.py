@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jaxserve.errors import ConfigError, RequestError, flag_text
+from jaxserve.errors import ConfigError, RequestError, flag_error
 
 DEFAULT_SECONDS = 10.0
 MAX_SECONDS = 60.0
@@ -100,17 +100,15 @@ def _begin(parent: Path) -> Path:
         parent.mkdir(parents=True, exist_ok=True)
         profiles = len(list(parent.iterdir()))
         if profiles >= MAX_PROFILES:
-            raise ConfigError(
-                flag_text(
-                    "--profile-dir",
-                    parent,
-                    f"it has {profiles} entries, and the limit is {MAX_PROFILES} (remove some)",
-                )
+            raise flag_error(
+                "--profile-dir",
+                parent,
+                f"it has {profiles} entries, and the limit is {MAX_PROFILES} (remove some)",
             )
         folder.mkdir()
     except OSError as error:
-        raise ConfigError(
-            flag_text("--profile-dir", parent, f"no profile can be written: {error.strerror}")
+        raise flag_error(
+            "--profile-dir", parent, f"no profile can be written: {error.strerror}"
         ) from None
     jax.profiler.start_trace(str(folder))
     return folder

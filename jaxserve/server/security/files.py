@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from jaxserve.errors import ConfigError, flag_text
+from jaxserve.errors import flag_error
 from jaxserve.tls_files import check_certificates
 
 MAX_TOKEN_BYTES = 4096
@@ -13,7 +13,7 @@ def read_file(path: Path, flag: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError(flag_text(flag, path, f"it cannot be read: {error.strerror}")) from None
+        raise flag_error(flag, path, f"it cannot be read: {error.strerror}") from None
 
 
 def read_certificates(path: Path | None, flag: str) -> bytes | None:
@@ -35,11 +35,7 @@ def read_token(path: Path | None, flag: str) -> str | None:
     token = read_file(path, flag).decode("utf-8", "replace").strip()
     is_word = token.isascii() and token.isprintable() and " " not in token
     if not is_word or not 1 <= len(token) <= MAX_TOKEN_BYTES:
-        raise ConfigError(
-            flag_text(
-                flag,
-                path,
-                f"it holds no token (one line of 1 to {MAX_TOKEN_BYTES} ASCII letters)",
-            )
+        raise flag_error(
+            flag, path, f"it holds no token (one line of 1 to {MAX_TOKEN_BYTES} ASCII letters)"
         )
     return token

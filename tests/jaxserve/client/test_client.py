@@ -31,7 +31,7 @@ from jaxserve.errors import (
     NotBuiltInError,
     RequestError,
 )
-from jaxserve.request import SamplingParams
+from jaxserve.sampling_params import SamplingParams
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.readiness import Phase
 from jaxserve.server.security.auth import BearerTokens

@@ -10,7 +10,8 @@ from jaxserve.config import EngineConfig, EngineOptions, Pool, resolve
 from jaxserve.engine.buckets import Bucket, BucketPlan, choose, page_counts, split_pages
 from jaxserve.engine.plan import StepKind
 from jaxserve.errors import EngineError
-from jaxserve.request import Request, SamplingParams
+from jaxserve.request import Request
+from jaxserve.sampling_params import SamplingParams
 from tests.jaxserve.engine.host.driver import Driver, config_of
 
 

@@ -28,7 +28,8 @@ from jaxserve.models.layer_kind import windowed
 from jaxserve.models.quant import parse_scheme
 from jaxserve.models.spec import ModelSpec
 from jaxserve.pallas_kernels import dispatch
-from jaxserve.request import Request, SamplingParams
+from jaxserve.request import Request
+from jaxserve.sampling_params import SamplingParams
 from jaxserve.sharding.mesh import MeshSpec
 from jaxserve.sharding.rules import DP_AXES
 from tests.jaxserve.engine.test_speculation import Answers, check, requests

@@ -10,7 +10,8 @@ import pytest
 from jaxserve.config import EngineOptions, resolve
 from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.errors import ConfigError
-from jaxserve.request import Request, SamplingParams
+from jaxserve.request import Request
+from jaxserve.sampling_params import SamplingParams
 from jaxserve.sharding.mesh import MeshSpec
 from tests.jaxserve.eight_bits import rounded
 from tests.jaxserve.engine import naive

@@ -11,7 +11,8 @@ import pytest
 
 from jaxserve.config import EngineOptions
 from jaxserve.models.spec import ModelSpec
-from jaxserve.request import Request, SamplingParams
+from jaxserve.request import Request
+from jaxserve.sampling_params import SamplingParams
 from jaxserve.sharding import params
 from jaxserve.sharding.mesh import MeshSpec
 from tests.jaxserve.engine import naive

@@ -20,7 +20,8 @@ from jaxserve.engine.engine import Engine
 from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.loading.spec import read_spec
 from jaxserve.models.spec import ModelSpec
-from jaxserve.request import Request, SamplingParams
+from jaxserve.request import Request
+from jaxserve.sampling_params import SamplingParams
 from jaxserve.sharding.mesh import MeshSpec
 from tests.jaxserve.engine.tiny import Outcome, run
 from tests.jaxserve.loading.loaded import load_params

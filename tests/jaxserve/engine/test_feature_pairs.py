@@ -29,7 +29,8 @@ from jaxserve.engine.host.sequence import Sequence as Seq
 from jaxserve.engine.host.speculation import DeviceDrafts, Proposer, Speculation
 from jaxserve.errors import ConfigError
 from jaxserve.loading.spec import read_spec
-from jaxserve.request import Request, SamplingParams
+from jaxserve.request import Request
+from jaxserve.sampling_params import SamplingParams
 from jaxserve.sharding.mesh import MeshSpec
 from jaxserve.structure import Structure
 from tests.jaxserve.engine.tiny import Outcome, run

@@ -11,7 +11,8 @@ from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.host.plan_builder import admission_of
 from jaxserve.engine.host.sequence import Sequence
 from jaxserve.engine.plan import Admission, LaneOutput, LanePlan, StepPlan
-from jaxserve.request import Request, SamplingParams
+from jaxserve.request import Request
+from jaxserve.sampling_params import SamplingParams
 from tests.jaxserve.engine.tiny import (
     BASE,
     EXPERTS,

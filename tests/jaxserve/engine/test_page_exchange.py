@@ -21,7 +21,8 @@ from jaxserve.engine.host.kv_export import PagesToSend
 from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.kv_segment import KVSegment
 from jaxserve.loading.spec import read_spec
-from jaxserve.request import Request, SamplingParams
+from jaxserve.request import Request
+from jaxserve.sampling_params import SamplingParams
 from jaxserve.sharding.mesh import MeshSpec
 from tests.jaxserve.engine.test_families_on_meshes import GOLDEN, check
 from tests.jaxserve.engine.tiny import Outcome, run

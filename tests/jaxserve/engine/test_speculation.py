@@ -15,7 +15,8 @@ from jaxserve.engine.host.prompt_lookup import PromptLookup
 from jaxserve.engine.host.sequence import Sequence
 from jaxserve.engine.host.speculation import Proposer, Speculation
 from jaxserve.models.spec import ModelSpec
-from jaxserve.request import Request, SamplingParams
+from jaxserve.request import Request
+from jaxserve.sampling_params import SamplingParams
 from jaxserve.sharding.mesh import MeshSpec
 from tests.jaxserve.engine.tiny import (
     BASE,

@@ -23,7 +23,8 @@ from jaxserve.models.layer_kind import Latent, LayerKind, windowed
 from jaxserve.models.mixture import Mixture
 from jaxserve.models.rope import Rope
 from jaxserve.models.spec import ModelSpec
-from jaxserve.request import MAX_LOGPROBS, Request
+from jaxserve.request import Request
+from jaxserve.sampling_params import MAX_LOGPROBS
 from jaxserve.sharding.mesh import MeshSpec
 from jaxserve.sharding.params import map_specs
 from jaxserve.sharding.rules import shards

@@ -15,7 +15,7 @@ from jaxserve.errors import ConfigError
 from jaxserve.generate.__main__ import main
 from jaxserve.llm import LLM
 from jaxserve.loading.draft import check_tokens
-from jaxserve.request import SamplingParams
+from jaxserve.sampling_params import SamplingParams
 from tests.byte_tokenizer import ByteTokenizer
 
 FOLDER = Path(__file__).parents[3] / "checkpoints" / "bundled"
@@ -33,7 +33,7 @@ PARAMS = [SamplingParams(max_tokens=60, temperature=t, seed=7) for t in (0.0, 0.
 def pair() -> Iterator[LLM]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "jaxserve.llm.measure", lambda *_, **__: None
+            "jaxserve.llm_warm_up.measure", lambda *_, **__: None
         )  # costs unknown: everything is tried
         with LLM(MODEL, dtype="float32", options=SPECULATING, draft_model=DRAFT) as llm:
             yield llm

@@ -22,7 +22,7 @@ import pytest
 
 from jaxserve.client import CallError, Client
 from jaxserve.errors import JaxserveError
-from jaxserve.request import SamplingParams
+from jaxserve.sampling_params import SamplingParams
 from tests.compiled_steps import compiled_steps_folder
 
 pytestmark = pytest.mark.system

@@ -16,7 +16,8 @@ from jaxserve.engine.host.plan_builder import admission_of
 from jaxserve.engine.host.sequence import Sequence
 from jaxserve.engine.plan import Admission
 from jaxserve.engine.row_fields import ROW_FIELDS, RowSampling
-from jaxserve.request import MAX_BIASES, Request, SamplingParams
+from jaxserve.request import Request
+from jaxserve.sampling_params import MAX_BIASES, SamplingParams
 
 SLOTS = 3
 

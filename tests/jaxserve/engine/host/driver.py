@@ -16,7 +16,8 @@ from jaxserve.engine.host.speculation import DeviceDrafts, Proposer, Speculation
 from jaxserve.engine.kv_segment import KVSegment
 from jaxserve.engine.plan import DRAFTED as BY_DEVICE
 from jaxserve.engine.plan import StepOutput, StepPlan
-from jaxserve.request import Request, SamplingParams
+from jaxserve.request import Request
+from jaxserve.sampling_params import SamplingParams
 from tests.fake_groups import Slot
 from tests.fake_model import VOCAB, naive
 from tests.fake_runner import FakeRunner, PagesRead

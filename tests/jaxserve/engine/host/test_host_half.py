@@ -7,7 +7,8 @@ import pytest
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.host.speculation import Speculation
-from jaxserve.request import Request, SamplingParams
+from jaxserve.request import Request
+from jaxserve.sampling_params import SamplingParams
 from tests.fake_runner import FakeRunner
 from tests.jaxserve.engine.host.checks import check_rest
 from tests.jaxserve.engine.host.driver import ScriptedProposer, config_of

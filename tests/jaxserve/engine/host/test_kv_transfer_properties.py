@@ -13,7 +13,8 @@ from jaxserve.engine.buckets import SEGMENTS_ON_DEVICE
 from jaxserve.engine.host.kv_export import KVExport, PagesToSend
 from jaxserve.engine.host.kv_import import KVImport
 from jaxserve.errors import DeadlineError
-from jaxserve.request import Request, SamplingParams
+from jaxserve.request import Request
+from jaxserve.sampling_params import SamplingParams
 from tests.fake_groups import FakeGroup
 from tests.jaxserve.engine.host.driver import Driver, ScriptedSpeculation
 from tests.jaxserve.engine.host.test_scheduler_properties import (

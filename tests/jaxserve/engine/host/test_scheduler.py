@@ -20,7 +20,8 @@ from jaxserve.errors import (
     RequestError,
     RequestIdInUseError,
 )
-from jaxserve.request import Request, SamplingParams
+from jaxserve.request import Request
+from jaxserve.sampling_params import SamplingParams
 from tests.fake_model import naive
 from tests.jaxserve.engine.host.driver import PROMPT, Driver, config_of, request
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from jaxserve.config import EngineConfig, EngineOptions, resolve
 from jaxserve.errors import RequestError
-from jaxserve.request import Request, SamplingParams
+from jaxserve.request import Request
+from jaxserve.sampling_params import SamplingParams
 from tests.fake_groups import FakeGroup
 from tests.fake_model import VOCAB
 from tests.jaxserve.engine.host.checks import Result

@@ -17,7 +17,8 @@ from jaxserve.engine.host.speculation import (
     expected_tokens,
 )
 from jaxserve.engine.plan import StepOutput, StepPlan
-from jaxserve.request import Request, SamplingParams
+from jaxserve.request import Request
+from jaxserve.sampling_params import SamplingParams
 from tests.fake_model import VOCAB, naive
 from tests.jaxserve.engine.host.driver import Driver, EagerProposer, config_of, request
 

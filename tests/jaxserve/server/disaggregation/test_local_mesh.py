@@ -24,7 +24,7 @@ from jaxserve.cluster.transfer.prefill import PrefillPrompt
 from jaxserve.engine.buckets import SEGMENTS_ON_DEVICE
 from jaxserve.engine.device.page_store import PagesRead, PageStore
 from jaxserve.errors import ConfigError, EngineError, ModelError
-from jaxserve.request import SamplingParams
+from jaxserve.sampling_params import SamplingParams
 from jaxserve.server import model_loader
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.disaggregation.flags import Meshes

@@ -18,7 +18,8 @@ from jaxserve.completion import Completion
 from jaxserve.config import EngineOptions
 from jaxserve.llm import LLM
 from jaxserve.loading.digests import WeightDigests
-from jaxserve.request import MAX_LOGPROBS, Request, SamplingParams
+from jaxserve.request import Request
+from jaxserve.sampling_params import MAX_LOGPROBS, SamplingParams
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.structure import Structure
 from tests.jaxserve.letters import END, LETTERS, with_letters

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from jaxserve import LLM
 from jaxserve.completion import Completion
 from jaxserve.engine.engine import Engine
-from jaxserve.request import SamplingParams
+from jaxserve.sampling_params import SamplingParams
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.core.service import Service
