@@ -59,8 +59,7 @@ class MeshSpec:
         if idle:
             raise ShardingError(
                 f"mesh {self} takes {self.size} of {len(devices)} devices and none of host "
-                f"{min(idle)} "
-                "(raise --data, --expert or --tensor, or lower --hosts)"
+                f"{min(idle)} (raise --data, --expert or --tensor, or lower --hosts)"
             )
         grid = np.asarray(taken).reshape(self.data, self.expert, self.tensor)
         return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))

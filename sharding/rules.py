@@ -79,8 +79,7 @@ def partition(axes: str, shape: tuple[int, ...], mesh: Mesh, rules: Rules = RULE
             flags = " and a --".join(names)
             raise ShardingError(
                 f"axis {letter} ({WORDS[letter]}) of size {size} does not divide by mesh axis "
-                f"{mesh_axes} of size {count} "
-                f"(choose a --{flags} that divides {size})"
+                f"{mesh_axes} of size {count} (choose a --{flags} that divides {size})"
             )
     return PartitionSpec(*(_entry(rules.get(letter, ())) for letter in axes))
 

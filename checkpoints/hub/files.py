@@ -268,7 +268,6 @@ def _check_hash(snapshot: Snapshot, file: HubFile, path: Path) -> None:
     path.resolve().unlink()  # the blob, which the path links to
     path.unlink(missing_ok=True)
     raise CheckpointError(
-        f"{snapshot.model}: {file.path} has come with the sha256 {found} instead of "
-        f"{file.sha256}; it is removed: fetch it again, and check what lies between here and "
-        f"{constants.ENDPOINT}"
+        f"{snapshot.model}: {file.path} has come with the sha256 {found} instead of {file.sha256}; "
+        f"it is removed: fetch it again, and check what lies between here and {constants.ENDPOINT}"
     )

@@ -45,8 +45,7 @@ def notes_on_marks(template: ChatTemplate, tokenizer: Tokenizer) -> tuple[str, .
     if spelled:
         notes.append(
             f"the template writes {_with_ids(spelled)}, which the files of the tokenizer declare "
-            f"as tokens, but inside a conversation they are read as text, which a client can "
-            f"imitate"
+            "as tokens, but inside a conversation they are read as text, which a client can imitate"
         )
     if text:
         names = ", ".join(map(repr, sorted(text)))

@@ -174,9 +174,8 @@ class LongRope(Rope):
         super().check(head_dim, max_positions)
         if max_positions > self.original_context:
             raise ModelError(
-                f"rope: longrope is implemented within its original context of "
-                f"{self.original_context}, "
-                f"not for {max_positions} positions"
+                "rope: longrope is implemented within its original context of "
+                f"{self.original_context}, not for {max_positions} positions"
             )
         pairs = self.dimensions(head_dim) // 2
         if len(self.short_factors) != pairs:

@@ -59,9 +59,8 @@ def plan_of(
                 height, some_parts, some_columns, chunk, kept, memory - memory // (2 * SPARED)
             )
     raise KernelError(
-        f"a sum over {contracted} numbers leaves no room in {memory} bytes of vector memory for "
-        f"a tile of the weight "
-        "(--tensor may make it smaller, or --quantized-matmul reference)"
+        f"a sum over {contracted} numbers leaves no room in {memory} bytes of vector memory for a "
+        "tile of the weight (--tensor may make it smaller, or --quantized-matmul reference)"
     )
 
 

@@ -189,10 +189,9 @@ class ConfigReader:
         unknown = sorted(set(self._config) - self._seen)
         if unknown:
             raise ModelError(
-                f"config.json has fields that this family does not understand: "
-                f"{', '.join(unknown)} "
-                "(ignoring them could change the answers; add them to the family file once their "
-                "meaning is known)"
+                "config.json has fields that this family does not understand: "
+                f"{', '.join(unknown)} (ignoring them could change the answers; add them to the "
+                "family file once their meaning is known)"
             )
 
     def rope(
