@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any, Self
 
-from jaxserve.checkpoints.errors import CheckpointError
+from jaxserve.checkpoints.errors import CheckpointError, unreadable
 from jaxserve.checkpoints.safetensors_reader import (
     SafetensorsFile,
     Shard,
@@ -74,9 +74,7 @@ class HFCheckpoint:
 def check_folder(folder: Path) -> None:
     """Raise CheckpointError unless there is such a folder."""
     if not os.path.isdir(folder):
-        problem = "there is no such folder"
-        if os.path.exists(folder):
-            problem = "is a file, not a folder"
+        problem = "is a file, not a folder" if os.path.exists(folder) else "there is no such folder"
         raise CheckpointError(
             f"{folder}: {problem}; give the folder that holds config.json and {SINGLE_FILE}, or "
             f"org/name of the hub"
@@ -116,9 +114,7 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise CheckpointError(
-            f"{path} cannot be read ({error}); check its permissions and the disk"
-        ) from error
+        raise unreadable(path, error) from error
 
 
 def _read_modules(folder: Path) -> Iterator[Module]:

@@ -28,8 +28,8 @@ from typing import Any, Final, Self
 import numpy as np
 import tensorstore
 
-from jaxserve.checkpoints.errors import CheckpointError
-from jaxserve.checkpoints.hf import Module, read_configs
+from jaxserve.checkpoints.errors import CheckpointError, unreadable
+from jaxserve.checkpoints.hf import Module, is_inside, read_configs
 from jaxserve.checkpoints.int4_packing import INT4, unpaired
 from jaxserve.checkpoints.safetensors_reader import parse_json_object
 
@@ -102,12 +102,9 @@ class StoredArray:
         return unpaired(pairs)[..., begin : begin + len(asked)]
 
     def _read(self, index: tuple[slice, ...]) -> np.ndarray:
-        unchecked = [
-            name
-            for name in self._chunks(index)
-            if name in self._files and name not in self._checked
-        ]
-        check_hashes(self._folder, {name: self._files[name] for name in unchecked})
+        chunks = [name for name in self._chunks(index) if name in self._files]
+        unchecked = {name: self._files[name] for name in chunks if name not in self._checked}
+        check_hashes(self._folder, unchecked)
         self._checked.update(unchecked)
         try:
             return np.asarray(self._array[index].read().result())
@@ -152,14 +149,9 @@ class OrbaxCheckpoint:
         _check_sizes(folder, files)
         _check_no_other(folder, files)
         check_hashes(folder, {name: file for name, file in files.items() if not _is_chunk(name)})
-        arrays = (
-            str(PurePosixPath(name).parent)
-            for name in files
-            if PurePosixPath(name).name == METADATA
-        )
-        tensors = {
-            PurePosixPath(name).name: StoredArray(folder, name, files) for name in sorted(arrays)
-        }
+        paths = map(PurePosixPath, files)
+        arrays = sorted(str(path.parent) for path in paths if path.name == METADATA)
+        tensors = {PurePosixPath(name).name: StoredArray(folder, name, files) for name in arrays}
         configs = read_configs(folder) | {"source": manifest.source, "weights": manifest.weights}
         return cls(**configs, folder=folder, tensors=MappingProxyType(tensors))
 
@@ -188,9 +180,8 @@ def write_manifest(folder: Path, source: Mapping[str, str], weights: str = AS_ST
 
 def check_hashes(folder: Path, files: Mapping[str, File]) -> None:
     """Raise CheckpointError for the first file whose hash is not that of the manifest."""
-    for (name, file), digest in zip(
-        files.items(), _hashes(folder / name for name in files), strict=True
-    ):
+    hashes = _hashes(folder / name for name in files)
+    for (name, file), digest in zip(files.items(), hashes, strict=True):
         if digest != file.sha256:
             raise CheckpointError(
                 f"{folder / name}: its sha256 is not that of {MANIFEST} (damaged or edited); "
@@ -209,9 +200,7 @@ def _sha256(path: Path) -> str:
         with path.open("rb") as file:
             return file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise CheckpointError(
-            f"{path} cannot be read ({error}); check its permissions and the disk"
-        ) from error
+        raise unreadable(path, error) from error
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -224,9 +213,7 @@ def read_manifest(folder: Path) -> Manifest:
             f"{path}: there is no such file: the conversion did not finish; {CONVERT_AGAIN}"
         ) from None
     except OSError as error:
-        raise CheckpointError(
-            f"{path} cannot be read ({error}); check its permissions and the disk"
-        ) from error
+        raise unreadable(path, error) from error
     if manifest.get("format") != FORMAT:
         raise CheckpointError(
             f"{path}: its format is {manifest.get('format')!r}, this version reads {FORMAT}; "
@@ -244,7 +231,7 @@ def read_manifest(folder: Path) -> Manifest:
             f"{path} is no manifest of a conversion ({error!r}); {CONVERT_AGAIN}"
         ) from error
     for name in files:
-        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+        if not is_inside(name):
             raise CheckpointError(
                 f"{path} names {name!r} outside its folder, which is refused; {CONVERT_AGAIN}"
             )

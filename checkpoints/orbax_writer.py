@@ -77,11 +77,8 @@ class Writer:
         return context
 
     def _chunking(self, key: Any, value: Any) -> Saving.StorageOptions:
-        split = tuple(
-            i
-            for i, letter in enumerate(self._axes[".".join(_names(key))])
-            if letter in ONE_PER_CHUNK
-        )
+        axes = self._axes[".".join(_names(key))]
+        split = tuple(i for i, letter in enumerate(axes) if letter in ONE_PER_CHUNK)
         return Saving.StorageOptions(chunk_byte_size=self._chunk_bytes, shard_axes=split)
 
 

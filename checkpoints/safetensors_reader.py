@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from jaxserve.checkpoints.errors import CheckpointError
+from jaxserve.checkpoints.errors import CheckpointError, unreadable
 
 DTYPES: Mapping[str, np.dtype] = MappingProxyType(
     {
@@ -66,6 +66,16 @@ class Shard(Mapping[str, Any]):
     """Tensors of one .safetensors file by name, wherever it lies."""
 
     path: Path  # of the file, for errors
+    _tensors: dict[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
 
 
 class SafetensorsFile(Shard):
@@ -92,18 +102,7 @@ class SafetensorsFile(Shard):
             _validate(self.path)
             self._tensors = _map_tensors(self.path)
         except OSError as error:
-            raise CheckpointError(
-                f"{path} cannot be read ({error}); check its permissions and the disk"
-            ) from error
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self._tensors[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
+            raise unreadable(path, error) from error
 
 
 def check_finite(name: str, array: np.ndarray) -> None:
@@ -120,9 +119,8 @@ def check_finite(name: str, array: np.ndarray) -> None:
             f"tensor {name!r}: no finite check for dtype {array.dtype}; it must be one of DTYPES"
         )
     ones = NON_FINITE_BITS[array.dtype]
-    count = sum(
-        np.count_nonzero((chunk & ones) == ones) for chunk in _chunks(array.view(ones.dtype))
-    )
+    bits = array.view(ones.dtype)
+    count = sum(np.count_nonzero((chunk & ones) == ones) for chunk in _chunks(bits))
     if count:
         raise CheckpointError(
             f"tensor {name!r}: {count:,} of {array.size:,} values are NaN or infinite (a damaged "
@@ -198,12 +196,8 @@ def _map_tensor(path: Path, data: mmap.mmap, start: int, name: str, entry: Any) 
             f"convert it to one of {', '.join(DTYPES)}"
         )
     try:
-        return np.ndarray(
-            entry["shape"],
-            DTYPES[entry["dtype"]],
-            buffer=data,
-            offset=start + entry["data_offsets"][0],
-        )
+        offset = start + entry["data_offsets"][0]
+        return np.ndarray(entry["shape"], DTYPES[entry["dtype"]], buffer=data, offset=offset)
     except (ValueError, TypeError) as error:
         # The format allows shapes that NumPy does not, such as one of 65 dimensions.
         raise CheckpointError(

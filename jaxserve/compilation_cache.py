@@ -47,10 +47,8 @@ def use_compilation_cache(chosen: Path | None) -> None:
     folder = chosen or default_compilation_cache()
     problem = folder_problem(folder)
     if problem or folder is None:
-        print(
-            f"compiled steps are not kept: {folder or '~'}: {problem} (--compilation-cache)",
-            file=sys.stderr,
-        )
+        text = f"compiled steps are not kept: {folder or '~'}: {problem} (--compilation-cache)"
+        print(text, file=sys.stderr)
         return
     share_compiled(folder)
 
@@ -114,7 +112,6 @@ def share_compiled(folder: Path) -> None:
 def read_compiled(folder: Path) -> None:
     """Find compiled steps in this folder, and write nothing to it."""
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update(
-        "jax_compilation_cache_max_size", -1
-    )  # a bounded cache writes a note of every use
+    # A bounded cache writes a note of every use.
+    jax.config.update("jax_compilation_cache_max_size", -1)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", float("inf"))

@@ -71,13 +71,8 @@ class DeltaStreams:
                 if not unfinished:
                     del choices[event.request_id]
                     self._live.pop(event.request_id, None)
-                yield Delta(
-                    places[event.request_id],
-                    event.index,
-                    piece.text,
-                    tuple(piece.token_ids),
-                    completion,
-                )
+                place = places[event.request_id]
+                yield Delta(place, event.index, piece.text, tuple(piece.token_ids), completion)
         finally:
             with self._guard:
                 self._abandon(places)

@@ -80,9 +80,7 @@ def _below(group: str, shown: str) -> PurePosixPath:
     the part that begins with its own group.
     """
     path = PurePosixPath(group)
-    if path.is_relative_to(shown):
-        return path.relative_to(shown)
-    return PurePosixPath()
+    return path.relative_to(shown) if path.is_relative_to(shown) else PurePosixPath()
 
 
 def _unescaped(path: str) -> str:

@@ -180,14 +180,10 @@ class LLM(Calls):
         self, options: EngineOptions, new_runner: NewRunner
     ) -> tuple[Engine, DeviceRunner]:
         """Build the engine and the runner of the loaded model, and of its draft model if any."""
+        model = self.model
+        draft = DraftModel(self.draft.spec, self.draft.params) if self.draft else None
         return build_engine(
-            self.model.spec,
-            self.model.params,
-            self.model.mesh,
-            options,
-            self.model.fingerprint,
-            new_runner,
-            DraftModel(self.draft.spec, self.draft.params) if self.draft else None,
+            model.spec, model.params, model.mesh, options, model.fingerprint, new_runner, draft
         )
 
     def _new_prompts(self, bounds: Bounds) -> Prompts:

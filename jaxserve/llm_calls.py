@@ -11,12 +11,7 @@ from jaxserve.completion import Completion, Delta
 from jaxserve.delta_streams import DeltaStreams, with_bar
 from jaxserve.engine.engine import Engine
 from jaxserve.errors import RequestError
-from jaxserve.llm_arguments import (
-    named_conversations,
-    named_prompts,
-    params_of,
-    params_of_each,
-)
+from jaxserve.llm_arguments import named_conversations, named_prompts, params_of, params_of_each
 from jaxserve.llm_warm_up import WarmUp
 from jaxserve.progress import Bar
 from jaxserve.prompts import Prepared, Prompt, Prompts, is_conversation

@@ -14,12 +14,7 @@ from jaxserve.errors import ConfigError, MemoryLimitError
 from jaxserve.loading.draft import open_draft
 from jaxserve.loading.folder import ModelFiles, open_model
 from jaxserve.loading.load_plan import DTYPES
-from jaxserve.loading.model_folder import (
-    Report,
-    check_architecture,
-    model_folder,
-    remote_model,
-)
+from jaxserve.loading.model_folder import Report, check_architecture, model_folder, remote_model
 from jaxserve.models.families.weight_table import Stored
 from jaxserve.models.quant import parse_scheme
 from jaxserve.models.spec import ModelSpec

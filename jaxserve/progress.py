@@ -2,7 +2,7 @@
 
 import html
 import time
-from typing import Protocol, Self
+from typing import Self
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -18,14 +18,6 @@ from rich.progress import (
 )
 
 
-class Shown(Protocol):
-    """A place where the state of a bar is drawn, until it is cleared."""
-
-    def draw(self, done: int, total: int, what: str) -> None: ...
-
-    def clear(self) -> None: ...
-
-
 class Bar:
     """A progress bar that appears with the first update and disappears with the last.
 
@@ -37,7 +29,7 @@ class Bar:
     """
 
     def __init__(self, console: Console, title: str, shown: bool = True, in_bytes: bool = False):
-        self._place: Shown | None = None
+        self._place: _InNotebook | _OnTerminal | None = None
         if shown and console.is_jupyter:
             self._place = _InNotebook(title, in_bytes)
         elif shown and console.is_terminal:

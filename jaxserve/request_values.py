@@ -79,11 +79,8 @@ def strings(name: str, values: object, limit: int, max_bytes: int) -> tuple[str,
                 name, f"has {text!r} as entry {position}, which is not valid Unicode"
             ) from None
         if not 1 <= size <= max_bytes:
-            raise RequestError(
-                name,
-                f"has {text!r:.80} as entry {position}; it must be a string of 1 to {max_bytes} "
-                f"bytes",
-            )
+            found = f"has {text!r:.80} as entry {position}"
+            raise RequestError(name, f"{found}; it must be a string of 1 to {max_bytes} bytes")
     return texts  # type: ignore[return-value]
 
 
@@ -107,7 +104,5 @@ def check_token_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
     """Raise RequestError for the first id that is not in 0 to vocab_size - 1."""
     for position, token in enumerate(ids):
         if not 0 <= token < vocab_size:
-            raise RequestError(
-                name,
-                f"has {token} as entry {position}; the vocabulary has ids 0 to {vocab_size - 1}",
-            )
+            known = f"the vocabulary has ids 0 to {vocab_size - 1}"
+            raise RequestError(name, f"has {token} as entry {position}; {known}")

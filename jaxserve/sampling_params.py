@@ -190,15 +190,12 @@ class SamplingParams:
                 "top_p", "is 0, which keeps no token; for the most probable token use temperature 0"
             )
         self._set("stop", strings("stop", self.stop, MAX_STOP_STRINGS, MAX_STOP_BYTES))
-        self._set(
-            "stop_token_ids", integers("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKENS)
-        )
+        stop_ids = integers("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKENS)
+        self._set("stop_token_ids", stop_ids)
         self._set("logit_bias", biases("logit_bias", self.logit_bias, MAX_BIASES))
         if self.allowed_token_ids is not None:
-            self._set(
-                "allowed_token_ids",
-                integers("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_IDS),
-            )
+            allowed = integers("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_IDS)
+            self._set("allowed_token_ids", allowed)
             if not self.allowed_token_ids:
                 raise RequestError("allowed_token_ids", "is empty: no token could ever be chosen")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -213,8 +210,7 @@ class SamplingParams:
         if not isinstance(self.structure, Structure):
             raise RequestError("structure", f"is {self.structure!r:.80}; give a Structure")
         for name in ("min_tokens", "ignore_eos"):
-            value = getattr(self, name)
-            if value:
+            if value := getattr(self, name):
                 problem = (
                     f"is {value}, but {self.structure.field} says where the text ends; "
                     "leave out one of them"

@@ -104,15 +104,14 @@ def _choose(
     platform: str,
     demands: Callable[[Any], Sequence[tuple[Any, Any]]],
     refused: Callable[[str, KernelError], None],
-    by_platform: Mapping[str, tuple[str, ...]] | None = None,
+    candidates: Mapping[str, tuple[str, ...]] = CANDIDATES,
 ) -> str:
     """Return the name of the first implementation that meets all demands.
 
     Args:
         what: Name of the kernel in its flag.
-        by_platform: Candidates of "auto"; None: CANDIDATES.
+        candidates: Implementations that "auto" tries on each platform, in this order.
     """
-    candidates = CANDIDATES if by_platform is None else by_platform
     known = ", ".join(built_in)
     if name != "auto" and name not in built_in:
         raise KernelError(

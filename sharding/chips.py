@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from jaxserve.sharding.errors import ChipError
 
@@ -41,69 +41,44 @@ class Chip:
     fp8: float = 0  # e4m3fn
 
 
+def _tpu(
+    kind: str,
+    memory: int,
+    usable: float,
+    bandwidth: float,
+    flops: float,
+    link: float,
+    int8: float = 0,
+    fp8: float = 0,
+    **more: Any,
+) -> Chip:
+    """Return a TPU, given in GiB, GB/s and TFLOP/s."""
+    return Chip(
+        platform="tpu",
+        kind=kind,
+        memory=memory * GIB,
+        bandwidth=bandwidth * 1e9,
+        flops=flops * 1e12,
+        link=link * 1e9,
+        usable=int(usable * GIB),
+        int8=int8 * 1e12,
+        fp8=fp8 * 1e12,
+        **more,
+    )
+
+
 # TPUs: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}; link is half of the "bidirectional"
 # bandwidth, of a v4 6 x 50 GB/s (Jouppi et al., ISCA 2023). H200: NVIDIA's data sheet, half of the
 # FLOP/s that it gives with sparsity. A v4 multiplies int8 no faster than bfloat16, because it
 # widens int8 first. The fp8 format of a v6e is not e4m3fn.
 CHIPS: Final[Mapping[str, Chip]] = MappingProxyType(
     {
-        "v4": Chip(
-            platform="tpu",
-            kind="TPU v4",
-            memory=16 * GIB,
-            bandwidth=600e9,
-            flops=137.5e12,
-            link=150e9,
-            usable=int(15.25 * GIB),
-            devices=2,
-            slices=TORUS,
-        ),
-        "v5e": Chip(
-            platform="tpu",
-            kind="TPU v5 lite",
-            memory=16 * GIB,
-            bandwidth=819e9,
-            flops=197e12,
-            link=200e9,
-            usable=int(15.75 * GIB),
-            slices=PLANE,
-            int8=394e12,
-        ),
-        "v5p": Chip(
-            platform="tpu",
-            kind="TPU v5",
-            memory=95 * GIB,
-            bandwidth=2765e9,
-            flops=459e12,
-            link=600e9,
-            usable=int(95.73 * GIB),
-            cores=2,
-            slices=TORUS,
-            int8=918e12,
-        ),
-        "v6e": Chip(
-            platform="tpu",
-            kind="TPU v6 lite",
-            memory=32 * GIB,
-            bandwidth=1640e9,
-            flops=918e12,
-            link=400e9,
-            usable=int(31.24 * GIB),
-            slices=PLANE,
-            int8=1836e12,
-        ),
-        "7x": Chip(
-            platform="tpu",
-            kind="TPU7x",
-            memory=96 * GIB,
-            bandwidth=3690e9,
-            flops=1153.5e12,
-            link=300e9,
-            usable=int(94.74 * GIB),
-            devices=2,
-            slices=TORUS,
-            fp8=2307e12,
-        ),
+        # Memory and usable in GiB, bandwidth in GB/s, flops in TFLOP/s, link in GB/s.
+        "v4": _tpu("TPU v4", 16, 15.25, 600, 137.5, 150, slices=TORUS, devices=2),
+        "v5e": _tpu("TPU v5 lite", 16, 15.75, 819, 197, 200, slices=PLANE, int8=394),
+        "v5p": _tpu("TPU v5", 95, 95.73, 2765, 459, 600, slices=TORUS, cores=2, int8=918),
+        "v6e": _tpu("TPU v6 lite", 32, 31.24, 1640, 918, 400, slices=PLANE, int8=1836),
+        "7x": _tpu("TPU7x", 96, 94.74, 3690, 1153.5, 300, slices=TORUS, devices=2, fp8=2307),
         "h200": Chip(
             platform="gpu",
             kind="NVIDIA H200",

@@ -111,15 +111,12 @@ def _ask(model: HubModel) -> tuple[HubModel, Mapping[str, HubFile] | None]:
 
 def _known(model: HubModel, error: Exception) -> tuple[HubModel, Mapping[str, HubFile] | None]:
     """Return what the cache knows of a model; `error` if it knows nothing."""
+    api = HfApi()
     try:
-        commit = (
-            HfApi()
-            .resolve_revision(model.repo, revision=model.revision, local_files_only=True)
-            .resolved
-        )
+        known = api.resolve_revision(model.repo, revision=model.revision, local_files_only=True)
     except RevisionResolutionError:
         raise error from None
-    found = HubModel(model.repo, commit)
+    found = HubModel(model.repo, known.resolved)
     if not constants.HF_HUB_OFFLINE:
         reason = " ".join(str(error).split())
         log.warning("%s: taken from the cache, since the hub does not answer: %s", found, reason)

@@ -58,7 +58,7 @@ class RemoteSafetensors(Shard):
         self.path = Path(snapshot.model.repo, file.path)
         self._file = RemoteFile(snapshot, file)
         header = self._header()
-        self._tensors: dict[str, Any] = {}
+        self._tensors = {}
         small = list[_Place]()
         for place in self._places(header):
             if len(place.shape) < 2 or place.nbytes <= SMALL:
@@ -67,15 +67,6 @@ class RemoteSafetensors(Shard):
                 self._tensors[place.name] = RemoteTensor(self._file, place, kept)
         for group in _neighbours(small):
             self._tensors |= self._arrays(group)
-
-    def __getitem__(self, name: str) -> Any:
-        return self._tensors[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
 
     def _arrays(self, places: list["_Place"]) -> dict[str, np.ndarray]:
         """Read tensors that lie near each other, at once."""
@@ -117,12 +108,7 @@ class RemoteSafetensors(Shard):
                 raise CheckpointError(problem) from None
         entries = parse_json_object(header[8:], self.path)
         return [
-            _Place(
-                name,
-                len(header) + entries[name]["data_offsets"][0],
-                array.shape,
-                array.dtype,
-            )
+            _Place(name, len(header) + entries[name]["data_offsets"][0], array.shape, array.dtype)
             for name, array in tensors.items()
         ]
 

@@ -34,10 +34,8 @@ def read(fields: Fields) -> int:
     fields.among("version", ("gemm",), "gemm")
     fields.among("format", ("gemm",), "gemm")
     fields.empty("sym", "desc_act", "dynamic")
-    fields.ignore(
-        "modules_to_not_convert", "backend", "do_fuse", "fuse_max_seq_len", "modules_to_fuse"
-    )
-    fields.ignore("exllama_config", "lm_head", "true_sequential", "meta", "pack_dtype")
+    fields.ignore("modules_to_not_convert", "do_fuse", "fuse_max_seq_len", "modules_to_fuse")
+    fields.ignore("backend", "exllama_config", "lm_head", "true_sequential", "meta", "pack_dtype")
     return fields.group_size()
 
 

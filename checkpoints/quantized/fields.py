@@ -33,11 +33,8 @@ class Fields:
         value = value.lower() if isinstance(value, str) else value
         if not any(type(value) is type(each) and value == each for each in known):
             implemented = ", ".join(map(repr, known))
-            raise self.refusal(
-                name,
-                value,
-                f"is not implemented (implemented: {implemented}; use another checkpoint)",
-            )
+            why = f"is not implemented (implemented: {implemented}; use another checkpoint)"
+            raise self.refusal(name, value, why)
         return value
 
     def group_size(self) -> int:

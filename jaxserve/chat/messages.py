@@ -96,17 +96,14 @@ def plain(value: object, path: str, depth: int = 0) -> Any:
         }
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
         return [plain(inner, f"{path}[{i}]", depth + 1) for i, inner in enumerate(value)]
-    raise RequestError(
-        path,
-        f"is {value!r:.80}; give strings, numbers, true, false, null, lists and objects of them",
-    )
+    expected = "strings, numbers, true, false, null, lists and objects of them"
+    raise RequestError(path, f"is {value!r:.80}; give {expected}")
 
 
 def _integer(value: int, path: str) -> int:
     if abs(value) >= LEAST_TOO_LONG:
         raise RequestError(
-            path,
-            f"is an integer of {value.bit_length()} bits; the limit is {MAX_DIGITS} digits",
+            path, f"is an integer of {value.bit_length()} bits; the limit is {MAX_DIGITS} digits"
         )
     return value
 

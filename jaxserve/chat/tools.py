@@ -114,10 +114,8 @@ def _tool(function: Mapping[str, Any], path: str) -> dict[str, Any]:
     name = function.get("name")
     description = function.get("description")
     if not (isinstance(name, str) and NAME.fullmatch(name)):
-        raise RequestError(
-            f"{path}.name",
-            f"is {name!r:.80}; give 1 to 64 letters, digits, underscores, dots or dashes",
-        )
+        problem = f"is {name!r:.80}; give 1 to 64 letters, digits, underscores, dots or dashes"
+        raise RequestError(f"{path}.name", problem)
     if not isinstance(description, str | None):
         raise RequestError(f"{path}.description", f"is {description!r:.80}; it must be a string")
     parameters = function.get("parameters")

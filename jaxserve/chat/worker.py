@@ -152,16 +152,12 @@ def _is_method(call: nodes.Call) -> bool:
 
 def _joins(node: nodes.Node, name: str) -> bool:
     """Return whether an attribute of this name is an operand of the node, a sum of texts."""
-    parts = node.iter_child_nodes()
-    return any(
-        (isinstance(part, nodes.Getattr) and part.attr == name)
-        or (
-            isinstance(part, nodes.Getitem)
-            and isinstance(part.arg, nodes.Const)
-            and part.arg.value == name
-        )
-        for part in parts
-    )
+    for part in node.iter_child_nodes():
+        match part:
+            case nodes.Getattr(attr=key) | nodes.Getitem(arg=nodes.Const(value=key)):
+                if key == name:
+                    return True
+    return False
 
 
 def _constants(node: nodes.Node) -> Iterator[str]:

@@ -117,24 +117,26 @@ def token_ids_of(name: str, values: Sequence[int]) -> tuple[int, ...]:
     return ids
 
 
-def conversation_fields(messages: Messages, options: ChatOptions) -> dict[str, Any]:
+def conversation_message[M: Message](
+    kind: type[M], messages: Messages, params: SamplingParams | None, options: ChatOptions
+) -> M:
+    """Return the message of one of the two methods that answer a conversation."""
+    others = {name: value for name, value in options.items() if name not in TOOLS}
+    fields_of_chat = _conversation_fields(messages, options)
+    return generation_message(kind, fields_of_chat, params, cast(Options, others))
+
+
+def _conversation_fields(messages: Messages, options: ChatOptions) -> dict[str, Any]:
     """Return the fields of a ChatRequest that a GenerateRequest lacks."""
     given: dict[str, Any] = {name: value for name, value in options.items() if name in TOOLS}
     if "tools" in given:
         given["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(given["tools"])]
     if "tool_choice" in given:
         if given["tool_choice"] not in TOOL_CHOICES:
-            raise RequestError(
-                "tool_choice",
-                f"is {given['tool_choice']!r:.80}; give one of {', '.join(TOOL_CHOICES)}",
-            )
+            problem = f"is {given['tool_choice']!r:.80}; give one of {', '.join(TOOL_CHOICES)}"
+            raise RequestError("tool_choice", problem)
         given["tool_choice"] = TOOL_CHOICES[given["tool_choice"]]
     return {"messages": chat_messages(messages), **given}
-
-
-def without_tools(options: ChatOptions) -> Options:
-    """Return the options that a conversation has in common with a prompt."""
-    return cast(Options, {name: value for name, value in options.items() if name not in TOOLS})
 
 
 def _tool(tool: Mapping[str, Any], path: str) -> inference_pb2.Tool:

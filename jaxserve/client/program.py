@@ -12,14 +12,7 @@ from jaxserve.cli.sampling_flags import sampling_fields
 from jaxserve.client.client import Client, Stream
 from jaxserve.client.collect import join
 from jaxserve.client.errors import CallError
-from jaxserve.client.flags import (
-    ClientOptions,
-    check_flags,
-    new_client,
-    parse,
-    parser,
-    read_prompt,
-)
+from jaxserve.client.flags import ClientOptions, check_flags, new_client, parse, parser, read_prompt
 from jaxserve.client.results import Delta, Event, Result
 from jaxserve.errors import ConfigError, JaxserveError
 from jaxserve.sampling_params import SamplingFields, SamplingParams

@@ -18,13 +18,12 @@ from jaxserve.client.messages import (
     Options,
     Prompt,
     chat_messages,
-    conversation_fields,
+    conversation_message,
     embed_input,
     generation_message,
     new_message,
     prompt_fields,
     token_ids_of,
-    without_tools,
 )
 from jaxserve.client.responses import embedded_of, event_of, plain, result_of, score_of
 from jaxserve.client.results import Embedded, Event, Result, Score, Tokenized
@@ -62,34 +61,21 @@ def stream(prompt: Prompt, params: SamplingParams | None, options: Options) -> R
 def chat(
     messages: Messages, params: SamplingParams | None, options: ChatOptions
 ) -> RpcRequest[Result]:
-    message = generation_message(
-        inference_pb2.ChatRequest,
-        conversation_fields(messages, options),
-        params,
-        without_tools(options),
-    )
+    message = conversation_message(inference_pb2.ChatRequest, messages, params, options)
     return RpcRequest("inference.Chat", message, result_of)
 
 
 def chat_stream(
     messages: Messages, params: SamplingParams | None, options: ChatOptions
 ) -> RpcRequest[Event]:
-    message = generation_message(
-        inference_pb2.ChatStreamRequest,
-        conversation_fields(messages, options),
-        params,
-        without_tools(options),
-    )
+    message = conversation_message(inference_pb2.ChatStreamRequest, messages, params, options)
     return RpcRequest("inference.ChatStream", message, event_of)
 
 
 def score(prompt: Prompt, top_logprobs: int, request_id: str, priority: int) -> RpcRequest[Score]:
     given = {"top_logprobs": top_logprobs, "request_id": request_id, "priority": priority}
-    return RpcRequest(
-        "inference.Score",
-        new_message(inference_pb2.ScoreRequest, prompt_fields(prompt) | given),
-        score_of,
-    )
+    message = new_message(inference_pb2.ScoreRequest, prompt_fields(prompt) | given)
+    return RpcRequest("inference.Score", message, score_of)
 
 
 def embed(
@@ -98,15 +84,9 @@ def embed(
     if isinstance(inputs, str):
         raise RequestError("inputs", f"is {inputs!r:.80}; give a list of texts")
     entries = [embed_input(text, f"inputs[{i}]") for i, text in enumerate(inputs)]
-    given = {
-        "inputs": entries,
-        "request_id": request_id,
-        "priority": priority,
-        "cache_salt": cache_salt,
-    }
-    return RpcRequest(
-        "inference.Embed", new_message(inference_pb2.EmbedRequest, given), embedded_of
-    )
+    given = {"request_id": request_id, "priority": priority, "cache_salt": cache_salt}
+    message = new_message(inference_pb2.EmbedRequest, {"inputs": entries} | given)
+    return RpcRequest("inference.Embed", message, embedded_of)
 
 
 def tokenize(text: str | Messages) -> RpcRequest[Tokenized]:
@@ -114,11 +94,8 @@ def tokenize(text: str | Messages) -> RpcRequest[Tokenized]:
         given: dict[str, Any] = {"text": text}
     else:
         given = {"conversation": inference_pb2.Conversation(messages=chat_messages(text))}
-    return RpcRequest(
-        "inference.Tokenize",
-        new_message(inference_pb2.TokenizeRequest, given),
-        partial(plain, Tokenized),
-    )
+    message = new_message(inference_pb2.TokenizeRequest, given)
+    return RpcRequest("inference.Tokenize", message, partial(plain, Tokenized))
 
 
 def detokenize(token_ids: Sequence[int]) -> RpcRequest[str]:
@@ -134,15 +111,13 @@ def abort(request_ids: Sequence[str]) -> RpcRequest[tuple[str, ...]]:
 
 
 def model_info() -> RpcRequest[ModelInfo]:
-    return RpcRequest(
-        "admin.GetModelInfo", admin_pb2.GetModelInfoRequest(), partial(plain, ModelInfo)
-    )
+    message = admin_pb2.GetModelInfoRequest()
+    return RpcRequest("admin.GetModelInfo", message, partial(plain, ModelInfo))
 
 
 def server_info() -> RpcRequest[ServerInfo]:
-    return RpcRequest(
-        "admin.GetServerInfo", admin_pb2.GetServerInfoRequest(), partial(plain, ServerInfo)
-    )
+    message = admin_pb2.GetServerInfoRequest()
+    return RpcRequest("admin.GetServerInfo", message, partial(plain, ServerInfo))
 
 
 def loads() -> RpcRequest[Loads]:

@@ -72,10 +72,8 @@ def event_of(
         case "prompt_logprobs":
             scores = message.prompt_logprobs
             return PromptLogprobs(start=scores.start, entries=_logprobs(scores.entries))
-    raise CallError(
-        "UNIMPLEMENTED",
-        "the stream has an event that is not known here (a newer server: update jaxserve)",
-    )
+    problem = "the stream has an event that is not known here (a newer server: update jaxserve)"
+    raise CallError("UNIMPLEMENTED", problem)
 
 
 def score_of(message: inference_pb2.ScoreResponse) -> Score:

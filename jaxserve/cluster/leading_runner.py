@@ -1,24 +1,34 @@
 """The leader's runner."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from jaxserve.cluster.compatibility import facts_of_steps
+from jaxserve.cluster.compatibility import Facts, facts_of_steps
 from jaxserve.cluster.encoding import compile_message, plan_to_bytes
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.device.executables import Progress
 from jaxserve.engine.device.runner import DeviceRunner, Launched
 from jaxserve.engine.plan import StepOutput, StepPlan
 
-if TYPE_CHECKING:
-    from jaxserve.cluster.leader import Leader
+
+class Orders(Protocol):
+    """Sender of orders to the followers; see jaxserve.cluster.leader.Leader."""
+
+    def order(self, **kind: Any) -> None: ...
+
+    def agree(self, stage: str, facts: Callable[[], Facts]) -> None: ...
+
+    def expect_steps(self) -> None: ...
+
+    def delaying_failure(self) -> AbstractContextManager[None]: ...
 
 
 class LeadingRunner(DeviceRunner):
     """The leader's runner: it sends its followers an order before it compiles or launches."""
 
-    def __init__(self, leader: "Leader", *args: Any):
+    def __init__(self, leader: Orders, *args: Any):
         super().__init__(*args)
         self._leader = leader
 

@@ -11,12 +11,7 @@ PROPOSERS = ("off", "ngram", "draft")
 DRAFT_TOKENS = 7  # tokens drafted for a row in a step, unless --draft-tokens says otherwise
 MAX_DRAFT_TOKENS = 31
 # Name of --kv -> name of the dtype in numpy and ml_dtypes.
-PAGE_DTYPES = {
-    "float32": "float32",
-    "bfloat16": "bfloat16",
-    "int8": "int8",
-    "fp8": "float8_e4m3fn",
-}
+PAGE_DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "int8": "int8", "fp8": "float8_e4m3fn"}
 EIGHT_BITS = ("int8", "fp8")
 # A page of 8-bit numbers has as many bytes as one of 64 tokens in bfloat16, and 128 tokens are the
 # least that the TPU kernel reads of 8-bit pages.

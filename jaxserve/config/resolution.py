@@ -62,12 +62,11 @@ def resolve(
         **sizes,
     )
     if config.drafts_by_model and None not in windows:
-        raise flag_error(
-            "--speculate",
-            "draft",
-            "the draft model shares the page tables of layers without a window, and every "
-            "layer of the model has one (choose ngram)",
+        problem = (
+            "the draft model shares the page tables of layers without a window, and every layer of "
+            "the model has one (choose ngram)"
         )
+        raise flag_error("--speculate", "draft", problem)
     pages = _pages(options, config, affordable_tokens)
     _check_page_exchange(options, embeds)
     _check_deterministic(config)
@@ -91,12 +90,7 @@ def check_options(options: EngineOptions) -> None:
             what = flag_of(name).removeprefix("--")
             choices = f"choose auto or one of {', '.join(KERNELS)}"
             raise ConfigError(f"{what} {kernel!r} is not built in; {choices} (--{what})")
-    resolve(
-        options,
-        max_positions=options.max_context or 1,
-        lanes=1,
-        affordable_tokens=UNBOUNDED,
-    )
+    resolve(options, max_positions=options.max_context or 1, lanes=1, affordable_tokens=UNBOUNDED)
 
 
 def _sizes(
@@ -113,12 +107,8 @@ def _sizes(
     # A preset's step may be smaller than a batch that was asked for, a step that was asked for not.
     step_tokens = _given(options, "step_tokens", max(preset.step_tokens, max_batch))
     if step_tokens < max_batch:
-        raise flag_error(
-            "--step-tokens",
-            step_tokens,
-            f"it must be at least --max-batch ({max_batch}), as every stream takes a token of "
-            f"each step",
-        )
+        limit = f"--max-batch ({max_batch}), as every stream takes a token of each step"
+        raise flag_error("--step-tokens", step_tokens, f"it must be at least {limit}")
     return {
         "max_context": max_context,
         "kv": kv,
@@ -145,11 +135,8 @@ def _kv(asked: str, weights: str) -> str:
     if asked not in ("auto", *PAGE_DTYPES):
         raise flag_error("--kv", asked, f"choose one of auto, {', '.join(PAGE_DTYPES)}")
     if asked == "float32" and weights != "float32":
-        raise flag_error(
-            "--kv",
-            asked,
-            f"keys and values of {weights} weights have no more digits than {weights} has",
-        )
+        problem = f"keys and values of {weights} weights have no more digits than {weights} has"
+        raise flag_error("--kv", asked, problem)
     return weights if asked == "auto" else asked
 
 
@@ -157,17 +144,11 @@ def _decode_steps(options: EngineOptions, preset: Preset, step_tokens: int, embe
     """Return how many decode steps a launch may have."""
     several = (options.decode_steps or 1) > 1
     if several and embeds:
-        raise flag_error(
-            "--decode-steps",
-            options.decode_steps,
-            "a model that embeds decodes nothing (leave it out)",
-        )
+        problem = "a model that embeds decodes nothing (leave it out)"
+        raise flag_error("--decode-steps", options.decode_steps, problem)
     if several and options.deterministic:
-        raise flag_error(
-            "--decode-steps",
-            options.decode_steps,
-            "--deterministic launches decode steps one by one (leave it out)",
-        )
+        problem = "--deterministic launches decode steps one by one (leave it out)"
+        raise flag_error("--decode-steps", options.decode_steps, problem)
     if options.deterministic or embeds:
         default = 1
     else:
@@ -175,11 +156,8 @@ def _decode_steps(options: EngineOptions, preset: Preset, step_tokens: int, embe
     steps = _given(options, "decode_steps", default)
     # Pages behind a window are kept for as many tokens in flight as one step may have.
     if steps > step_tokens:
-        raise flag_error(
-            "--decode-steps",
-            steps,
-            f"it must be at most --step-tokens ({step_tokens}; lower the one, or raise the other)",
-        )
+        limit = f"--step-tokens ({step_tokens}; lower the one, or raise the other)"
+        raise flag_error("--decode-steps", steps, f"it must be at most {limit}")
     return steps
 
 
@@ -189,22 +167,15 @@ def _draft_tokens(options: EngineOptions, embeds: bool) -> int:
         raise flag_error("--speculate", options.speculate, f"choose one of {', '.join(PROPOSERS)}")
     if options.speculate == "off":
         if options.draft_tokens is not None:
-            raise flag_error(
-                "--draft-tokens",
-                options.draft_tokens,
-                "nothing is drafted (choose how with --speculate)",
-            )
+            problem = "nothing is drafted (choose how with --speculate)"
+            raise flag_error("--draft-tokens", options.draft_tokens, problem)
         return 0
     if embeds:
-        raise flag_error(
-            "--speculate", options.speculate, "a model that embeds generates nothing (leave it out)"
-        )
+        problem = "a model that embeds generates nothing (leave it out)"
+        raise flag_error("--speculate", options.speculate, problem)
     if options.deterministic:
-        raise flag_error(
-            "--speculate",
-            options.speculate,
-            "--deterministic runs one kind of decode step (leave one of them out)",
-        )
+        problem = "--deterministic runs one kind of decode step (leave one of them out)"
+        raise flag_error("--speculate", options.speculate, problem)
     return _given(options, "draft_tokens", DRAFT_TOKENS)
 
 
@@ -213,12 +184,8 @@ def _pages(options: EngineOptions, config: EngineConfig, affordable_tokens: int)
     whole_batch = config.max_batch * config.pages_per_row * config.page_size
     tokens = _given(options, "cache_tokens", min(affordable_tokens, whole_batch))
     if tokens < config.page_size:
-        raise flag_error(
-            "--cache-tokens",
-            tokens,
-            f"it must be at least a page of {config.page_size} tokens (raise it, or lower "
-            f"--page-size)",
-        )
+        limit = f"a page of {config.page_size} tokens (raise it, or lower --page-size)"
+        raise flag_error("--cache-tokens", tokens, f"it must be at least {limit}")
     return tokens // config.page_size
 
 
@@ -252,17 +219,11 @@ def _check_page_exchange(options: EngineOptions, embeds: bool) -> None:
             "on with"
         )
     if options.deterministic:
-        raise flag_error(
-            "--deterministic",
-            "given",
-            "pages of another engine have the bits of its mesh (leave it out)",
-        )
+        problem = "pages of another engine have the bits of its mesh (leave it out)"
+        raise flag_error("--deterministic", "given", problem)
     if not options.prefix_cache:
-        raise flag_error(
-            "--no-prefix-cache",
-            "given",
-            "pages of another engine are found in the prefix cache (leave it out)",
-        )
+        problem = "pages of another engine are found in the prefix cache (leave it out)"
+        raise flag_error("--no-prefix-cache", "given", problem)
 
 
 def _check_slots(options: EngineOptions) -> None:
@@ -282,9 +243,8 @@ def _check_slots(options: EngineOptions) -> None:
 
 def _check_deterministic(config: EngineConfig) -> None:
     if config.deterministic and config.step_tokens < config.page_size:
-        raise flag_error(
-            "--step-tokens",
-            config.step_tokens,
+        problem = (
             f"--deterministic cuts prompts at page borders, so it must be at least a page of "
-            f"{config.page_size} tokens (raise it, or lower --page-size)",
+            f"{config.page_size} tokens (raise it, or lower --page-size)"
         )
+        raise flag_error("--step-tokens", config.step_tokens, problem)

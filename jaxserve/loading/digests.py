@@ -97,11 +97,7 @@ class ParameterDigests:
     """The part of WeightDigests about the tensors of one parameter."""
 
     def __init__(
-        self,
-        whole: WeightDigests,
-        rows: Sequence[Tensor],
-        spec: ModelSpec,
-        held: ModelSpec,
+        self, whole: WeightDigests, rows: Sequence[Tensor], spec: ModelSpec, held: ModelSpec
     ):
         self.all_hosts = whole.all_hosts
         self._whole = whole
@@ -187,10 +183,7 @@ def _bits(numbers: np.ndarray) -> np.ndarray:
 
 
 def _sum_of_tensor(
-    sums: np.ndarray,
-    kept: Mapping[str, range],
-    fused: Mapping[str, tuple[str, slice]],
-    copy: int,
+    sums: np.ndarray, kept: Mapping[str, range], fused: Mapping[str, tuple[str, slice]], copy: int
 ) -> int:
     """Sum up a tensor's part of the sums of a shard.
 

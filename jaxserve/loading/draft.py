@@ -29,12 +29,11 @@ def check_tokens(folder: Path, draft: Tokenizer, model: Tokenizer) -> None:
         in_draft = _describe(draft, token)
         in_model = _describe(model, token)
         if in_draft and in_model and in_draft != in_model:
-            raise flag_error(
-                "--draft-model",
-                folder,
+            problem = (
                 f"its token {token} is {in_draft}, and {in_model} in the model (a draft model "
-                f"needs the model's tokens)",
+                f"needs the model's tokens)"
             )
+            raise flag_error("--draft-model", folder, problem)
 
 
 def _describe(tokenizer: Tokenizer, token: int) -> str | None:

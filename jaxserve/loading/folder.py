@@ -70,7 +70,6 @@ def open_model(folder: Path, tensors: Mapping[str, Stored] | None = None) -> Mod
     """Open a Hugging Face folder, or an Orbax folder of jaxserve convert.
 
     Args:
-        folder: The checkpoint folder.
         tensors: Tensors by their names, instead of those in the folder.
 
     Raises:

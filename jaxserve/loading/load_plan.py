@@ -85,14 +85,11 @@ def choose_scheme(folder: Path, asked: str, stored: QuantScheme | None) -> Quant
     if stored is None:
         return parse_scheme(asked)
     if asked not in (AS_STORED, str(stored)):
-        raise ModelError(
-            flag_text(
-                "--weights",
-                asked,
-                f"{folder} has {stored} weights, which stay what they are (leave it out, or "
-                f"convert their source)",
-            )
+        problem = (
+            f"{folder} has {stored} weights, which stay what they are (leave it out, or convert "
+            f"their source)"
         )
+        raise ModelError(flag_text("--weights", asked, problem))
     return stored
 
 
@@ -102,8 +99,6 @@ def plan_load(
     """Plan how a checkpoint is loaded onto a mesh.
 
     Args:
-        source: The checkpoint and its architecture.
-        mesh: The mesh that the parameters are split over.
         dtype: float32, bfloat16, or auto, which keeps the checkpoint's precision: half precision
             becomes bfloat16, double becomes float32.
         weights: The name of a quantization scheme (models/quant.py) such as int8, or auto, which
@@ -166,18 +161,12 @@ def _plan_parameters(
     missing = [path for path, _ in leaves if path not in published]
     if missing:
         raise ModelError(f"the weight table has no row for {missing[0]}")
-    return [_parameter(path, leaf, rows.get(path, ()), published[path]) for path, leaf in leaves]
-
-
-def _parameter(
-    path: ParamPath,
-    declared: ParamSpec | Quantized,
-    rows: Sequence[Tensor],
-    published: Sequence[Tensor],
-) -> ParameterPlan:
-    values = [row for row in rows if not row.scales]
-    scales = [row for row in rows if row.scales]
-    return ParameterPlan(path, declared, values, scales, published)
+    plans = list[ParameterPlan]()
+    for path, leaf in leaves:
+        values = [row for row in rows.get(path, ()) if not row.scales]
+        scales = [row for row in rows.get(path, ()) if row.scales]
+        plans.append(ParameterPlan(path, leaf, values, scales, published[path]))
+    return plans
 
 
 def _check(parameter: ParameterPlan, held: ModelSpec, tensors: Mapping[str, Stored]) -> None:

@@ -69,14 +69,13 @@ def _rows(
     name = parameter_name(path)
     if isinstance(param, ParamSpec):
         yield Tensor(name, path, param.axes)
-        return
-    if not is_stored_quantized:
+    elif not is_stored_quantized:
         yield Tensor(name, path, param.values.axes)
-        return
-    at = contracted(str(path[-1]), param.values.axes).start
-    scales = param.scales.axes[at], param.scales.shape[at]
-    yield Tensor(f"{name}.{VALUES}", path, param.values.axes)
-    yield Tensor(f"{name}.{SCALES}", path, param.scales.axes, scales=scales)
+    else:
+        at = contracted(str(path[-1]), param.values.axes).start
+        scales = param.scales.axes[at], param.scales.shape[at]
+        yield Tensor(f"{name}.{VALUES}", path, param.values.axes)
+        yield Tensor(f"{name}.{SCALES}", path, param.scales.axes, scales=scales)
 
 
 def _parts(row: Tensor) -> list[Tensor]:

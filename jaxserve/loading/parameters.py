@@ -1,6 +1,6 @@
 """Loads the parameters of a plan: each shard is read straight to the devices that hold it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from jax.sharding import Mesh, SingleDeviceSharding
 from jaxserve.loading.digests import ParameterDigests, WeightDigests
 from jaxserve.loading.load_plan import LoadPlan, ParameterPlan
 from jaxserve.loading.tensor_reader import TensorReader
-from jaxserve.models.families.weight_table import ParamPath
+from jaxserve.models.families.weight_table import ParamPath, Tensor
 from jaxserve.models.quant import Quantized, is_declaration
 from jaxserve.models.quantize import Ranges, ShardQuantizer
 from jaxserve.sharding.params import ParamSpec
@@ -37,7 +37,6 @@ def load_params(
     scales, then for its values.
 
     Args:
-        plan: The plan of the load.
         progress: Called with the bytes done, the bytes in total, and the tensor that is read.
         keep: Replaces each loaded parameter in the result, so that a caller who writes parameters
             to a file needs memory for one of them only.
@@ -67,20 +66,18 @@ def _load(
 ) -> jax.Array | Quantized:
     """Load one parameter; a quantized one is rounded on the way, unless it is stored quantized."""
 
-    def read(param: ParamSpec) -> Read:
-        return partial(reader.read, parameter.rows, param.axes, param.dtype)
+    def read(rows: Sequence[Tensor], param: ParamSpec) -> Read:
+        return partial(reader.read, rows, param.axes, param.dtype)
 
     param = parameter.declared
     if isinstance(param, ParamSpec):
-        return _sharded(param, mesh, read(param), digests)
+        return _sharded(param, mesh, read(parameter.rows, param), digests)
     if parameter.scale_rows:
-        read_values = read(param.values)
-        read_scales = partial(
-            reader.read, parameter.scale_rows, param.scales.axes, param.scales.dtype
-        )
+        read_values = read(parameter.rows, param.values)
+        read_scales = read(parameter.scale_rows, param.scales)
     else:
         wide = replace(param.values, dtype=jnp.dtype(jnp.float32))
-        quantizer = ShardQuantizer(str(parameter.path[-1]), param, read(wide))
+        quantizer = ShardQuantizer(str(parameter.path[-1]), param, read(parameter.rows, wide))
         read_values = quantizer.values
         read_scales = quantizer.scales
     # Scales come first: groups that a shard's edge would cut are refused here, before the values
@@ -91,11 +88,7 @@ def _load(
 
 
 def _sharded(
-    param: ParamSpec,
-    mesh: Mesh,
-    read: Read,
-    digests: ParameterDigests | None,
-    kind: str = "values",
+    param: ParamSpec, mesh: Mesh, read: Read, digests: ParameterDigests | None, kind: str = "values"
 ) -> jax.Array:
     """Build the parameter's array with one shard at a time in host memory.
 

@@ -199,9 +199,8 @@ def _check_sum(name: str, summed: int, scheme: QuantScheme) -> None:
 def scale_axes(name: str, axes: str, scheme: QuantScheme) -> str:
     """Return the axes of the scales of a weight with these axes."""
     at = contracted(name, axes)
-    letter = (
-        axes[at.start] if scheme.group else "g"
-    )  # groups are split over the mesh as numbers are
+    # Groups are split over the mesh as numbers are.
+    letter = axes[at.start] if scheme.group else "g"
     return axes[: at.start] + letter + axes[at.stop :]
 
 

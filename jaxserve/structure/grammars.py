@@ -73,16 +73,9 @@ class Grammars:
         self._eos_ids = eos_ids
         self._vocab_size = vocab_size
         self.bounds = bounds
-        seconds = str(self.bounds.seconds)
-        command = [
-            sys.executable,
-            "-P",
-            str(WORKER),
-            seconds,
-            str(MAX_MEMORY),
-            json.dumps(PARSER_LIMITS),
-        ]
-        self._worker = LineProcess(command, self.bounds.seconds, MAX_ANSWER_BYTES)
+        limits = [str(bounds.seconds), str(MAX_MEMORY), json.dumps(PARSER_LIMITS)]
+        command = [sys.executable, "-P", str(WORKER), *limits]
+        self._worker = LineProcess(command, bounds.seconds, MAX_ANSWER_BYTES)
         self._checking = Lock()  # held while the worker checks a grammar: up to bounds.seconds
         self._lock = Lock()  # guards _valid, and is never held for long
         # (kind, text) of the structure -> llguidance's form, the most recently used last
@@ -99,11 +92,10 @@ class Grammars:
                 f"structured output needs the package {PACKAGE}, which is not installed here"
             )
         size = len(structure.text.encode())
-        if size > self.bounds.max_bytes:
-            limit = self.bounds.max_bytes
-            raise RequestError(
-                structure.field, f"has {size} bytes; the limit is {limit} (--max-grammar-bytes)"
-            )
+        limit = self.bounds.max_bytes
+        if size > limit:
+            problem = f"has {size} bytes; the limit is {limit} (--max-grammar-bytes)"
+            raise RequestError(structure.field, problem)
         found = self._known(structure)
         if found is None:
             with self._checking:

@@ -44,9 +44,9 @@ def _objects(root: Any) -> Iterator[Mapping[str, Any]]:
         value = waiting.pop()
         if isinstance(value, Mapping):
             yield value
-        inner = value.values() if isinstance(value, Mapping) else value
-        if isinstance(value, Mapping | list):
-            waiting += [item for item in inner if isinstance(item, Mapping | list)]
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
 
 
 def _goes_by_name(schema: Mapping[str, Any]) -> bool:

@@ -48,7 +48,7 @@ def _add_declared(
 def _add_listed(library: tokenizers.Tokenizer, settings: TokenizerSettings) -> frozenset[str]:
     """Add the tokens that are only named; return the names of all of them that are special."""
     added = {token.content: token for token in library.get_added_tokens_decoder().values()}
-    listed = [token for token in settings.listed if _counts(token, library, settings)]
+    listed = [t for t in settings.listed if settings.adds(t.name, _has(library, t.name))]
     new = [token for token in listed if token.name not in added]
     _add(library, new)
     named = [added[name] for name in settings.names.values() if name in added and len(name) > 1]
@@ -58,25 +58,15 @@ def _add_listed(library: tokenizers.Tokenizer, settings: TokenizerSettings) -> f
     return frozenset(special.union(token.content for token in named))
 
 
-def _counts(
-    token: DeclaredToken, library: tokenizers.Tokenizer, settings: TokenizerSettings
-) -> bool:
-    """Return whether a token that is only named becomes a special token.
-
-    A letter does not: it would vanish from every answer. Nor do begin and end tokens that the
-    tokenizer lacks, which is an error elsewhere.
-    """
-    if len(token.name) == 1:
-        return False
-    needed = token.name in (settings.bos_token, settings.eos_token)
-    return not needed or library.token_to_id(token.name) is not None
+def _has(library: tokenizers.Tokenizer, name: str) -> bool:
+    return library.token_to_id(name) is not None
 
 
 def _add(library: tokenizers.Tokenizer, tokens: Iterable[DeclaredToken]) -> None:
     tokens = list(tokens)
     if not tokens:
         return  # the library would build its search anew
-    new = [token.name for token in tokens if library.token_to_id(token.name) is None]
+    new = [token.name for token in tokens if not _has(library, token.name)]
     taken = set(library.get_vocab().values()) if new else set[int]()
     library.add_tokens([_added_token(token, token.name, token.special) for token in tokens])
     for name in new:  # the library counts tokens, also where ids are left out

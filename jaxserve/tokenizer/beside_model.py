@@ -28,9 +28,10 @@ def tokens_beside(
     names = set[str]()
     last = processor.vocab_size() - 1
     for token in (*settings.declared, *settings.listed):
-        if token.name in names or not _counts(token, processor, settings):
-            continue
         id = piece_id(processor, token.name)
+        counts = token.id is not None or settings.adds(token.name, id is not None)
+        if token.name in names or not counts:
+            continue
         if id is None:
             last += 1
             id = last
@@ -70,9 +71,7 @@ def named_id(
 
 
 def missing_tokens(
-    processor: SentencePieceProcessor,
-    declared: Mapping[int, DeclaredToken],
-    model_ids: int | None,
+    processor: SentencePieceProcessor, declared: Mapping[int, DeclaredToken], model_ids: int | None
 ) -> MissingTokens:
     """Return the tokens that a model with so many ids does not have; unused pieces are none.
 
@@ -91,19 +90,3 @@ def missing_tokens(
         named = [i for i in used if processor.is_control(i) or i in symbols]
         found_by_name.update(map(processor.id_to_piece, named))
     return split_at(model_ids, ids, found_by_name, MODEL_FILE)
-
-
-def _counts(
-    token: DeclaredToken, processor: SentencePieceProcessor, settings: TokenizerSettings
-) -> bool:
-    """Return whether a token is added.
-
-    A letter that is only named is not: it would vanish from every answer. Nor are begin and end
-    tokens without an id that the model lacks, which is an error elsewhere.
-    """
-    if token.id is not None:
-        return True
-    if len(token.name) == 1:
-        return False
-    needed = token.name in (settings.bos_token, settings.eos_token)
-    return not needed or piece_id(processor, token.name) is not None

@@ -8,11 +8,7 @@ from tokenizers import Tokenizer as Library
 
 from jaxserve.tokenizer.beside_model import MODEL_FILE
 from jaxserve.tokenizer.protocol import TokenizerError
-from jaxserve.tokenizer.sentencepiece_model import (
-    SPACE,
-    SentencePieceTokenizer,
-    load_sentencepiece,
-)
+from jaxserve.tokenizer.sentencepiece_model import SPACE, SentencePieceTokenizer, load_sentencepiece
 from jaxserve.tokenizer.sentencepiece_proto import Rules, rules_of
 from jaxserve.tokenizer.settings import read_settings
 

@@ -7,12 +7,7 @@ from pathlib import Path
 
 from sentencepiece import SentencePieceProcessor
 
-from jaxserve.tokenizer.beside_model import (
-    missing_tokens,
-    named_id,
-    piece_id,
-    tokens_beside,
-)
+from jaxserve.tokenizer.beside_model import missing_tokens, named_id, piece_id, tokens_beside
 from jaxserve.tokenizer.model_ids import MissingTokens
 from jaxserve.tokenizer.protocol import MARK, TokenizerError
 from jaxserve.tokenizer.sentencepiece_proto import (

@@ -65,6 +65,15 @@ class TokenizerSettings:
     def eos_token(self) -> str | None:
         return self.names.get("eos_token")
 
+    def adds(self, name: str, is_known: bool) -> bool:
+        """Return whether a token that is only named is added to a tokenizer that may know it.
+
+        A letter is not: it would vanish from every answer. Nor are begin and end tokens that the
+        tokenizer lacks, which is an error elsewhere.
+        """
+        is_needed = name in (self.bos_token, self.eos_token)
+        return len(name) != 1 and (is_known or not is_needed)
+
 
 def read_settings(folder: Path) -> TokenizerSettings:
     """Read the files beside the tokenizer of a checkpoint folder; none of them has to be there.

@@ -52,17 +52,13 @@ class StreamDecoder:
         self._characters.decode(unfinished(_last_bytes(tokenizer, prompt_ids)))
         self._stop = StopFinder(stop, include_stop)
         self._pushed = 0
-        self._stop_token_count: int | None = None
+        # Number of pushed ids up to the one that completed the stop string; None without.
+        self.stop_token_count: int | None = None
 
     @property
     def stopped(self) -> str | None:
         """Stop string that ended the text, if one did."""
         return self._stop.found
-
-    @property
-    def stop_token_count(self) -> int | None:
-        """Number of pushed ids up to the one that completed the stop string; None without."""
-        return self._stop_token_count
 
     def push(self, ids: Iterable[int]) -> str:
         """Return the text that has become final; ids after a stop string add nothing."""
@@ -87,8 +83,8 @@ class StreamDecoder:
 
     def _emit(self, text: str) -> str:
         final = self._stop.push(text)
-        if self.stopped is not None and self._stop_token_count is None:
-            self._stop_token_count = self._pushed
+        if self.stopped is not None and self.stop_token_count is None:
+            self.stop_token_count = self._pushed
         return final
 
 

@@ -32,10 +32,7 @@ from jaxtyping import Array, Float, Int
 from jaxserve.pallas_kernels.errors import KernelError
 
 # Largest finite values of the 8-bit dtypes that pages may have.
-LARGEST = {
-    jnp.dtype(jnp.int8): 127.0,
-    jnp.dtype(jnp.float8_e4m3fn): 448.0,
-}
+LARGEST = {jnp.dtype(jnp.int8): 127.0, jnp.dtype(jnp.float8_e4m3fn): 448.0}
 SCALE_BYTES = 4  # a scale is a float32
 
 

@@ -303,9 +303,7 @@ def _start(sinks: Float[Array, "K M"], batch: int, options: Options) -> _Running
     """
     peak = jnp.broadcast_to(sinks[None], (batch, *sinks.shape))
     return _Running(
-        peak,
-        jnp.where(peak > MASKED, 1.0, 0.0),
-        jnp.zeros((*peak.shape, options.layout.out_dim)),
+        peak, jnp.where(peak > MASKED, 1.0, 0.0), jnp.zeros((*peak.shape, options.layout.out_dim))
     )
 
 

@@ -78,13 +78,9 @@ def _call(text: IncomingText, names: Collection[str]) -> Parse[FoundCall | None]
     yield from text.read_while(SPACES)
     if fenced and not (yield from text.read_literal(FENCE_END)):
         return None
-    if (
-        not (yield from text.read_literal(CALL_END))
-        or name not in names
-        or not is_object(arguments)
-    ):
-        return None
-    return FoundCall(name, arguments)
+    is_closed = yield from text.read_literal(CALL_END)
+    is_call = is_closed and name in names and is_object(arguments)
+    return FoundCall(name, arguments) if is_call else None
 
 
 def _rest(context: CallContext) -> str:

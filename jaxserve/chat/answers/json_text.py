@@ -103,10 +103,7 @@ def _past_spaces(text: str, at: int) -> int:
 def _loads(text: str, object_pairs_hook: Callable[[Any], Any] | None = None) -> Any:
     """Parse JSON text within the bounds of numbers; its depth has been bounded."""
     return json.loads(
-        text,
-        parse_constant=_refuse,
-        parse_int=_integer,
-        object_pairs_hook=object_pairs_hook,
+        text, parse_constant=_refuse, parse_int=_integer, object_pairs_hook=object_pairs_hook
     )
 
 

@@ -40,11 +40,7 @@ def gemma_fields(read: ConfigReader, rope: Rope) -> dict[str, Any]:
     read.ignore("hidden_act", "sliding_window_size", "cache_implementation")
     bias = read.take("attention_bias", False, kind=bool)
     fields = read.llama_like(
-        hidden_size=2304,
-        num_attention_heads=8,
-        head_dim=256,
-        tie_word_embeddings=True,
-        rope=rope,
+        hidden_size=2304, num_attention_heads=8, head_dim=256, tie_word_embeddings=True, rope=rope
     )
     return fields | dict(
         # Here null means the default, too, and not as many as query heads.
