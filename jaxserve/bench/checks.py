@@ -22,11 +22,7 @@ def check_above(options: Any, low: float, *names: str) -> None:
 
 
 def numbers(
-    name: str,
-    text: str | None,
-    kind: Callable[[str], float],
-    low: float,
-    most: float = MOST,
+    name: str, text: str | None, kind: Callable[[str], float], low: float, most: float = MOST
 ) -> list:
     """Return the numbers of an option such as 1,2,4; none if it was not given."""
     try:

@@ -3,10 +3,9 @@
 import os
 import platform
 import time
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from jaxserve.doctor.machine import usable_cores
+from jaxserve.doctor.machine import installed_version, usable_cores
 
 PACKAGES = ("jaxserve", "jax", "jaxlib")
 IDLE = 0.4  # load average of the last minute; above it other programs compute too
@@ -14,14 +13,9 @@ IDLE = 0.4  # load average of the last minute; above it other programs compute t
 
 def versions() -> dict[str, str]:
     """Return the versions of jaxserve and jax, and the date."""
-    return {name: _version(name) for name in PACKAGES} | {"date": time.strftime("%Y-%m-%d")}
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # a copy that was not installed
-        return "unknown"
+    # A copy that was not installed has no version.
+    found = {name: installed_version(name) or "unknown" for name in PACKAGES}
+    return found | {"date": time.strftime("%Y-%m-%d")}
 
 
 def environment(command_line: str) -> dict[str, Any]:

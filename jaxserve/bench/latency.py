@@ -117,17 +117,12 @@ class Objective:
     @staticmethod
     def parse(text: str) -> "Objective":
         """Return the objective of a text like "ttft=500,tpot=50"; ConfigError for other texts."""
-        found: dict[str, float] = {}
-        for part in text.split(","):
-            name, _, limit = part.partition("=")
-            found[name] = _number(limit)
+        parts = (part.partition("=") for part in text.split(","))
+        found = {name: _number(limit) for name, _, limit in parts}
         are_known = set(found) <= {"ttft", "tpot", "e2e"}
         if not are_known or not all(limit > 0 for limit in found.values()):
-            raise flag_error(
-                "--slo",
-                text,
-                "give milliseconds above 0 for ttft, tpot or e2e, as ttft=500,tpot=50",
-            )
+            problem = "give milliseconds above 0 for ttft, tpot or e2e, as ttft=500,tpot=50"
+            raise flag_error("--slo", text, problem)
         return Objective(**found)
 
     def bounds(self) -> dict[str, float]:

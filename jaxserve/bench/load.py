@@ -17,12 +17,7 @@ from jaxserve.bench.arrivals import (
     stretched,
 )
 from jaxserve.bench.checks import MOST, check_above, check_unused, numbers
-from jaxserve.bench.flags import (
-    BenchServeOptions,
-    PaceOptions,
-    RequestOptions,
-    TargetOptions,
-)
+from jaxserve.bench.flags import BenchServeOptions, PaceOptions, RequestOptions, TargetOptions
 from jaxserve.bench.traces import read_trace
 from jaxserve.errors import ConfigError, flag_error
 
@@ -92,11 +87,7 @@ def _check_target(server: TargetOptions) -> None:
             )
         return
     credentials = server.credentials
-    of_a_target = (
-        *(credentials.tls, credentials.token_file),
-        *(server.served_model_name, server.strict),
-    )
-    if any(of_a_target):
+    if credentials.tls or credentials.token_file or server.served_model_name or server.strict:
         raise ConfigError(
             "--token-file, --tls-*, --served-model-name and --strict are for a server that is "
             "there (--target)"
@@ -146,13 +137,9 @@ def _closed(options: BenchServeOptions, concurrency: int, seed: int) -> Load:
     else:
         due = due_times(Process("constant", inf).gaps(seed), pace.requests, None)
         arrivals = drawn(due, *_lengths(requests), seed)
+    sent = _capped(requests, arrivals)
     endless = pace.duration is not None and pace.requests is None
-    return Load(
-        *_capped(requests, arrivals),
-        concurrency=concurrency,
-        seconds=pace.duration,
-        endless=endless,
-    )
+    return Load(*sent, concurrency=concurrency, seconds=pace.duration, endless=endless)
 
 
 def _of_trace(file: Path, options: BenchServeOptions) -> list[Arrival]:

@@ -80,10 +80,8 @@ class Loop:
 
     def _endless(self, arrivals: Sequence[Arrival]) -> Iterator[Ready]:
         """Yield the arrivals over and over, with other prompts each time."""
-        return (
-            (arrival, self._prepare(number, arrival))
-            for number, arrival in enumerate(cycle(arrivals))
-        )
+        for number, arrival in enumerate(cycle(arrivals)):
+            yield arrival, self._prepare(number, arrival)
 
     async def _prepared(self, arrivals: Sequence[Arrival]) -> list[Ready]:
         ready = []
@@ -93,9 +91,8 @@ class Loop:
         return ready
 
     def _prepare(self, number: int, arrival: Arrival) -> Any:
-        return self.caller.prepare(
-            self.prompts.of(number, arrival), arrival.output_tokens, self.salt
-        )
+        prompt = self.prompts.of(number, arrival)
+        return self.caller.prepare(prompt, arrival.output_tokens, self.salt)
 
     async def _one(self, arrival: Arrival, request: Any, due: float) -> None:
         outcome = Outcome(due, arrival.prompt_tokens, arrival.output_tokens, self.may_end_early)

@@ -10,7 +10,6 @@ Answers are greedy and blind to end tokens. Everything is compiled before; each 
 before it is timed.
 """
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -24,7 +23,7 @@ from jaxserve.bench.checks import check_above
 from jaxserve.bench.environment import environment, footnote
 from jaxserve.bench.flags import OfflineOptions, StartupOptions
 from jaxserve.bench.offline_cases import Case, cases_of, check_room, engine_of
-from jaxserve.bench.output import Grid, comma_separated, deviation, markdown, spread
+from jaxserve.bench.output import Grid, as_json, comma_separated, deviation, markdown, spread
 from jaxserve.checkpoints.hub.names import display_name
 from jaxserve.compilation_cache import use_compilation_cache
 from jaxserve.config import EngineOptions
@@ -127,11 +126,7 @@ def compile_for(llm: LLM, cases: Sequence[Case], console: Console) -> None:
 
 
 def measured(
-    llm: LLM,
-    cases: Sequence[Case],
-    options: OfflineOptions,
-    bar: Bar,
-    interrupts: HeldInterrupts,
+    llm: LLM, cases: Sequence[Case], options: OfflineOptions, bar: Bar, interrupts: HeldInterrupts
 ) -> Iterator[Result]:
     """Run each case once to warm up, then measure the repetitions.
 
@@ -142,19 +137,17 @@ def measured(
         EngineError: A step was compiled meanwhile.
     """
     rng = np.random.default_rng(options.seed)
-    total = len(cases) * (options.repetitions + 1)
+    runs = options.repetitions + 1
+    total = len(cases) * runs
     tokens = np.setdiff1d(np.arange(llm.model.spec.vocab_size), llm.model.eos_ids)
     for place, case in enumerate(cases):
         seconds: list[float] = []
-        for number in range(options.repetitions + 1):
-            bar.update(
-                place * (options.repetitions + 1) + number, total, f"{case.test} x {case.batch}"
-            )
+        for number in range(runs):
+            bar.update(place * runs + number, total, f"{case.test} x {case.batch}")
             prompts = rng.choice(tokens, (case.batch, case.prompt)).tolist()
             lengths = [case.output] * case.batch
             seconds.append(timed(llm.engine, prompts, lengths, interrupts))
-        compiles = llm.runner.compiles_after_ready
-        if compiles:
+        if compiles := llm.runner.compiles_after_ready:
             raise EngineError(
                 f"{case.test}: {compiles} compiles while it was measured: the figures would be "
                 f"wrong"
@@ -214,19 +207,11 @@ def text(
     """Return the results as md, csv or json."""
     rows = [result.to_json() for result in results]
     if output == "json":
-        environment = found | {"device": about["device"]}
-        whole = {
-            "environment": environment,
-            "benchmark": "offline",
-            "model": about,
-            "results": rows,
-        }
-        return json.dumps(whole, indent=1) + "\n"
-    named = {
-        name: about[name] for name in ("model", "parameters", "bytes", "dtype", "device", "mesh")
-    }
+        return as_json("offline", about, rows, found)
     if output == "csv":
-        return comma_separated([named | {"jax": found["jax"]} | row for row in rows])
+        names = ("model", "parameters", "bytes", "dtype", "device", "mesh")
+        shared = {name: about[name] for name in names} | {"jax": found["jax"]}
+        return comma_separated([shared | row for row in rows])
     return f"{markdown(grid(results, about, found['jax']))}\n{footnote(found, about['device'])}\n"
 
 

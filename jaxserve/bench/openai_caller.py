@@ -9,8 +9,7 @@ outcome says so. A chunk comes when there is text: a token without text counts w
 import json
 import ssl
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +23,8 @@ from jaxserve.errors import ConfigError, flag_error
 MALFORMED = "MALFORMED"  # status of an answer that is not as OpenAI's API says
 SECONDS = 30.0  # for a server to list its models
 REFUSALS = (401, 403)  # statuses of refused credentials
+# Errors of asking a server that lists no models.
+NO_LIST = (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError, StopIteration)
 
 
 @dataclass(frozen=True)
@@ -143,24 +144,21 @@ def _refusal(error: Any, otherwise: str) -> Refused:
     return Refused(str(error.get("code") or otherwise), str(error.get("message", "")))
 
 
-@asynccontextmanager
-async def http_client(base: str, credentials: Credentials) -> AsyncIterator[httpx.AsyncClient]:
-    """Make a client with as many connections as there are requests.
+def http_client(base: str, credentials: Credentials) -> httpx.AsyncClient:
+    """Return a client with as many connections as there are requests.
 
     Args:
         base: URL before /completions, which usually ends in /v1.
     """
     unbounded = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    headers = dict(metadata_of(credentials.token))
-    async with httpx.AsyncClient(
+    return httpx.AsyncClient(
         base_url=base,
-        headers=headers,
+        headers=dict(metadata_of(credentials.token)),
         verify=_ssl_context(credentials),
         limits=unbounded,
         timeout=None,
         trust_env=False,
-    ) as client:
-        yield client
+    )
 
 
 def _ssl_context(credentials: Credentials) -> ssl.SSLContext:
@@ -188,19 +186,9 @@ async def find_model(base: str, credentials: Credentials, wanted: str | None) ->
             return Model(wanted, None)
         offered = {str(model["id"]): model for model in response.raise_for_status().json()["data"]}
         name = wanted or next(iter(offered))
-    except (
-        httpx.HTTPError,
-        httpx.InvalidURL,
-        ValueError,
-        LookupError,
-        TypeError,
-        StopIteration,
-    ) as error:
-        raise flag_error(
-            "--target",
-            base,
-            f"no list of models comes from there ({type(error).__name__}: {error})",
-        ) from None
+    except NO_LIST as error:
+        problem = f"no list of models comes from there ({type(error).__name__}: {error})"
+        raise flag_error("--target", base, problem) from None
     if name not in offered:
         raise flag_error("--served-model-name", name, f"{base} offers {', '.join(offered)}")
     context = offered[name].get("max_model_len")

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,6 +50,15 @@ def comma_separated(rows: Sequence[Mapping[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(flat)
     return text.getvalue()
+
+
+def as_json(
+    benchmark: str, model: Mapping[str, Any], rows: Sequence[Any], found: dict[str, Any]
+) -> str:
+    """Return results as JSON, with the device of `model` in the environment that was `found`."""
+    environment = found | {"device": model["device"]}
+    whole = {"environment": environment, "benchmark": benchmark, "model": model, "results": rows}
+    return json.dumps(whole, indent=1) + "\n"
 
 
 def flattened(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

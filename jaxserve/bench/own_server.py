@@ -27,17 +27,8 @@ def free_ports(count: int) -> list[int]:
 
 def serve_command(port: int, http_port: int, flags: Sequence[str]) -> list[str]:
     """Return the command that starts a server, with more flags of its own."""
-    addresses = [
-        "--host",
-        HOST,
-        "--port",
-        str(port),
-        "--http-port",
-        str(http_port),
-        "--drain-timeout",
-        "1",
-    ]
-    return [sys.executable, "-m", "jaxserve.serve", *addresses, *flags]
+    addresses = ["--host", HOST, "--port", str(port), "--http-port", str(http_port)]
+    return [sys.executable, "-m", "jaxserve.serve", *addresses, "--drain-timeout", "1", *flags]
 
 
 @asynccontextmanager

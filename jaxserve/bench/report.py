@@ -59,16 +59,13 @@ class Report:
         return "\n".join([*tables, *self._below(), ""])
 
     def to_json(self) -> dict[str, Any]:
-        server = self.server and {
-            "where": self.server.where,
-            "model": self.server.model,
-            "about": self.server.about,
-        }
+        server = self.server
+        device = server.device if server else None
+        about = server and {"where": server.where, "model": server.model, "about": server.about}
         return {
-            "environment": self.environment
-            | {"device": self.server.device if self.server else None},
+            "environment": self.environment | {"device": device},
             "benchmark": "serve",
-            "server": server,
+            "server": about,
             "objective_ms": self.objective.bounds(),
             "compiles_after_ready": self.compiles_after_ready,
             "results": [asdict(point) for point in self.points],
@@ -88,10 +85,8 @@ class Report:
         for point in self.points:
             yield from (f"{point.load}: {line}  " for line in remarks(point))
         if self.server:
-            yield (
-                f"{self.server.model} at {self.server.where}; "
-                f"{footnote(self.environment, self.server.device)}"
-            )
+            note = footnote(self.environment, self.server.device)
+            yield f"{self.server.model} at {self.server.where}; {note}"
 
 
 def remarks(point: Point) -> Iterator[str]:
@@ -126,19 +121,10 @@ def row_of(point: Point) -> dict[str, Any]:
 def rates(points: Sequence[Point]) -> Grid:
     """Return the table of counts and rates, a row for each load."""
     columns = (
-        "load",
-        "sent",
-        "OK",
-        "failed",
-        "requests/s",
-        "output tok/s",
-        "prompt tok/s",
-        "cached",
-        "in flight",
+        *("load", "sent", "OK", "failed", "requests/s", "output tok/s", "prompt tok/s"),
+        *("cached", "in flight", "goodput/s", "good %"),
     )
-    return Grid(
-        (*columns, "goodput/s", "good %"), [_rates(name, found) for name, found in _by_load(points)]
-    )
+    return Grid(columns, [_rates(name, found) for name, found in _by_load(points)])
 
 
 def _rates(name: str, points: Sequence[Point]) -> list[str]:
@@ -149,16 +135,13 @@ def _rates(name: str, points: Sequence[Point]) -> list[str]:
         return spread([value for s in all_of if (value := figure(s)) is not None], digits)
 
     failed = sum(failure.count for s in all_of for failure in s.failures.values())
-    prompts, cached = (
-        sum(getattr(s, count) for s in all_of)
-        for count in ("prompt_tokens", "cached_prompt_tokens")
-    )
+    prompts = sum(s.prompt_tokens for s in all_of)
+    cached = sum(s.cached_prompt_tokens for s in all_of)
     return [
         name,
-        *(
-            str(count)
-            for count in (sum(s.requests for s in all_of), sum(s.ok for s in all_of), failed)
-        ),
+        str(sum(s.requests for s in all_of)),
+        str(sum(s.ok for s in all_of)),
+        str(failed),
         over(lambda s: s.requests_per_second),
         over(lambda s: s.output_tokens_per_second, 1),
         over(lambda s: s.prompt_tokens_per_second, 1),

@@ -151,15 +151,11 @@ def point_of(load: Load, repetition: int, loop: Loop, objective: Objective) -> P
 @contextmanager
 def progress(console: Console, loop: Loop, load: Load) -> Iterator[None]:
     """Show a progress bar while a loop runs."""
-    columns = (
-        TextColumn(str(load)),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(
+        TextColumn(str(load)),
         *columns,
+        TextColumn("{task.description}"),
         console=console,
         transient=True,
         disable=not console.is_terminal,

@@ -43,11 +43,8 @@ def start(options: Any) -> int:
     with open_llm(options, options.engine.options, Console(stderr=True)) as llm:
         tell("load", model=about(llm, options))
         llm.warm_up()
-        tell(
-            "compile",
-            programs=llm.runner.executables.programs,
-            compiled=len(llm.runner.executables.missed),
-        )
+        executables = llm.runner.executables
+        tell("compile", programs=executables.programs, compiled=len(executables.missed))
         llm.generate([[0]], SamplingParams(temperature=0, max_tokens=1, ignore_eos=True))
         tell("first token")
     return 0

@@ -20,7 +20,7 @@ from rich.console import Console
 from jaxserve.bench.checks import check_above, check_unused
 from jaxserve.bench.environment import environment, footnote
 from jaxserve.bench.flags import StartupOptions
-from jaxserve.bench.output import Grid, comma_separated, markdown, spread
+from jaxserve.bench.output import Grid, as_json, comma_separated, markdown, spread
 from jaxserve.bench.own_server import last_line
 from jaxserve.bench.stages import STAGES
 from jaxserve.errors import ConfigError
@@ -112,18 +112,10 @@ def text(output: str, starts: Sequence[Start], found: dict[str, Any]) -> str:
     model = starts[0].model
     rows = [start.to_json() for start in starts]
     if output == "json":
-        environment = found | {"device": model["device"]}
-        whole = {
-            "environment": environment,
-            "benchmark": "startup",
-            "model": model,
-            "results": rows,
-        }
-        return json.dumps(whole, indent=1) + "\n"
+        return as_json("startup", model, rows, found)
     if output == "csv":
-        return comma_separated(
-            [{"model": model["model"], "device": model["device"]} | row for row in rows]
-        )
+        shared = {"model": model["model"], "device": model["device"]}
+        return comma_separated([shared | row for row in rows])
     size = (
         f"{model['model']}, {model['parameters'] / 1e6:,.1f} M parameters, {model['dtype']}, "
         f"mesh {model['mesh']}"
@@ -133,14 +125,8 @@ def text(output: str, starts: Sequence[Start], found: dict[str, Any]) -> str:
 
 def grid(starts: Sequence[Start]) -> Grid:
     """Return the table of results, a row for each kind of start."""
-    columns = (
-        "start",
-        "starts",
-        *(f"{stage} s" for stage in STAGES),
-        "total s",
-        "programs",
-        "compiled",
-    )
+    stages = (f"{stage} s" for stage in STAGES)
+    columns = ("start", "starts", *stages, "total s", "programs", "compiled")
     return Grid(columns, list(_rows(starts)))
 
 
@@ -149,11 +135,5 @@ def _rows(starts: Sequence[Start]) -> Iterator[list[str]]:
         found = [start for start in starts if start.kind == kind]
         stages = (spread([start.seconds[stage] for start in found]) for stage in STAGES)
         total = spread([start.total for start in found])
-        yield [
-            kind,
-            str(len(found)),
-            *stages,
-            total,
-            str(found[-1].programs),
-            str(found[-1].compiled),
-        ]
+        last = found[-1]
+        yield [kind, str(len(found)), *stages, total, str(last.programs), str(last.compiled)]

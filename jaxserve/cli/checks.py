@@ -90,9 +90,7 @@ def quiet_hub() -> None:
 
 def check_file(flag: str, path: Path | None) -> None:
     """Raise ConfigError if the file of a flag, where given, cannot be read."""
-    if path is None:
-        return
-    if problem := _why_unreadable(path):
+    if path is not None and (problem := _why_unreadable(path)):
         raise flag_error(flag, path, f"it cannot be read: {problem}")
 
 

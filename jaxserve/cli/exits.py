@@ -13,10 +13,7 @@ from jaxserve.sigint import INTERRUPTED
 from jaxserve.tokenizer import TokenizerError
 
 # What a request or a flag can lead to: one line on standard error, and no traceback.
-EXPECTED = (
-    *(JaxserveError, CheckpointError, TokenizerError),
-    *(ShardingError, KernelError, ChipError),
-)
+EXPECTED = (JaxserveError, CheckpointError, TokenizerError, ShardingError, KernelError, ChipError)
 BAD_INPUT = 2
 PIPE_CLOSED = 141  # as shells report SIGPIPE
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

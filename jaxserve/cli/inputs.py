@@ -36,10 +36,8 @@ def read_prompts(given: Iterable[str], file: Path | None) -> list[str]:
         text = _decode(_read_file(file), "--prompts-file", f"is {file}; it ").removeprefix("\ufeff")
         prompts += filter(None, text.replace("\r\n", "\n").split("\n"))
         if not prompts:
-            raise RequestError(
-                "--prompts-file",
-                f"is {file}; it has no prompts (one per line; empty lines are skipped)",
-            )
+            problem = f"is {file}; it has no prompts (one per line; empty lines are skipped)"
+            raise RequestError("--prompts-file", problem)
     return prompts or [_read_standard_input()]
 
 
@@ -54,8 +52,7 @@ def _read_file(path: Path) -> bytes:
 def _read_standard_input() -> str:
     if _standard_input().isatty():
         print("reading the prompt from standard input (end with Ctrl-D)", file=sys.stderr)
-    text = _decode(_standard_input().buffer.read(), "standard input")
-    return text.removesuffix("\n")
+    return _decode(_standard_input().buffer.read(), "standard input").removesuffix("\n")
 
 
 def _standard_input() -> TextIO:
@@ -71,6 +68,5 @@ def _decode(text: bytes, field: str, named: str = "") -> str:
     try:
         return text.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise RequestError(
-            field, f"{named}is not UTF-8 text (byte {error.start}: {error.reason})"
-        ) from None
+        problem = f"{named}is not UTF-8 text (byte {error.start}: {error.reason})"
+        raise RequestError(field, problem) from None

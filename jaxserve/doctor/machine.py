@@ -15,15 +15,7 @@ from jaxserve.cache_folders import default_compilation_cache, folder_problem
 GIB = 2**30
 LEAST_DISK = 2 * GIB  # compiled steps of a large model take some hundred MB
 CUDA_PLUGIN = "jax-cuda13-plugin"
-PACKAGES = (
-    "jaxserve",
-    "jax",
-    "jaxlib",
-    "libtpu",
-    CUDA_PLUGIN,
-    "orbax-checkpoint",
-    "grpcio",
-)
+PACKAGES = ("jaxserve", "jax", "jaxlib", "libtpu", CUDA_PLUGIN, "orbax-checkpoint", "grpcio")
 CUDA_DRIVER = 580  # the first that runs CUDA 13
 GOOGLE = "0x1ae0"  # PCI vendor of TPUs, and of network and disk adapters of Google's machines
 # PCI devices that are TPUs, v3 to 8t, as jax looks for them.
@@ -87,9 +79,8 @@ def usable_cores() -> int:
 
 def nvidia_driver(root: Path) -> str | None:
     """Return the version of the NVIDIA driver; None without one."""
-    found = re.search(
-        r"Kernel Module\s+(?:for \S+\s+)?(\d+\.[.\d]+)", _text(root / "proc/driver/nvidia/version")
-    )
+    described = _text(root / "proc/driver/nvidia/version")
+    found = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d+\.[.\d]+)", described)
     return found[1] if found else None
 
 

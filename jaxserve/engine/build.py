@@ -111,8 +111,7 @@ def plan_config(
         MemoryLimitError: The model does not fit.
     """
     if draft is None and options.speculate == "draft":
-        problem = "there is no draft model (--draft-model)"
-        raise flag_error("--speculate", "draft", problem)
+        raise flag_error("--speculate", "draft", "there is no draft model (--draft-model)")
     planner = _MemoryPlanner(spec, params, mesh, options, draft)
     wanted = planner.config(UNLIMITED_TOKENS)
     cache = planner.cache_bytes(wanted)
@@ -179,8 +178,7 @@ class _MemoryPlanner:
 
     def cache_bytes(self, config: EngineConfig) -> int:
         """Return the bytes per device of the pages, those of the draft model included."""
-        tensor = self._mesh.shape["tensor"]
-        size = cache_bytes(self._spec, config, self._kernel, tensor)
+        size = cache_bytes(self._spec, config, self._kernel, self._mesh.shape["tensor"])
         if self._drafter:
             size += self._drafter.cache_bytes(config)
         return size
@@ -194,16 +192,14 @@ class _MemoryPlanner:
 
         `limit` is as in plan_config.
         """
-        drafter_params = self._drafter.params if self._drafter else {}
+        state = abstract_state(self._spec, config, self._mesh, self._kernel)
         page_io = PageIO(self._spec, config, self._mesh, self._kernel, self._dtype)
-        own = [self._params, drafter_params]
+        own = [self._params, self._drafter.params if self._drafter else {}]
         return MemoryBudget(
             device_limit(self._mesh) if limit is None else limit,
             others=bytes_of_others(self._mesh, own) if limit is None else 0,
             weights=bytes_per_device(own),
-            rows=bytes_per_device(
-                abstract_state(self._spec, config, self._mesh, self._kernel).rows
-            ),
+            rows=bytes_per_device(state.rows),
             transit=page_io.transit_bytes,
         )
 
@@ -212,13 +208,8 @@ class _MemoryPlanner:
     ) -> MemoryBudget:
         """Return the budget with what steps take beside a cache of this many pages."""
         config = self.config_of_pages(pages)
-        lowering = Lowering(
-            self._spec,
-            abstract_params(self._spec, self._dtype, self._mesh, self._form),
-            config,
-            self._mesh,
-            self._drafter_for(config),
-        )
+        params = abstract_params(self._spec, self._dtype, self._mesh, self._form)
+        lowering = Lowering(self._spec, params, config, self._mesh, self._drafter_for(config))
         buckets = BucketPlan.of(self.config(UNLIMITED_TOKENS))
         return with_steps(budget, buckets, partial(footprint, lowering))
 

@@ -130,13 +130,8 @@ class RowSampling[T]:
 ROW_FIELDS: Final[Mapping[str, RowField]] = {
     declared.name: declared.metadata["row"] for declared in fields(RowSampling)
 }
-
-
-def _struct_format(declared: RowField) -> str:
-    return f"{prod(declared.shape)}{_LETTERS[declared.dtype]}"
-
-
-_ROW_STRUCT = Struct("<" + "".join(map(_struct_format, ROW_FIELDS.values())))
+_FORMATS = [f"{prod(declared.shape)}{_LETTERS[declared.dtype]}" for declared in ROW_FIELDS.values()]
+_ROW_STRUCT = Struct("<" + "".join(_FORMATS))
 ROW_BYTES = _ROW_STRUCT.size
 
 
@@ -148,10 +143,7 @@ def pack_row(choice: Choice) -> bytes:
             value = declared.value_of(choice)
         else:
             value = getattr(choice.request.params, name)
-        if declared.shape:
-            numbers += value
-        else:
-            numbers.append(value)
+        numbers += value if declared.shape else [value]
     return _ROW_STRUCT.pack(*numbers)
 
 

@@ -6,7 +6,7 @@ of pages.
 
 import time
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.engine import Runner
@@ -37,8 +37,7 @@ def _seconds(runner: Runner, plan: StepPlan) -> float:
     found = []
     for _ in range(LAUNCHES):
         began = time.perf_counter()
-        handle: Any = runner.launch(plan)
-        runner.collect(plan, handle)
+        runner.collect(plan, runner.launch(plan))
         found.append(time.perf_counter() - began)
     return min(found)
 

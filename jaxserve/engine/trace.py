@@ -124,17 +124,15 @@ class StepTrace:
                 track = self._track(number, row)
                 seq = self._engine.scheduler.queue.sequences.get(lane.sequences[at])
                 self._newest_track[lane.sequences[at]] = track
-                admission = entered.get((number, row))
-                if admission:
+                if admission := entered.get((number, row)):
                     self._mark_entry(track, seq, admission.length, admission.prompt_tokens, now)
                 yield _chunk(plan, lane, at, track, seq)
         self._mark_preemptions(now)
 
     def _track(self, lane: int, row: int) -> int:
-        rows = self._engine.scheduler.config.max_batch
-        track = lane * rows + row
-        several = self._engine.scheduler.config.lanes > 1
-        self._tracks[track] = f"lane {lane} row {row}" if several else f"row {row}"
+        config = self._engine.scheduler.config
+        track = lane * config.max_batch + row
+        self._tracks[track] = f"lane {lane} row {row}" if config.lanes > 1 else f"row {row}"
         return track
 
     def _mark_entry(

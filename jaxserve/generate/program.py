@@ -127,11 +127,7 @@ def introduce(llm: LLM, options: GenerateOptions, console: Console) -> None:
 
 
 def run(
-    llm: LLM,
-    prompts: list[str],
-    params: SamplingParams,
-    options: GenerateOptions,
-    console: Console,
+    llm: LLM, prompts: list[str], params: SamplingParams, options: GenerateOptions, console: Console
 ) -> int:
     """Generate for every prompt that can run, and print one error line for each other prompt."""
     prepared: list[Prepared] = []
@@ -160,18 +156,8 @@ def run(
             done.append(delta.completion)
             if delta.completion.error:
                 code = complain(delta.completion.error)
-    if done:
-        console.print(
-            summary(done, time.monotonic() - started, padding_of(llm, options)),
-            style="dim",
-            soft_wrap=True,
-        )
+    print_summary(llm, done, time.monotonic() - started, options, console)
     return code
-
-
-def padding_of(llm: LLM, options: GenerateOptions) -> float | None:
-    """Return the share of padding that --verbose shows, else None."""
-    return llm.padding_share if options.verbose else None
 
 
 def talk(
@@ -196,14 +182,18 @@ def talk(
     system = options.conversation.system
     conversation = Conversation(stream, printer, complain, system, interactive=typed)
     conversation.run(turns)
-    if conversation.done:
-        seconds = sum(completion.timings.total for completion in conversation.done)
-        console.print(
-            summary(conversation.done, seconds, padding_of(llm, options)),
-            style="dim",
-            soft_wrap=True,
-        )
+    seconds = sum(completion.timings.total for completion in conversation.done)
+    print_summary(llm, conversation.done, seconds, options, console)
     return BAD_INPUT if conversation.failed else 0
+
+
+def print_summary(
+    llm: LLM, done: list[Completion], seconds: float, options: GenerateOptions, console: Console
+) -> None:
+    """Print the last line, if anything is done; with --verbose, it has the share of padding."""
+    if done:
+        padding = llm.padding_share if options.verbose else None
+        console.print(summary(done, seconds, padding), style="dim", soft_wrap=True)
 
 
 def _in_order(deltas: Iterator[Delta], order: list[tuple[int, int]]) -> Iterator[Delta]:

@@ -10,7 +10,7 @@ whole, not who made it.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_origin, get_type_hints
@@ -27,7 +27,6 @@ from jaxserve.sharding.mesh import AXES, MeshSpec, device_kind, platform
 MANIFEST = "manifest.json"
 CACHE = "cache"
 FORMAT = 2
-CHUNK = 2**20
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ def write_manifest(d: Deployment, folder: Path) -> None:
         weights=str(d.scheme or "auto"),
         topology=d.topology.name,
         device_kind=device_kind(d.mesh),
-        mesh={axis: getattr(d.axes, axis) for axis in AXES},
+        mesh=asdict(d.axes),
         engine=engine_fields(d.config),
         steps=[str(bucket) for bucket in d.buckets],
         environment=environment(platform(d.mesh)),
@@ -123,11 +122,8 @@ def hashes(folder: Path) -> dict[str, str]:
 
 
 def _hash(path: Path) -> str:
-    digest = sha256()
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return file_digest(file, "sha256").hexdigest()
 
 
 def open_bundle(folder: Path) -> Manifest:
@@ -139,8 +135,7 @@ def open_bundle(folder: Path) -> Manifest:
     mine = environment("tpu" if manifest.device_kind.startswith("TPU") else "cpu")
     for name, theirs in manifest.environment.items():
         if mine.get(name) != theirs:
-            raise flag_error(
-                "--bundle",
+            raise _refusal(
                 folder,
                 f"it was compiled with {name} {theirs}, and here is {mine.get(name)} (make it "
                 f"again with jaxserve plan --out)",
@@ -154,16 +149,16 @@ def _read(folder: Path) -> Manifest:
     try:
         fields_by_name = parse_json_object(path.read_bytes(), path)
         if fields_by_name.get("format") != FORMAT:
-            raise flag_error(
-                "--bundle", folder, "it is of another version of bundles (make it again)"
-            )
+            raise _refusal(folder, "it is of another version of bundles (make it again)")
         return _checked(Manifest(**fields_by_name))
     except OSError as error:
-        raise flag_error(
-            "--bundle", folder, f"its {MANIFEST} cannot be read: {error.strerror}"
-        ) from None
+        raise _refusal(folder, f"its {MANIFEST} cannot be read: {error.strerror}") from None
     except (CheckpointError, TypeError) as error:
-        raise flag_error("--bundle", folder, f"its {MANIFEST} is not one: {error}") from None
+        raise _refusal(folder, f"its {MANIFEST} is not one: {error}") from None
+
+
+def _refusal(folder: Path, problem: str) -> ConfigError:
+    return flag_error("--bundle", folder, problem)
 
 
 def _checked(manifest: Manifest) -> Manifest:
@@ -180,11 +175,8 @@ def _checked(manifest: Manifest) -> Manifest:
         if kind in (int, bool, str) and type(manifest.engine[name]) is not kind:
             raise TypeError(f"engine: {name} is {manifest.engine[name]!r}")
     pools = manifest.engine["pools"]
-    if (
-        not isinstance(pools, list)
-        or not pools
-        or not all(isinstance(pool, dict) for pool in pools)
-    ):
+    are_pools = isinstance(pools, list) and all(isinstance(pool, dict) for pool in pools)
+    if not (are_pools and pools):
         raise TypeError(f"engine: pools are {pools!r}")
     for number in [*manifest.mesh.values(), *(pool.get("pages") for pool in pools)]:
         if type(number) is not int or number < 1:
@@ -196,27 +188,18 @@ def _check_entries(folder: Path, manifest: Manifest) -> None:
     try:
         found = hashes(folder / CACHE)
     except OSError as error:
-        raise flag_error(
-            "--bundle", folder, f"its {CACHE} cannot be read: {error.strerror}"
-        ) from None
-    missing = manifest.entries.keys() - found.keys()
-    added = found.keys() - manifest.entries.keys()
-    changed = {
-        name
-        for name in found.keys() & manifest.entries.keys()
-        if found[name] != manifest.entries[name]
+        raise _refusal(folder, f"its {CACHE} cannot be read: {error.strerror}") from None
+    entries = manifest.entries
+    in_both = found.keys() & entries.keys()
+    problems = {
+        "is missing": entries.keys() - found.keys(),
+        "is not in the manifest": found.keys() - entries.keys(),
+        "has another hash": {name for name in in_both if found[name] != entries[name]},
     }
-    for names, problem in (
-        (missing, "is missing"),
-        (added, "is not in the manifest"),
-        (changed, "has another hash"),
-    ):
+    for problem, names in problems.items():
         if names:
-            raise flag_error(
-                "--bundle",
-                folder,
-                f"its entry {min(names)} {problem}, one of {len(names)} (copy it again)",
-            )
+            entry = f"its entry {min(names)} {problem}, one of {len(names)}"
+            raise _refusal(folder, f"{entry} (copy it again)")
 
 
 def check_engine(
@@ -231,18 +214,15 @@ def check_engine(
 
     `spec` is as the devices hold it, and `kind` is the kind of the devices.
     """
-    mine = {"dtype": dtype, "weights": weights, "spec": spec_hash(spec), "device_kind": kind}
-    names = {
-        "dtype": "weights in",
-        "weights": "--weights",
-        "spec": "a model with the hash",
-        "device_kind": "devices of kind",
-    }
-    for name, value in mine.items():
-        if getattr(manifest, name) != value:
-            raise ConfigError(
-                f"--bundle is for {names[name]} {getattr(manifest, name)}; here it is {value}"
-            )
+    facts = [
+        ("weights in", manifest.dtype, dtype),
+        ("--weights", manifest.weights, weights),
+        ("a model with the hash", manifest.spec, spec_hash(spec)),
+        ("devices of kind", manifest.device_kind, kind),
+    ]
+    for what, theirs, mine in facts:
+        if theirs != mine:
+            raise ConfigError(f"--bundle is for {what} {theirs}; here it is {mine}")
     engine = engine_fields(config)
     for name, value in manifest.engine.items():
         if engine.get(name) != value:

@@ -17,23 +17,13 @@ def _charts(estimate: Estimate, limits: Limits) -> Iterator[Chart]:
     d = estimate.deployment
     batches = list(estimate.batches(limits))
     name = f"{d.target.model} on {d.topology.name}"
-    rates = [(b.streams, b.tokens_per_second) for b in batches]
-    yield Chart(
-        f"{name}: ceiling of output", "streams", "tokens/s", [Line("decode", "decode", rates)]
-    )
-    times = [(b.streams, b.tpot * 1e3) for b in batches]
-    yield Chart(
-        f"floor of TPOT, context {estimate.context}",
-        "streams",
-        "ms",
-        [Line("decode", "decode", times)],
-    )
-    yield Chart(
-        "FLOP per byte, and the chip's ridge in bfloat16",
-        "tokens of a step",
-        "FLOP/byte",
-        list(_intensities(estimate, limits)),
-    )
+    rates = Line("decode", "decode", [(b.streams, b.tokens_per_second) for b in batches])
+    yield Chart(f"{name}: ceiling of output", "streams", "tokens/s", [rates])
+    times = Line("decode", "decode", [(b.streams, b.tpot * 1e3) for b in batches])
+    yield Chart(f"floor of TPOT, context {estimate.context}", "streams", "ms", [times])
+    title = "FLOP per byte, and the chip's ridge in bfloat16"
+    lines = list(_intensities(estimate, limits))
+    yield Chart(title, "tokens of a step", "FLOP/byte", lines)
 
 
 def _intensities(estimate: Estimate, limits: Limits) -> Iterator[Line]:

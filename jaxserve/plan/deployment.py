@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 
 import jax
 import jax.numpy as jnp
@@ -100,9 +100,8 @@ class Deployment:
     @property
     def references(self) -> list[str]:
         """Products that run without a kernel, on copies of weights: experts, or int4 in groups."""
-        copied = [
-            w for w in weights_of(self.spec, self.dtype, self.scheme) if self.kernels.copies(w)
-        ]
+        weights = weights_of(self.spec, self.dtype, self.scheme)
+        copied = [w for w in weights if self.kernels.copies(w)]
         return sorted({"experts" if w.spec.axes.startswith("E") else "int4" for w in copied})
 
     @cached_property
@@ -120,21 +119,15 @@ class Deployment:
 
     def budget(self) -> MemoryBudget:
         """Return the memory of one device without steps."""
+        weights = bytes_per_device(self.params)
         rows = bytes_per_device(self.lowering.state.rows)
-        return MemoryBudget(
-            self.limit,
-            bytes_per_device(self.params),
-            rows,
-            transit=self.lowering.page_io.transit_bytes,
-        )
+        transit = self.lowering.page_io.transit_bytes
+        return MemoryBudget(self.limit, weights, rows, transit=transit)
 
     def estimated_budget(self) -> MemoryBudget:
         """Return the memory of one device, with steps as `estimated_footprint` counts them."""
-        return with_steps(
-            self.budget(),
-            BucketPlan.of(self.config),
-            lambda b: estimated_footprint(self.lowering, b),
-        )
+        footprint = partial(estimated_footprint, self.lowering)
+        return with_steps(self.budget(), BucketPlan.of(self.config), footprint)
 
     def work(self, case: Case, *beside: Case) -> Work:
         """Return the work of one step with all cases in it; see roofline.work_of."""
@@ -199,8 +192,8 @@ def check_mesh(topology: Topology, axes: MeshSpec) -> None:
     """Raise ConfigError if the mesh leaves devices out, or asks for more."""
     if axes.size != topology.count:
         raise ConfigError(
-            f"mesh {axes.data}x{axes.expert}x{axes.tensor} (--data, --expert, --tensor) has "
-            f"{axes.size} devices; {topology.name} has {topology.count}"
+            f"mesh {axes} (--data, --expert, --tensor) has {axes.size} devices; {topology.name} "
+            f"has {topology.count}"
         )
 
 

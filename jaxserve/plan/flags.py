@@ -216,17 +216,14 @@ def check(options: PlanOptions) -> None:
         for name in ("allow_quantized", "all"):
             if values[name]:
                 raise ConfigError(f"{flag_of(name)} is for --suggest (add it)")
-    unused: list[tuple[str, bool, Sequence[str]]] = [
-        (
-            "--suggest",
-            output.suggest is not None,
-            ("data", "expert", "tensor", "plot", "html", "buckets", "out", "link"),
-        ),
-        ("--no-compile", not output.compile, ("buckets", "out")),
-    ]
-    for flag, is_given, others in unused:
+    unused: dict[str, Sequence[str]] = {}
+    if output.suggest is not None:
+        unused["--suggest"] = ("data", "expert", "tensor", "plot", "html", "buckets", "out", "link")
+    if not output.compile:
+        unused["--no-compile"] = ("buckets", "out")
+    for flag, others in unused.items():
         for name in others:
-            if is_given and values[name] is not None:
+            if values[name] is not None:
                 raise ConfigError(f"{flag} has no use for --{name} (leave --{name} out)")
     if options.engine.speculate == "draft":
         raise flag_error(

@@ -56,10 +56,9 @@ def _sentence(handover: Handover) -> str:
 
 
 def _both(trip: Trip) -> str:
-    spared = f"{trip.spared * 1e3:,.1f} ms"
     return (
-        f"at {trip.tokens:,} tokens it adds {_added(trip, ' ms')} and spares each other "
-        f"stream {spared} of stall"
+        f"at {trip.tokens:,} tokens it adds {_added(trip, ' ms')} and spares each other stream "
+        f"{trip.spared * 1e3:,.1f} ms of stall"
     )
 
 

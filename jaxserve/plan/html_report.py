@@ -20,7 +20,6 @@ FREE = "free"
 FREE_COLOUR = "#f4f4f4"
 MISSING_COLOUR = "#d00000"
 WIDTH = 900  # pixels of the roofline
-MOST_SERIES = len(COLOURS)
 
 
 @dataclass(frozen=True)
@@ -121,18 +120,16 @@ def roofline(points: Sequence[Point], limits: Limits) -> str:
     across = _Scale.around(intensities, LEFT, WIDTH - RIGHT)
     up = _Scale.around([rate for rate in rates if rate], HEIGHT - BOTTOM, TOP)
     series = list(dict.fromkeys(point.series for point in points))
+    colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(series)}
     size = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} style="{STYLE}">']
     parts += _grid(across, up)
     parts += _roof(across, up, limits)
-    for point in points:
-        colour = COLOURS[series.index(point.series) % MOST_SERIES]
-        parts.append(_dot(point, across, up, colour))
-    for number, name in enumerate(series):
-        colour = COLOURS[number % MOST_SERIES]
-        at = LEFT + 14, TOP + 16 * (number + 1)
-        parts.append(f'<circle cx="{at[0]}" cy="{at[1] - 4}" r="4" fill="{colour}"/>')
-        parts.append(text(at[0] + 10, at[1], name, "start"))
+    parts += [_dot(point, across, up, colours[point.series]) for point in points]
+    for number, (name, colour) in enumerate(colours.items(), 1):
+        y = TOP + 16 * number
+        parts.append(f'<circle cx="{LEFT + 14}" cy="{y - 4}" r="4" fill="{colour}"/>')
+        parts.append(text(LEFT + 24, y, name, "start"))
     return "\n".join([*parts, "</svg>"])
 
 

@@ -38,7 +38,13 @@ def weights_dtype(asked: str, config: Mapping[str, Any]) -> jnp.dtype:
         raise ConfigError(
             f"config.json does not say its dtype; give --weights ({', '.join(DTYPES)})"
         )
-    return _served(str(stored))
+    name = str(stored)
+    if name not in DTYPES:
+        raise ConfigError(
+            f"config.json: dtype is {name}, which is not served yet; give --weights as one of "
+            f"{', '.join(DTYPES)}"
+        )
+    return jnp.dtype(DTYPES[name])
 
 
 def weights_scheme(asked: str) -> QuantScheme | None:
@@ -51,12 +57,3 @@ def weights_scheme(asked: str) -> QuantScheme | None:
             "--weights", asked, f"choose one of auto, {', '.join((*DTYPES, *SCHEMES))}"
         )
     return None if asked in DTYPES else parse_scheme(asked)
-
-
-def _served(name: str) -> jnp.dtype:
-    if name not in DTYPES:
-        raise ConfigError(
-            f"config.json: dtype is {name}, which is not served yet; give --weights as one of "
-            f"{', '.join(DTYPES)}"
-        )
-    return jnp.dtype(DTYPES[name])

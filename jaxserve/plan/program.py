@@ -55,9 +55,8 @@ def plan(
     name, config = described
     target = target_of(options, model, name, read_spec(config)[1], topology)
     weights = weights_of(model, options.question.weights)
-    precision = Precision(
-        weights_dtype(weights, config), weights_scheme(weights), target.options.kv
-    )
+    dtype = weights_dtype(weights, config)
+    precision = Precision(dtype, weights_scheme(weights), target.options.kv)
     if output.suggest is not None:
         return suggest(options, target, candidates(options, precision), console)
     try:
@@ -140,14 +139,9 @@ def estimate_of(options: PlanOptions, deployment: Deployment, console: Console) 
         kept = keeping(new_folder(output.out)) if output.out else nullcontext()
         with kept, Bar(console, "compiling") as bar:
             steps = compile_steps(deployment, buckets, bar.update)
-    return Estimate(
-        deployment,
-        context,
-        deployment.topology.limits,
-        question.price,
-        steps,
-        question.link and question.link * GIGABYTE,
-    )
+    limits = deployment.topology.limits
+    link = question.link and question.link * GIGABYTE
+    return Estimate(deployment, context, limits, question.price, steps, link)
 
 
 def context_of(asked: int | None, limit: int) -> int:
@@ -185,9 +179,8 @@ def suggest(
                 counted_only(error, console)
                 break
         ranking = rank(found, limits, target.options.prefer)
-    rest = sorted(
-        (choice for choice in found if not choice.fits), key=lambda choice: choice.missing
-    )
+    not_fitting = [choice for choice in found if not choice.fits]
+    rest = sorted(not_fitting, key=lambda choice: choice.missing)
     if output.json:
         print(json.dumps(ranking_json(ranking, rest)))
     else:
@@ -249,11 +242,8 @@ def finish_bundle(folder: Path, estimate: Estimate, console: Console) -> None:
     if estimate.fits:
         write_manifest(estimate.deployment, folder)
     else:
-        console.print(
-            f"{folder} has no manifest, and is no bundle: the model does not fit",
-            soft_wrap=True,
-            markup=False,
-        )
+        problem = f"{folder} has no manifest, and is no bundle: the model does not fit"
+        console.print(problem, soft_wrap=True, markup=False)
 
 
 def refuse(error: MemoryLimitError, output: OutputOptions, console: Console) -> int:

@@ -1,6 +1,7 @@
 """A ranking of meshes and precisions as a table for people, and as JSON."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -9,7 +10,6 @@ from rich.table import Table
 from jaxserve.plan.report import GIB
 from jaxserve.plan.roofline import REFERENCE
 from jaxserve.plan.suggest import Choice, Ranked
-from jaxserve.sharding.mesh import MeshSpec
 
 COLUMNS = ("GiB", "streams", "tokens/s", "TPOT, ms")
 CAPTION = (
@@ -37,12 +37,11 @@ def ranking_table(ranked: Sequence[Ranked], rest: Sequence[Choice], most: int | 
     for r in best:
         shown.add_row(*_cells(r))
     others = rest if most is None else rest[: most - len(best)]
+    no_figures = [""] * (len(COLUMNS) + priced)
     for choice in others:
         lacks = f"lacks {choice.missing / GIB:.2f} GiB" if choice.missing else "too small a cache"
         kept = choice.precision
-        shown.add_row(
-            _mesh(choice.axes), kept.weights, kept.kv, *[""] * (len(COLUMNS) + priced), lacks
-        )
+        shown.add_row(str(choice.axes), kept.weights, kept.kv, *no_figures, lacks)
     shown.caption = "\n".join(_captions(best, len(ranked) + len(rest) - len(best) - len(others)))
     return shown
 
@@ -58,7 +57,7 @@ def _captions(best: Sequence[Ranked], hidden: int) -> Iterator[str]:
 
 def _cells(r: Ranked) -> Iterator[str]:
     config = r.estimate.deployment.config
-    yield from (_mesh(r.choice.axes), r.choice.precision.weights, config.kv)
+    yield from (str(r.choice.axes), r.choice.precision.weights, config.kv)
     yield from (f"{r.estimate.cache / GIB:.1f}", f"{r.batch.streams:,}")
     yield from (f"{r.tokens_per_second:,.0f}", f"{r.tpot * 1e3:.3f}")
     usd = r.estimate.usd(r.tokens_per_second)
@@ -75,10 +74,6 @@ def _notes(r: Ranked) -> Iterator[str]:
         yield "attention: reference"
     for name in r.estimate.deployment.references:
         yield f"{name}: reference"
-
-
-def _mesh(axes: MeshSpec) -> str:
-    return f"{axes.data}x{axes.expert}x{axes.tensor}"
 
 
 def ranking_json(ranked: Sequence[Ranked], rest: Sequence[Choice]) -> list[dict[str, Any]]:
@@ -105,10 +100,8 @@ def ranking_json(ranked: Sequence[Ranked], rest: Sequence[Choice]) -> list[dict[
 
 
 def _choice_json(choice: Choice, fits: bool) -> dict[str, Any]:
-    axes = choice.axes
-    mesh = {"data": axes.data, "expert": axes.expert, "tensor": axes.tensor}
     return {
-        "mesh": mesh,
+        "mesh": asdict(choice.axes),
         "weights": choice.precision.weights,
         "kv": choice.precision.kv,
         "fits": fits,

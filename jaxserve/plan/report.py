@@ -78,28 +78,19 @@ def memory_rows(estimate: Estimate) -> Iterator[tuple[str, int, str]]:
     d = estimate.deployment
     budget = estimate.budget
     pools = ", ".join(f"{pool.pages:,}" for pool in d.config.pools)
+    pages = f"{pools} pages of {d.config.page_size} in {d.config.kv}"
     tokens = f"{estimate.lane_tokens:,} tokens a lane, {estimate.device_tokens:,.0f} a device"
     counted = "of the step with the most" if estimate.steps else "counted, not compiled"
+    loaded = "all of them loaded" if budget.programs else "not known"
     yield "programs may use", budget.limit, _of_whole(d)
     yield "weights", budget.weights, ""
     for part, held in weight_sizes(d.params).items():
-        yield (
-            f"  {part}",
-            sum(held.values()),
-            ", ".join(f"{dtype} {size / GIB:.3f}" for dtype, size in held.items()),
-        )
+        formats = ", ".join(f"{dtype} {size / GIB:.3f}" for dtype, size in held.items())
+        yield f"  {part}", sum(held.values()), formats
     yield "state: rows", budget.rows, f"{d.config.max_batch} a lane, {d.config.lanes} lanes"
-    yield (
-        "state: pages",
-        estimate.cache,
-        f"{pools} pages of {d.config.page_size} in {d.config.kv}: {tokens}",
-    )
+    yield "state: pages", estimate.cache, f"{pages}: {tokens}"
     yield "temporaries", budget.temporaries, counted
-    yield (
-        "compiled steps",
-        budget.programs,
-        "all of them loaded" if budget.programs else "not known",
-    )
+    yield "compiled steps", budget.programs, loaded
     if budget.transit:
         yield "pieces", budget.transit, "of pages on their way from and to other engines"
     if estimate.padding:
@@ -141,9 +132,8 @@ def _times(estimate: Estimate, limits: Limits) -> Iterator[RenderableType]:
     yield f"\nFloors with {speed} in each device, at a context of {estimate.context}:"
     yield f"TTFT {ttft:.2f} ms, TPOT {tpot:.3f} ms for one stream in a lane."
     prompt = estimate.prompt_rate(limits)
-    cost = (
-        "" if estimate.price is None else f", {estimate.usd(prompt):.3f} USD for a million of them"
-    )
+    usd = estimate.usd(prompt)
+    cost = "" if usd is None else f", {usd:.3f} USD for a million of them"
     yield f"Prompts: at most {prompt:,.0f} tokens a second{cost}."
     table = _table("rows", "streams", "TPOT floor, ms", "sending, ms", "tokens/s, ceiling")
     if estimate.price is not None:
@@ -159,13 +149,8 @@ def _times(estimate: Estimate, limits: Limits) -> Iterator[RenderableType]:
 
 
 def _batch_cells(batch: Batch) -> Iterator[str]:
-    yield from (
-        f"{batch.rows:,}",
-        f"{batch.streams:,}",
-        f"{batch.tpot * 1e3:.3f}",
-        f"{batch.exchange * 1e3:.3f}",
-    )
-    yield f"{batch.tokens_per_second:,.0f}"
+    yield from (f"{batch.rows:,}", f"{batch.streams:,}", f"{batch.tpot * 1e3:.3f}")
+    yield from (f"{batch.exchange * 1e3:.3f}", f"{batch.tokens_per_second:,.0f}")
     if batch.usd is not None:
         yield f"{batch.usd:.3f}"
     yield "" if batch.held else "more than the cache holds"
@@ -233,7 +218,7 @@ def to_json(estimate: Estimate) -> dict[str, Any]:
         "topology": d.topology.name,
         "devices": d.topology.count,
         "chips": d.topology.chips,
-        "mesh": {"data": d.axes.data, "expert": d.axes.expert, "tensor": d.axes.tensor},
+        "mesh": asdict(d.axes),
         "fits": estimate.fits,
         "memory": _memory_json(estimate),
         "cache": {

@@ -115,13 +115,8 @@ def work_of(
     launch of several steps does the work for each. `spec` is as the devices of the mesh hold it;
     `dtype` is that of weights, and of pages unless `pages` is given.
     """
-    mesh = mesh or MeshSpec()
-    return total(
-        [
-            work_of_weights(spec, dtype, case, mesh, scheme),
-            work_of_attention(spec, pages or dtype, case, mesh),
-        ]
-    )
+    weights = work_of_weights(spec, dtype, case, mesh, scheme)
+    return total([weights, work_of_attention(spec, pages or dtype, case, mesh)])
 
 
 def total(parts: Iterable[Work]) -> Work:
@@ -189,10 +184,8 @@ def weights_of(
     spec: ModelSpec, dtype: jnp.dtype, scheme: QuantScheme | None = None
 ) -> Iterator[Weight]:
     """Yield all weights of a model."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(
-        param_specs(spec, dtype, scheme), is_leaf=is_param_spec
-    )
-    for path, leaf in leaves:
+    specs = param_specs(spec, dtype, scheme)
+    for path, leaf in jax.tree.leaves_with_path(specs, is_leaf=is_param_spec):
         *_, parameter = (key.key for key in path if hasattr(key, "key"))
         yield Weight(getattr(path[-1], "name", parameter), path[0].key, leaf, parameter)
 
@@ -252,10 +245,8 @@ def _of_attention(
     live = last if group.window is None else min(last, group.window + per_row - 1)
     rows = len(group.layers) * case.rows
     heads = spec.num_heads // tensor
-    return Work(
-        rows * live * layout.token_bytes,
-        rows * seen * 2 * heads * (layout.head_dim + layout.out_dim),
-    )
+    flops = rows * seen * 2 * heads * (layout.head_dim + layout.out_dim)
+    return Work(rows * live * layout.token_bytes, flops)
 
 
 def _sum_up_to(end: int, window: int | None) -> int:

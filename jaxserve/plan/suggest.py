@@ -92,12 +92,10 @@ def choices(
             continue  # without experts that axis does what data does
         for kept in precisions:
             try:
-                deployment = deploy(
-                    kept.of(target), axes, kept.dtype, footprint=None, scheme=kept.scheme
-                )
-                found.append(
-                    Choice(axes, kept, Estimate(deployment, context, target.topology.limits, price))
-                )
+                asked = kept.of(target)
+                deployment = deploy(asked, axes, kept.dtype, footprint=None, scheme=kept.scheme)
+                estimate = Estimate(deployment, context, target.topology.limits, price)
+                found.append(Choice(axes, kept, estimate))
             except MemoryLimitError as error:
                 found.append(Choice(axes, kept, None, error.missing))
             except (ShardingError, KernelError, ConfigError, ModelError) as error:
@@ -110,13 +108,11 @@ def choices(
 def confirmed(ranked: Ranked, progress: Progress) -> Choice:
     """Return a choice whose largest steps were compiled; ChipError without a compiler."""
     choice = ranked.choice
+    kept = choice.precision
     estimate = ranked.estimate
+    target = estimate.deployment.target
     try:
-        target = estimate.deployment.target
-        precision = choice.precision
-        deployment = deploy(
-            target, choice.axes, precision.dtype, asking(progress), precision.scheme
-        )
+        deployment = deploy(target, choice.axes, kept.dtype, asking(progress), kept.scheme)
         steps = compile_steps(deployment, deployment.largest(), progress)
     except MemoryLimitError as error:
         return replace(choice, estimate=None, missing=error.missing)

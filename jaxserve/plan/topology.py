@@ -6,7 +6,7 @@ No jax: names are checked before it is imported, and devices.py has the devices.
 import re
 from dataclasses import dataclass
 
-from jaxserve.errors import ConfigError, flag_error, flag_text
+from jaxserve.errors import ConfigError, flag_error
 from jaxserve.sharding.chips import CHIPS, NODE, Chip, chips_in
 
 MAX_CPUS = 64
@@ -66,7 +66,7 @@ def parse(text: str) -> Topology:
         return Topology(text, count)
     chip = CHIPS.get(name)
     if chip is None or chip.platform != "gpu":
-        raise ConfigError(_no_such(text))
+        raise _no_such(text)
     if count > NODE:
         raise flag_error("--topology", text, f"one node has {NODE} GPUs (at most {name}x{NODE})")
     return Topology(text, count, chip, name)
@@ -76,19 +76,16 @@ def _slice(text: str, family: str, shape: str) -> Topology:
     family = family.removeprefix("tpu")
     chip = CHIPS.get(family)
     if chip is None or chip.platform != "tpu":
-        raise ConfigError(_no_such(text))
+        raise _no_such(text)
     if shape not in chip.slices:
         raise flag_error("--topology", text, f"slices of {family} are {', '.join(chip.slices)}")
     return Topology(text, chips_in(shape) * chip.devices, chip, family, shape)
 
 
-def _no_such(text: str) -> str:
-    return flag_text("--topology", text, f"there is no such topology ({_examples()})")
-
-
-def _examples() -> str:
+def _no_such(text: str) -> ConfigError:
     names = [
         f"{name}:{chip.slices[1]}" if chip.slices else f"{name}x{NODE}"
         for name, chip in CHIPS.items()
     ]
-    return f"there are {', '.join(names)}, cpu and more"
+    problem = f"there is no such topology (there are {', '.join(names)}, cpu and more)"
+    return flag_error("--topology", text, problem)

@@ -205,8 +205,5 @@ class Lifecycle:
         while True:
             await asyncio.sleep(min(1.0, self.step_timeout / 4))
             if max(thread.stuck_for for thread in state.threads) > self.step_timeout:
-                self.fail(
-                    HungStepError(
-                        f"a step takes longer than --step-timeout {self.step_timeout:g} s"
-                    )
-                )
+                problem = f"a step takes longer than --step-timeout {self.step_timeout:g} s"
+                self.fail(HungStepError(problem))

@@ -85,9 +85,8 @@ class Listeners:
         tls = Tls.of(files.tls_cert, files.tls_key, files.tls_client_ca)
         self._host = addresses.host
         self._profiler = Profiler(options.operation.profile_dir)
-        inference = InferenceServicer(self._readiness)
         admin = AdminServicer(self._readiness, self._profiler, drain)
-        self._bind_grpc(addresses, tls.credentials() if tls else None, inference, admin)
+        self._bind_grpc(addresses, tls.credentials() if tls else None, admin)
         if addresses.http:
             app = new_app(
                 self._readiness, self._tokens, self._limits, self._metrics, self._families
@@ -103,7 +102,6 @@ class Listeners:
         self,
         addresses: AddressOptions,
         credentials: grpc.ServerCredentials | None,
-        inference: InferenceServicer,
         admin: AdminServicer,
     ) -> None:
         admin_port = addresses.admin_port
@@ -130,7 +128,7 @@ class Listeners:
             "--port",
             addresses.port,
             *self._endpoints,
-            inference=inference,
+            inference=InferenceServicer(self._readiness),
             admin=admin if admin_port is None else None,
         )
         if admin_port is not None:

@@ -64,11 +64,9 @@ def check_role(role: str, manifest: Manifest) -> None:
     """
     exchanges = manifest.options().page_exchange
     if exchanges != (role != "both"):
-        others = (
-            "prefill or decode"
-            if exchanges
-            else "both (jaxserve plan --link compiles for the others)"
-        )
+        others = "both (jaxserve plan --link compiles for the others)"
+        if exchanges:
+            others = "prefill or decode"
         raise flag_error("--role", role, f"the bundle was compiled for --role {others}")
 
 
@@ -124,9 +122,7 @@ class ModelLoader:
         options = replace(asked.engine.options, page_exchange=exchanges_pages)
         dtype = asked.engine.dtype
         weights = asked.engine.weights
-        mesh = MeshSpec(**asked.engine.axes)
-        if place:
-            mesh = place.mesh
+        mesh = place.mesh if place else MeshSpec(**asked.engine.axes)
         only_prefills = place is not None and place.prefills
         takes_requests = self._pod.leads and not only_prefills
         if only_prefills:  # without decode steps no token is ever drafted

@@ -16,15 +16,7 @@ from jaxserve.engine.engine import Engine
 from jaxserve.errors import RestartingError
 from jaxserve.llm import LLM
 from jaxserve.prompts import Prompts
-from jaxserve.server.cards import (
-    cache_text,
-    engine_card,
-    handshake_of,
-    mesh_text,
-    model_card,
-    step_use,
-    summary,
-)
+from jaxserve.server import cards
 from jaxserve.server.core.engine_thread import ComputeTotals, EngineThread
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.core.place_forecast import PlaceForecast
@@ -56,10 +48,6 @@ OnFailure = Callable[[BaseException], None]
 log = logging.getLogger("jaxserve.serve")
 
 
-def _no_role(readiness: Readiness, registry: CollectorRegistry) -> Role:
-    return Role()
-
-
 class ServerProcess:
     """The parts of one server. Lives on the event loop that it is made on.
 
@@ -77,7 +65,7 @@ class ServerProcess:
         self,
         limits: Limits,
         tokens: BearerTokens | None = None,
-        new_role: NewRole = _no_role,
+        new_role: NewRole = lambda readiness, registry: Role(),
         drain_timeout: float = 30.0,
         step_timeout: float = 60.0,
         on_ready: Callable[[], None] = lambda: None,
@@ -167,11 +155,11 @@ class ServerProcess:
         # The prefill engine is compiled completely before the other one begins to count compiles.
         prefill = self.load_prefill(loader, first) if first else None
         llm = loader.open(second)
-        handshake = handshake_of(llm) if exchanges_pages else None
-        model = model_card(llm, loader.model_name)
-        engine = engine_card(llm)
+        handshake = cards.handshake_of(llm) if exchanges_pages else None
+        model = cards.model_card(llm, loader.model_name)
+        engine = cards.engine_card(llm)
         defaults = loader.sampling_defaults(llm)
-        self._introduce(loader, llm, [*summary(model, engine), *defaults.lines])
+        self._introduce(loader, llm, [*cards.summary(model, engine), *defaults.lines])
         loader.compile(llm)
         role = self.role
         if meshes and prefill:
@@ -195,7 +183,7 @@ class ServerProcess:
             model,
             engine,
             compiles_after_ready=lambda: llm.runner.compiles_after_ready,
-            steps=lambda: step_use(llm),
+            steps=lambda: cards.step_use(llm),
             handshake=handshake,
             prefill=prefill,
             defaults=defaults.fields,
@@ -204,8 +192,8 @@ class ServerProcess:
     def load_prefill(self, loader: ModelLoader, place: Place) -> PrefillEngine:
         """Load the engine that computes prompts on a mesh of its own in this process."""
         llm = loader.open(place)
-        engine = engine_card(llm)
-        loader.say(f"prefill  {mesh_text(engine)}, {cache_text(engine)}")
+        engine = cards.engine_card(llm)
+        loader.say(f"prefill  {cards.mesh_text(engine)}, {cards.cache_text(engine)}")
         loader.compile(llm)
         service, thread = self.connect_llm(llm, role=Role())
         return PrefillEngine(service, thread, llm.runner)

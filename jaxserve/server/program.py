@@ -97,10 +97,6 @@ async def serve(
         logs_requests=operation.log_requests,
     )
     load = partial(
-        process.load,
-        loader,
-        exchanges_pages=plan is not None,
-        meshes=separate_meshes,
-        provider=provider,
+        process.load, loader, exchanges_pages=bool(plan), meshes=separate_meshes, provider=provider
     )
     return await process.run(options, load)

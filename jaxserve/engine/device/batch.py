@@ -14,7 +14,7 @@ from jaxserve.sampling_params import MAX_LOGPROBS
 
 
 def upload_layout(bucket: Bucket, page_groups: int, page_size: int) -> Packed:
-    """Return the layout of one lane's upload; names are those of LanePlan."""
+    """Return the layout of one lane's upload; names are those of LanePlan, but for fresh pages."""
     fresh = (page_groups, bucket.fresh_pages(page_size))
     fields: list[tuple[str, tuple[int, ...], type]] = [
         ("rows", (bucket.rows,), np.int32),  # out of range for padding
@@ -58,20 +58,11 @@ def pack_lane(
         fresh_index[entry] = index
         fresh_page[entry] = page
         counts[group] += 1
-    values = {
-        "rows": padded(plan.rows, bucket.rows, padding_row),
-        "sizes": padded(plan.sizes, bucket.rows, 0),
-        "samples": padded(plan.samples, bucket.rows, 0),
-        "fresh_row": fresh_row,
-        "fresh_index": fresh_index,
-        "fresh_page": fresh_page,
-    }
-    if bucket.kind != "decode":
-        values["tokens"] = padded(plan.tokens, bucket.tokens, 0)
-    if bucket.kind == "score":
-        values["targets"] = padded(plan.targets, bucket.tokens, 0)
-    if bucket.kind == "draft":
-        values["starts"] = padded(plan.starts, bucket.rows, 0)
+    values = {"fresh_row": fresh_row, "fresh_index": fresh_index, "fresh_page": fresh_page}
+    for name, shape, _ in layout.fields:
+        if name not in values:
+            fill = padding_row if name == "rows" else 0
+            values[name] = padded(getattr(plan, name), shape[0], fill)
     return layout.pack(values)
 
 
@@ -114,25 +105,22 @@ def download_layout(bucket: Bucket, width: int = 0) -> Packed:
 def unpack_lane(plan: LanePlan, layout: Packed, array: np.ndarray) -> LaneOutput:
     """Read the results of the plan's chunks from one lane's [size] array."""
     out = layout.unpack_on_host(array)
-    chunks = range(len(plan.rows))
-    finite = [bool(flag) for flag in out["finite"][: len(plan.rows)].tolist()]
+    count = len(plan.rows)
+    chunks = range(count)
+    finite = [bool(flag) for flag in out["finite"][:count].tolist()]
     if "embedding" in out:
-        return LaneOutput(
-            [[] for _ in chunks], finite, embeddings=out["embedding"][: len(plan.rows)].tolist()
-        )
+        embeddings = out["embedding"][:count].tolist()
+        return LaneOutput([[] for _ in chunks], finite, embeddings=embeddings)
     if "tokens" not in out:
         return LaneOutput([[] for _ in chunks], finite)
     n_new = out["n_new"].tolist()
     tokens = out["tokens"].tolist()
     result = LaneOutput([tokens[i][: n_new[i]] for i in chunks], finite)
     if plan.logprobs:
-        result.logprobs = _sampled_logprobs(out, tokens, n_new[: len(plan.rows)])
+        result.logprobs = _sampled_logprobs(out, tokens, n_new[:count])
     if "target_logprob" in out:
-        columns = (
-            out["target_logprob"].tolist(),
-            out["target_top_ids"].tolist(),
-            out["target_top_logprobs"].tolist(),
-        )
+        names = ("target_logprob", "target_top_ids", "target_top_logprobs")
+        columns = [out[name].tolist() for name in names]
         # Columns are as long as the bucket; behind the plan's targets there is padding.
         result.prompt_logprobs = [
             _logprob(*entry) for entry in zip(plan.targets, *columns, strict=False)

@@ -17,11 +17,10 @@ class CompileCounter:
 
     def __init__(self) -> None:
         # jax holds the listener, so the listener does not hold this object.
-        listener = _Listener()
-        self._seen = listener
-        jax.monitoring.register_event_duration_secs_listener(listener.on_compile)
-        jax.monitoring.register_event_listener(listener.on_event)
-        self._closing = weakref.finalize(self, listener.unregister)
+        self._seen = _Listener()
+        jax.monitoring.register_event_duration_secs_listener(self._seen.on_compile)
+        jax.monitoring.register_event_listener(self._seen.on_event)
+        self._closing = weakref.finalize(self, self._seen.unregister)
 
     @property
     def count(self) -> int:

@@ -67,9 +67,8 @@ class ModelDrafter:
     def abstract_state(self) -> Any:
         """Abstract pages of each of the draft model's layers."""
         kernel = dispatch.IMPLEMENTATIONS[self.attention]
-        return abstract_state(
-            self.model.spec, self._with_pools(self.config), self.mesh, kernel
-        ).pages
+        config = self._with_pools(self.config)
+        return abstract_state(self.model.spec, config, self.mesh, kernel).pages
 
     @cached_property
     def attention(self) -> str:

@@ -134,9 +134,8 @@ def draft_tokens(
         active = disable_idle_rows(sampling, (turn + 1 >= samples).reshape(-1))
         position = (begin + turn + 1).reshape(-1)
         before = drafted.reshape(-1, drafts)
-        found = by_lane(mesh, sample)(
-            _fit_vocabulary(values, vocab), active, rows.fields, ids, position, before
-        )
+        values = _fit_vocabulary(values, vocab)
+        found = by_lane(mesh, sample)(values, active, rows.fields, ids, position, before)
         tokens = found.tokens.reshape(ids.shape)
         return (kept, tokens, drafted.at[..., turn].set(tokens)), None
 

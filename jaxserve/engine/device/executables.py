@@ -11,10 +11,7 @@ from jaxserve.engine.buckets import Bucket, draft_counts
 from jaxserve.engine.device.compile_counter import CompileCounter
 from jaxserve.engine.device.kernels.attention_check import check_attention
 from jaxserve.engine.device.kernels.choice import attention_options, grouped_demands
-from jaxserve.engine.device.kernels.matmul_check import (
-    check_grouped_matmul,
-    check_quantized_matmul,
-)
+from jaxserve.engine.device.kernels.matmul_check import check_grouped_matmul, check_quantized_matmul
 from jaxserve.engine.device.lowering import Lowering
 from jaxserve.pallas_kernels import dispatch
 

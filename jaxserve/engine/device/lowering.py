@@ -130,17 +130,13 @@ class Lowering:
         def array(*shape: int, dtype: type = np.int32) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(shape, dtype, sharding=replicated(self.mesh))
 
+        bias = (array(2), array(MAX_BIASES), array(MAX_BIASES, dtype=np.float32))
+        masks = (array(MASKED_AT_ONCE, 2), array(*self.masks_shape, dtype=np.uint32))
         writers: dict[str, tuple[Callable, tuple]] = {
             "admit_row": (partial(admit_row, self.admission), (array(self.admission.size),)),
             "set_counts": (set_counts, (array(2), array(vocab))),
-            "set_bias": (
-                set_bias,
-                (array(2), array(MAX_BIASES), array(MAX_BIASES, dtype=np.float32)),
-            ),
-            "set_masks": (
-                set_masks,
-                (array(MASKED_AT_ONCE, 2), array(*self.masks_shape, dtype=np.uint32)),
-            ),
+            "set_bias": (set_bias, bias),
+            "set_masks": (set_masks, masks),
         }
         return {
             name: jax.jit(write, donate_argnums=0, out_shardings=self._state_shardings).lower(
@@ -152,9 +148,7 @@ class Lowering:
     @jax.enable_x64(False)
     def page_programs(self) -> dict[str, jax.stages.Lowered]:
         """Lower the programs for KV transfer, by name; none without config.page_exchange."""
-        if not self.config.page_exchange:
-            return {}
-        return dict(self.page_io.lower(self.state.pages))
+        return dict(self.page_io.lower(self.state.pages)) if self.config.page_exchange else {}
 
     def footprint(self, bucket: Bucket) -> Footprint:
         """Compile the step of this shape and return what the compiler says it takes.

@@ -55,17 +55,9 @@ class PageGroupIO:
         return "tensor" if self.layout.keeps_values else None
 
     @property
-    def _read_spec(self) -> PartitionSpec:
-        return PartitionSpec(DP_AXES, None, None, self._heads)
-
-    @property
-    def _segment_spec(self) -> PartitionSpec:
-        # Every lane gets all of a segment; all but the one that it is for drop it.
-        return PartitionSpec(None, None, None, self._heads)
-
-    @property
     def segment_sharding(self) -> NamedSharding:
-        return NamedSharding(self.mesh, self._segment_spec)
+        # Every lane gets all of a segment; all but the one that it is for drop it.
+        return NamedSharding(self.mesh, PartitionSpec(None, None, None, self._heads))
 
     @property
     def held_heads(self) -> int:
@@ -94,8 +86,9 @@ class PageGroupIO:
             return jax.tree.map(_stack_layers, *found)
 
         specs = (self._partition(pages), PartitionSpec(DP_AXES))
+        found = PartitionSpec(DP_AXES, None, None, self._heads)
         return jax.shard_map(
-            one_lane, mesh=self.mesh, in_specs=specs, out_specs=self._read_spec, check_vma=False
+            one_lane, mesh=self.mesh, in_specs=specs, out_specs=found, check_vma=False
         )(pages, ids)
 
     def write(
@@ -112,7 +105,7 @@ class PageGroupIO:
             )
 
         held = self._partition(pages)
-        specs = (held, PartitionSpec(DP_AXES), self._segment_spec)
+        specs = (held, PartitionSpec(DP_AXES), self.segment_sharding.spec)
         return jax.shard_map(
             one_lane, mesh=self.mesh, in_specs=specs, out_specs=held, check_vma=False
         )(pages, ids, segment)

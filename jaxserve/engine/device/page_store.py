@@ -89,13 +89,8 @@ class PageStore:
         program = self._programs[read_name(group, len(ids))]
         # The program reads in all lanes. What it reads in others, page 0, is not used.
         found = program(pages_of_group(io, state.pages), self._ids(lane, ids, elsewhere=0))
-        return PagesRead(
-            {
-                name: _shards_of_lane(x, lane, io.copies)
-                for name, x in found._asdict().items()
-                if x is not None
-            }
-        )
+        arrays = {name: x for name, x in found._asdict().items() if x is not None}
+        return PagesRead({name: _shards_of_lane(x, lane, io.copies) for name, x in arrays.items()})
 
     def check_segment(self, segment: KVSegment) -> None:
         """Raise an error if a KV segment cannot become pages here. For any thread.

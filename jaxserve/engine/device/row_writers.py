@@ -38,10 +38,7 @@ def set_counts(state: State, where: Int[Array, "2"], counts: Int[Array, "V"]) ->
 
 
 def set_bias(
-    state: State,
-    where: Int[Array, "2"],
-    ids: Int[Array, "1024"],
-    values: Float[Array, "1024"],
+    state: State, where: Int[Array, "2"], ids: Int[Array, "1024"], values: Float[Array, "1024"]
 ) -> State:
     """Write the logit bias, padded with token id V, for the lane and row in `where`."""
     return _set_fields(state, where, bias_ids=ids, bias_values=values)

@@ -62,13 +62,8 @@ class DeviceRunner:
         self.config = config
         self.mesh = mesh
         self.buckets = BucketPlan.of(config)
-        self.lowering = Lowering(
-            spec,
-            abstract_params(spec, params["embed"].dtype, mesh, scheme_in(params)),
-            config,
-            mesh,
-            drafter,
-        )
+        declared = abstract_params(spec, params["embed"].dtype, mesh, scheme_in(params))
+        self.lowering = Lowering(spec, declared, config, mesh, drafter)
         self._params = params | {"drafter": drafter.params} if drafter else params
         self._state = StateHolder(new_state(self.lowering.state))
         # Compiles are counted from here on, without the one that made the state.
@@ -80,7 +75,6 @@ class DeviceRunner:
         self.padding: dict[Bucket, Padding] = {}  # use of each compiled bucket
         self.total = Padding()  # use of all buckets
         self.collected: Bucket | None = None  # the bucket whose output was read last
-        self._closed = False
 
     # ---- compiling
 
@@ -142,8 +136,7 @@ class DeviceRunner:
         a = admission
         vocab = self.spec.vocab_size
         where = np.array([a.lane, a.row], np.int32)
-        packed = pack_admission(a, self.config.pages_per_row)
-        self._write("admit_row", packed)
+        self._write("admit_row", pack_admission(a, self.config.pages_per_row))
         if a.history is not None:
             self._write("set_counts", where, token_counts(a, vocab))
         if a.bias:
@@ -218,9 +211,6 @@ class DeviceRunner:
 
     def release_state(self) -> None:
         """Free pages and rows, and forget what was compiled; a second call does nothing."""
-        if self._closed:
-            return
-        self._closed = True
         self._state.free()
         self.executables.clear()
 

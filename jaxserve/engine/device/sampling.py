@@ -149,12 +149,8 @@ def apply_constraints(
         ends = jnp.where(early[:, None], params.end_ids, vocab)
         return logits.at[batch, ends].set(-jnp.inf, mode="drop")
 
-    return lax.cond(
-        jnp.any((params.masked == 1) | (params.biased == 1) | early),
-        apply,
-        lambda logits: logits,
-        logits,
-    )
+    asked = (params.masked == 1) | (params.biased == 1) | early
+    return lax.cond(jnp.any(asked), apply, lambda logits: logits, logits)
 
 
 def apply_penalties(
@@ -178,11 +174,8 @@ def apply_penalties(
         repetition = params.repetition_penalty[:, None]
         repeated = jnp.where(logits > 0, logits / repetition, logits * repetition)
         result = jnp.where(counts > 0, repeated, logits)
-        result = (
-            result
-            - params.presence_penalty[:, None] * jnp.minimum(produced, 1)
-            - params.frequency_penalty[:, None] * produced
-        )
+        result -= params.presence_penalty[:, None] * jnp.minimum(produced, 1)
+        result -= params.frequency_penalty[:, None] * produced
         return jnp.where(params.penalised[:, None] == 1, result, logits)
 
     return lax.cond(jnp.any(params.penalised == 1), apply, lambda logits: logits, logits)
@@ -201,10 +194,9 @@ def choose_tokens(
         # With the largest at 0, division by a tiny temperature cannot give inf.
         below_peak = logits - logits.max(-1, keepdims=True)
         scaled = below_peak / jnp.where(params.temperature > 0, params.temperature, 1)[:, None]
-        noisy = truncate(scaled, params) + gumbel(
-            params.key, params.choice, position, logits.shape[-1]
-        )
-        return jnp.where(params.temperature[:, None] > 0, noisy, logits)
+        kept = truncate(scaled, params)
+        noise = gumbel(params.key, params.choice, position, logits.shape[-1])
+        return jnp.where(params.temperature[:, None] > 0, kept + noise, logits)
 
     drawn = lax.cond(jnp.any(params.temperature > 0), add_noise, lambda logits: logits, logits)
     return jnp.argmax(drawn, axis=-1)
@@ -228,9 +220,8 @@ def truncate(logits: Float[Array, "B V"], params: RowSampling[jax.Array]) -> Flo
         target = jnp.where(params.top_p < 1, params.top_p * mass.sum(-1), jnp.inf)
         return _keep_mass(logits, mass, target)
 
-    asked = (params.temperature > 0) & (
-        (params.top_k > 0) | (params.top_p < 1) | (params.min_p > 0)
-    )
+    limited = (params.top_k > 0) | (params.top_p < 1) | (params.min_p > 0)
+    asked = (params.temperature > 0) & limited
     return lax.cond(jnp.any(asked), apply, lambda logits: logits, logits)
 
 

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from jaxserve.engine.device.kernels.choice import attention_options
-from jaxserve.engine.device.token_layout import TokenLayout, take
+from jaxserve.engine.device.token_layout import TokenLayout
 from jaxserve.models.decoder import Forwarded, forward, logits
 from jaxserve.models.matmul_weight_only import bind_kernels
 from jaxserve.models.moe import Experts
@@ -59,15 +59,8 @@ class ShardedModel:
         experts = None
         if self.spec.mixture:
             experts = Experts(layout.live.reshape(-1), self.spec, self.mesh, self.grouped_matmul)
-        return forward(
-            params,
-            self.spec,
-            pages,
-            tokens.reshape(-1),
-            layout.position.reshape(-1),
-            attends,
-            experts,
-        )
+        position = layout.position.reshape(-1)
+        return forward(params, self.spec, pages, tokens.reshape(-1), position, attends, experts)
 
     def _attends(
         self,
@@ -99,9 +92,8 @@ class ShardedModel:
         # Each shard's part first: without that constraint XLA:TPU gathered the head's weight
         # instead of the logits.
         for axes in ((DP_AXES, "tensor"), (DP_AXES, None)):
-            values = lax.with_sharding_constraint(
-                values, NamedSharding(self.mesh, PartitionSpec(*axes))
-            )
+            sharding = NamedSharding(self.mesh, PartitionSpec(*axes))
+            values = lax.with_sharding_constraint(values, sharding)
         return values
 
 
@@ -112,10 +104,3 @@ def by_lane[T](mesh: Mesh, function: Callable[..., T]) -> Callable[..., T]:
     """
     lanes = PartitionSpec(DP_AXES)
     return jax.shard_map(function, mesh=mesh, in_specs=lanes, out_specs=lanes, check_vma=False)
-
-
-def tables_of_rows(
-    tables: tuple[Int[Array, "A R W"], ...], ids: Int[Array, "A r"]
-) -> tuple[Int[Array, "A r W"], ...]:
-    """Return the page tables of these rows, for each page group."""
-    return tuple(take(table, ids) for table in tables)

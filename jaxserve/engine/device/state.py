@@ -85,11 +85,10 @@ def abstract_state(
     """Return the state's shapes, dtypes and shardings."""
     lanes_only = NamedSharding(mesh, PartitionSpec(DP_AXES))
     rows = jax.eval_shape(partial(_zero_rows, spec, config))
+    dtype = jnp.dtype(config.page_dtype)
     by_layer: dict[int, Pages] = {}
     for group, pool in zip(spec.page_groups(), config.pools, strict=True):
-        layout = group.layout(
-            config.page_size, jnp.dtype(config.page_dtype), shards=mesh.shape["tensor"]
-        )
+        layout = group.layout(config.page_size, dtype, shards=mesh.shape["tensor"])
         by_layer |= dict.fromkeys(group.layers, _abstract_pages(kernel, layout, pool.pages, mesh))
     return State(
         pages=tuple(by_layer[layer] for layer in range(spec.num_layers)),
@@ -131,11 +130,8 @@ def _abstract_pages(kernel: PagedAttention, layout: Layout, num_pages: int, mesh
 def new_state(abstract: State) -> State:
     """Make a state of zeros on the devices."""
     shardings = jax.tree.map(lambda x: x.sharding, abstract)
-    make = jax.jit(
-        lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), abstract),
-        out_shardings=shardings,
-    )
-    return make()
+    zeros = partial(jax.tree.map, lambda x: jnp.zeros(x.shape, x.dtype), abstract)
+    return jax.jit(zeros, out_shardings=shardings)()
 
 
 def _zero_rows(spec: ModelSpec, config: EngineConfig) -> Rows:

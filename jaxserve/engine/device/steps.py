@@ -28,7 +28,7 @@ from jaxserve.engine.device.sample_slots import (
     sampled_results,
 )
 from jaxserve.engine.device.sampling import Sampled, disable_idle_rows, sample, take_rows
-from jaxserve.engine.device.sharded_model import ShardedModel, by_lane, tables_of_rows
+from jaxserve.engine.device.sharded_model import ShardedModel, by_lane
 from jaxserve.engine.device.state import Rows, State
 from jaxserve.engine.device.token_layout import TokenLayout, last_of_chunks, put, take
 from jaxserve.engine.plan import FED_BACK
@@ -83,7 +83,7 @@ class StepBuilder:
         """Run the batch's tokens through the model; return the new state and the step's results."""
         rows = state.rows
         tokens = self._tokens(rows, batch, layout)
-        tables = tables_of_rows(rows.tables, batch["rows"])
+        tables = tuple(take(table, batch["rows"]) for table in rows.tables)
         done = self.model.forward(
             params, state.pages, tables, tokens, layout, bucket.max_row_tokens
         )
@@ -237,9 +237,8 @@ class StepBuilder:
             found = by_lane(self.model.mesh, log_probabilities)(values, targets.reshape(-1))
             return jax.tree.map(lambda x: x.reshape(lanes, step, *x.shape[1:]), found)
 
-        split_hidden = jnp.pad(hidden, ((0, 0), (0, padding), (0, 0))).reshape(
-            lanes, slices, step, width
-        )
+        padded_hidden = jnp.pad(hidden, ((0, 0), (0, padding), (0, 0)))
+        split_hidden = padded_hidden.reshape(lanes, slices, step, width)
         split_targets = jnp.pad(targets, ((0, 0), (0, padding))).reshape(lanes, slices, step)
         found = lax.map(score, (split_hidden.swapaxes(0, 1), split_targets.swapaxes(0, 1)))
         whole = [

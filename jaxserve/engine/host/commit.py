@@ -135,8 +135,7 @@ class Committer:
         finish = self._append(seq, event, chunk.tokens, chunk.logprobs)
         if finish or not chunk.tokens:
             return finish
-        forced = self._forced(seq)
-        if forced:
+        if forced := self._forced(seq):
             finish = self._append(seq, event, forced, None)
             # The row holds the token before the forced ones: the next chunk sends them all.
             seq.newest_on_device = False

@@ -17,16 +17,13 @@ class Constraint:
 
     def __init__(self, matcher: Matcher, params: SamplingParams) -> None:
         """Start at the beginning of the output; raise GrammarError if no token can come first."""
+        allowed = params.allowed_token_ids
         # Forced tokens are not sampled: penalties would not count them on the device, they have no
         # log-probability, and allowed_token_ids might exclude them.
-        self.forces = (
-            params.logprobs is None and params.allowed_token_ids is None and not penalises(params)
-        )
+        self.forces = params.logprobs is None and allowed is None and not penalises(params)
         self._matcher = matcher
         self._field = params.structure.field if params.structure else "structure"
-        self._allowed = (
-            None if params.allowed_token_ids is None else _bits(params.allowed_token_ids)
-        )
+        self._allowed = None if allowed is None else _bits(allowed)
         self._count = 0
         self._mask = self._next_mask()
         if error := self._dead_end():

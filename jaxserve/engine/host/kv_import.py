@@ -1,11 +1,8 @@
 """Installing a prompt's pages that another engine computed in the prefix cache of this one.
 
-    KVSegment   -> KVImport.stage(): uploaded            -> KVImport.install(): written, published
-    PagesToSend -> KVImport.move(): device to device     -> KVImport.install()
-
-Installed pages are idle pages of the prefix cache: no sequence holds them, and pages that find no
-room are not installed. A request that is admitted later computes whatever is not cached, so that a
-transfer that fails costs time and nothing else.
+kv_transfer.py draws the way that pages take. Installed ones are idle pages of the prefix cache: no
+sequence holds them, and pages that find no room are not installed. A request that is admitted later
+computes whatever is not cached, so that a transfer that fails costs time and nothing else.
 """
 
 from collections.abc import Iterator
@@ -148,14 +145,12 @@ class KVImport:
         Runs on the engine's thread. 0 if a page before them is missing, fewer than staged if the
         pool has no more pages that no sequence holds.
         """
-        new = self._lane.adopt(
-            staged.group,
-            self._prompt.tokens,
-            self._prompt.chains[staged.group],
-            staged.pages,
-            lambda ids: self._device.write_pages(
-                self._lane.index, staged.group, ids, staged.uploaded
-            ),
-        )
+        group = staged.group
+        chain = self._prompt.chains[group]
+
+        def write(ids: list[int]) -> None:
+            self._device.write_pages(self._lane.index, group, ids, staged.uploaded)
+
+        new = self._lane.adopt(group, self._prompt.tokens, chain, staged.pages, write)
         self.installed += new
         return new

@@ -8,6 +8,7 @@ through the host.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from threading import BoundedSemaphore
 
 from jaxserve.engine.buckets import SEGMENTS_ON_DEVICE
@@ -68,15 +69,10 @@ class KVTransfers:
         pages = wanted_pages(self._config, len(request.prompt), start, page_size)
         length = max(part.stop for part in pages) * self._config.page_size
         prompt = self._hashed(request.prompt, request.salt, length)
+        device = self._page_device()
+        computing = partial(self._scheduler.has, request.id)
         export = KVExport(
-            self._config,
-            self._lanes,
-            self._page_device(),
-            self.slots,
-            prompt,
-            pages,
-            lambda: self._scheduler.has(request.id),
-            deliver,
+            self._config, self._lanes, device, self.slots, prompt, pages, computing, deliver
         )
         self._exports.append(export)
         try:

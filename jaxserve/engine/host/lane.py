@@ -1,7 +1,7 @@
 """Lane: an index of the mesh's data and expert axes, with its pages, prefix caches and rows."""
 
 from collections.abc import Callable, Iterable
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 from jaxserve.config import EngineConfig
 from jaxserve.config.kv_policy import NO_PAGE
@@ -36,8 +36,7 @@ class Lane:
         self._fingerprint = fingerprint
         # Pages of the full group that the draft model has filled as well.
         self._filled_by_drafter: set[int] = set()
-        self._free_rows = list(range(config.max_batch))
-        heapify(self._free_rows)
+        self._free_rows = list(range(config.max_batch))  # ascending, and so a heap
 
     @property
     def has_row(self) -> bool:
@@ -46,10 +45,7 @@ class Lane:
 
     @property
     def draining(self) -> bool:
-        """Return whether pages come back with the step in flight.
-
-        They are those of a sequence that has ended or was preempted.
-        """
+        """Return whether pages come back with the step in flight."""
         return any(seq.preempted or seq.finish for seq in self.running)
 
     @property

@@ -45,14 +45,16 @@ class PagePool:
         return [self._take() for _ in range(count)]
 
     def _take(self) -> int:
-        if self._free:
-            page = self._free.popleft()
-        else:
-            page, _ = self._idle.popitem(last=False)
-            self._cached[page] = False
-            self._forget(page)
+        page = self._free.popleft() if self._free else self._evict()
         self._holders[page] = 1
         self._was_shared[page] = False
+        return page
+
+    def _evict(self) -> int:
+        """Return the idle page that is the next to be given away, and forget its content."""
+        page, _ = self._idle.popitem(last=False)
+        self._cached[page] = False
+        self._forget(page)
         return page
 
     def share(self, pages: Iterable[int]) -> None:
@@ -91,10 +93,7 @@ class PagePool:
     def drop_idle(self) -> None:
         """Forget every idle page."""
         while self._idle:
-            page, _ = self._idle.popitem(last=False)
-            self._cached[page] = False
-            self._forget(page)
-            self._free.append(page)
+            self._free.append(self._evict())
 
     def check_invariants(self, held: Iterable[Iterable[int]]) -> None:
         """Raise EngineError unless free + idle + held pages are all pages.

@@ -126,30 +126,20 @@ class PlanBuilder:
             seq.unread += size
 
     def add_chunk(
-        self,
-        lane: Lane,
-        seq: Sequence,
-        size: int,
-        drafted: list[int],
-        fresh: list[FreshPage],
+        self, lane: Lane, seq: Sequence, size: int, drafted: list[int], fresh: list[FreshPage]
     ) -> None:
         """Add the sequence's next `size` tokens and the drafted ones behind them.
 
         Args:
             fresh: New pages for the chunk, as in LanePlan.
         """
-        plan = self.lanes[lane.index]
         start = seq.num_computed
         total = size + len(drafted)
         reaches_end = start + size == seq.num_tokens
         samples = 1 + len(drafted) if reaches_end and not seq.embeds else 0
         self._note_kind(seq, drafted)
         known = [FED_BACK] if seq.decoding else seq.tokens[start : start + size]
-        plan.sequences.append(seq.id)
-        plan.rows.append(seq.row)
-        plan.starts.append(start)
-        plan.sizes.append(total)
-        plan.samples.append(samples)
+        plan = self._add(lane, seq, start, total, samples)
         plan.tokens += known + drafted
         plan.targets += seq.tokens[start + 1 : start + size]
         plan.targets.append(0 if reaches_end else seq.tokens[start + size])
@@ -158,13 +148,10 @@ class PlanBuilder:
         plan.logprobs |= seq.request.params.logprobs is not None
         if samples and seq.constraint:
             plan.masks.append((seq.row, seq.constraint.masks(drafted)))
-        self.budgets[lane.index] -= total
-        self.scheduled.add(seq.id)
         # A device that drafts writes the draft model's pages in the verify step itself.
         if drafted and seq.draft_computed == seq.num_computed:
             seq.draft_computed += total
         seq.num_computed += total
-        seq.in_flight += 1
         seq.unread += samples
         if samples:
             seq.newest_on_device = True
@@ -179,20 +166,25 @@ class PlanBuilder:
 
     def add_draft_model_chunk(self, lane: Lane, seq: Sequence, size: int) -> None:
         """Add the next `size` known tokens that the draft model lacks, in a step of it alone."""
-        plan = self.lanes[lane.index]
         start = seq.draft_computed
         self.kind = "draft"
+        plan = self._add(lane, seq, start, size, samples=0)
+        plan.tokens += seq.tokens[start : start + size]
+        plan.targets += [0] * size
+        seq.draft_computed += size
+
+    def _add(self, lane: Lane, seq: Sequence, start: int, size: int, samples: int) -> LanePlan:
+        """Add a chunk to its lane's columns, but for its tokens, and return the lane's plan."""
+        plan = self.lanes[lane.index]
         plan.sequences.append(seq.id)
         plan.rows.append(seq.row)
         plan.starts.append(start)
         plan.sizes.append(size)
-        plan.samples.append(0)
-        plan.tokens += seq.tokens[start : start + size]
-        plan.targets += [0] * size
+        plan.samples.append(samples)
         self.budgets[lane.index] -= size
         self.scheduled.add(seq.id)
-        seq.draft_computed += size
         seq.in_flight += 1
+        return plan
 
     def build(self, number: int) -> StepPlan:
         """Return the finished plan."""

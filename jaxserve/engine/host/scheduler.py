@@ -30,11 +30,7 @@ class Scheduler:
     """
 
     def __init__(
-        self,
-        config: EngineConfig,
-        *,
-        fingerprint: str = "",
-        speculation: Speculation | None = None,
+        self, config: EngineConfig, *, fingerprint: str = "", speculation: Speculation | None = None
     ):
         self.config = config
         self.lanes = [Lane(i, config, fingerprint) for i in range(config.lanes)]

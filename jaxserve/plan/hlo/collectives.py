@@ -45,9 +45,8 @@ def bytes_sent(module: Module, devices: int) -> dict[str, int]:
     for name, body in module.items():
         for i in body.values():
             if i.op in COLLECTIVES and not i.done:
-                sent[i.op] += round(
-                    runs[name] * COLLECTIVES[i.op](i.nbytes, group_size(i, devices))
-                )
+                once = COLLECTIVES[i.op](i.nbytes, group_size(i, devices))
+                sent[i.op] += round(runs[name] * once)
     return dict(sent)
 
 

@@ -17,13 +17,8 @@ WITH_LONE_OPERAND = {"all-gather-start", "reduce-scatter-start", "collective-per
 CALLED = re.compile(r"calls=%?([\w.\-]+)")
 # Operations that make no array of their own.
 WITHOUT_ARRAY = {
-    "parameter",
-    "constant",
-    "tuple",
-    "get-tuple-element",
-    "bitcast",
-    "optimization-barrier",
-    "after-all",
+    *("parameter", "constant", "tuple", "get-tuple-element", "bitcast"),
+    *("optimization-barrier", "after-all"),
 }
 # Operations whose arrays are made by what they call. What a custom call makes cannot be told, and
 # the compiler counts its temporaries anyway.

@@ -10,9 +10,9 @@ from jaxserve.errors import DeadlineError, QueueFullError, RequestError, RoleErr
 from jaxserve.request import Request
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.limits import Limits
+from jaxserve.server.core.page_fetches import PageFetches
 from jaxserve.server.core.place_forecast import PlaceForecast, Work
 from jaxserve.server.core.prompt_encoder import utf8_size
-from jaxserve.server.core.remote_prefills import RemotePrefills
 from jaxserve.server.core.ttft_estimate import TTFTEstimate
 
 MAX_ID_BYTES = 128
@@ -49,7 +49,7 @@ class AdmissionControl:
         limits: Limits,
         estimate: TTFTEstimate,
         places: PlaceForecast,
-        remote_prefills: RemotePrefills,
+        page_fetches: PageFetches,
         prefill_only: bool,
         running: Callable[[], Work],
         max_tokens: int,
@@ -61,7 +61,7 @@ class AdmissionControl:
         self._work = Work(())
         self._work_at = -math.inf
         self._limits = limits
-        self._remote_prefills = remote_prefills
+        self._page_fetches = page_fetches
         self._prefill_only = prefill_only
         # By the client's id; None before submission to the engine.
         self._queue: dict[str, _QueuedPrompt | None] = {}
@@ -84,10 +84,6 @@ class AdmissionControl:
         self._queue[request_id] = _QueuedPrompt(
             len(request.prompt), request.priority, params.n, params.max_tokens or self._max_tokens
         )
-
-    def note_arrival(self) -> None:
-        """Note that a client asks for a place in the queue."""
-        self._places.note_arrival()
 
     def leave(self, request_id: str) -> None:
         """Remove a request: its first token came, or it has ended."""
@@ -137,7 +133,7 @@ class AdmissionControl:
 
         Raises QueueFullError or DeadlineError.
         """
-        waiting = self.waiting_tokens + self._remote_prefills.tokens
+        waiting = self.waiting_tokens + self._page_fetches.tokens
         # A single prompt may be longer than the limit: it is admitted when nothing else waits.
         if waiting and waiting + tokens > self._limits.max_waiting_tokens:
             raise self._queue_full(

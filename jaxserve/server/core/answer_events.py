@@ -125,8 +125,7 @@ class Outbox:
             events.append(self._done)
         elif not events and self._error:
             raise self._error
-        if self._first:
-            self._first = []
+        self._first = []
         self._updates = {}
         self._unread = 0
         return events

@@ -181,13 +181,11 @@ class EngineThread:
         try:
             self._engine.submit(request)
         except JaxserveError as error:
-            self._immediate.append(
-                TokenEvent(request.id, 0, [], finish=Finish(FinishReason.ERROR, error=error))
-            )
+            finish = Finish(FinishReason.ERROR, error=error)
+            self._immediate.append(TokenEvent(request.id, 0, [], finish=finish))
 
     def _stop(self, request_id: str, index: int) -> None:
-        event = self._engine.stop(request_id, index)
-        if event:  # None: the choice has ended meanwhile
+        if event := self._engine.stop(request_id, index):  # None: the choice has ended meanwhile
             self._immediate.append(event)
 
     def _loads(self) -> Loads:

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from functools import partial
 
-from jaxserve.chat import Rendered, Tools
+from jaxserve.chat import Rendered
 from jaxserve.errors import DeadlineError, RequestError
 from jaxserve.prompts import Prepared, Prompt, Prompts, is_conversation
 from jaxserve.sampling_params import SamplingParams
@@ -57,9 +57,7 @@ class PromptEncoder:
         deadline = incoming.deadline
         try:
             async with asyncio.timeout(None if deadline is None else deadline - time.monotonic()):
-                rendered = await self._encode(
-                    incoming.prompt, incoming.prompt_field, incoming.tools
-                )
+                rendered = await self._encode(incoming)
                 params = self._prompts.constrain(rendered, incoming.params)
                 grammar = await self._compile(params.structure) if params.structure else None
                 return rendered, params, grammar
@@ -77,9 +75,10 @@ class PromptEncoder:
         """Return the text of token ids for a call of Detokenize; `name` is their field."""
         return await self._workers.serve_tokenize_call(partial(self._prompts.decode, ids, name))
 
-    async def _encode(self, prompt: Prompt, name: str, tools: Tools | None) -> Rendered:
-        self._check_size(prompt, name)
-        work = partial(self._prompts.encode, prompt, name, tools)
+    async def _encode(self, incoming: IncomingRequest) -> Rendered:
+        prompt = incoming.prompt
+        self._check_size(prompt, incoming.prompt_field)
+        work = partial(self._prompts.encode, prompt, incoming.prompt_field, incoming.tools)
         # Chat templates are programs of the checkpoint, which may take any time.
         if is_conversation(prompt) or len(prompt) > SHORT_PROMPT:
             return await self._workers.tokenize(work)

@@ -9,12 +9,7 @@ from statistics import fmean
 
 from jaxserve.chat import Rendered
 from jaxserve.engine.events import TokenEvent
-from jaxserve.errors import (
-    DeadlineError,
-    JaxserveError,
-    QueueFullError,
-    RequestIdInUseError,
-)
+from jaxserve.errors import DeadlineError, JaxserveError, QueueFullError, RequestIdInUseError
 from jaxserve.prompts import Prepared, Prompt, Prompts
 from jaxserve.server.core.admission import AdmissionControl
 from jaxserve.server.core.answer import Answer
@@ -24,9 +19,9 @@ from jaxserve.server.core.event_queue import EventQueue
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.internal_errors import mask_internal_error
 from jaxserve.server.core.limits import Limits
+from jaxserve.server.core.page_fetches import PageFetcher, PageFetches
 from jaxserve.server.core.place_forecast import PlaceForecast, Work
 from jaxserve.server.core.prompt_encoder import PromptEncoder
-from jaxserve.server.core.remote_prefills import PageFetcher, RemotePrefills
 from jaxserve.server.core.request_observer import RequestObserver
 from jaxserve.server.core.slow_clients import SlowClients
 from jaxserve.server.core.ttft_estimate import TTFTEstimate
@@ -40,10 +35,6 @@ class Service:
 
     Args:
         prompts: Tokenizer, chat template and checks.
-        thread: Thread that runs the engine.
-        estimate: Estimate of a new prompt's wait for its first token.
-        places: Forecast for clients that find the queue full.
-        limits: Limits on requests.
         observers: What watches requests, such as metrics.
         page_fetcher: What has long prompts computed elsewhere; None if this engine computes all.
         prefill_only: This is a prefill server, which refuses clients.
@@ -69,13 +60,13 @@ class Service:
         self._observers = observers
         self._workers = Workers()
         self._encoder = PromptEncoder(prompts, self._workers, limits.max_prompt_bytes)
-        self._remote_prefills = RemotePrefills(page_fetcher)
+        self._page_fetches = PageFetches(page_fetcher)
         self._places = places
         self._admission = AdmissionControl(
             limits,
             estimate,
             places,
-            self._remote_prefills,
+            self._page_fetches,
             prefill_only,
             self._running,
             prompts.max_context,
@@ -97,7 +88,7 @@ class Service:
         Where the caller `retries_itself`, a full queue does not count as a refusal.
         """
         if not retries_itself:
-            self._admission.note_arrival()
+            self._places.note_arrival()
         try:
             return await self._admit(incoming)
         except JaxserveError as error:
@@ -117,7 +108,7 @@ class Service:
             prepared = await self._encoder.prepare(incoming, engine_id)
             self._admission.check_room(len(prepared.request.prompt), incoming)
             if not (request_id in self._aborted or self._failure):
-                await self._remote_prefills.fetch(request_id, prepared.request)
+                await self._page_fetches.fetch(request_id, prepared.request)
             return self._submit(incoming, request_id, prepared)
         except BaseException:
             self._forget(request_id)
@@ -143,7 +134,7 @@ class Service:
             self._thread.abort(answer.prepared.request.id)
         else:
             self._aborted.add(request_id)
-        self._remote_prefills.cancel(request_id)
+        self._page_fetches.cancel(request_id)
         return True
 
     def fail_all(self, error: JaxserveError) -> None:
@@ -151,11 +142,11 @@ class Service:
         self._failure = error
         for answer in list(self._answers.values()):
             answer.fail(error)
-        self._remote_prefills.cancel_all()
+        self._page_fetches.cancel_all()
 
     def close(self) -> None:
         """Wait for prompts that are being tokenized; rendering a chat has its own time limit."""
-        self._remote_prefills.close()
+        self._page_fetches.close()
         self._workers.close()
 
     @property
@@ -267,8 +258,7 @@ class Service:
             self._admission.leave(answer.id)
             self._places.observe_place(others_wait=len(self._admission) > 0)
             if answer.times.admitted:
-                cached = answer.times.cached
-                self._admission.estimate.observe_prompt(answer.prompt_tokens, cached)
+                self._admission.estimate.observe_prompt(answer.prompt_tokens, answer.times.cached)
         if tokens:
             seconds = now - answer.last_tokens_at.get(event.index, answer.submitted)
             answer.last_tokens_at[event.index] = now

@@ -30,13 +30,12 @@ def status_of(error: JaxserveError) -> Status:
 
 def trailers(error: JaxserveError) -> tuple[tuple[str, str | bytes], ...]:
     """Return the trailing metadata of a call that ends with this error."""
-    pairs: list[tuple[str, str | bytes]] = [
-        ("grpc-status-details-bin", status_of(error).SerializeToString())
-    ]
     # A negative number keeps retry policies of clients from sending the call again.
     pushback = -1 if error.retry_after is None else pushback_ms(error.retry_after)
-    pairs.append(("grpc-retry-pushback-ms", str(pushback)))
-    return tuple(pairs)
+    return (
+        ("grpc-status-details-bin", status_of(error).SerializeToString()),
+        ("grpc-retry-pushback-ms", str(pushback)),
+    )
 
 
 def pushback_ms(seconds: float) -> int:

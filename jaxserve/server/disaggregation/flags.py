@@ -182,11 +182,8 @@ def check_role(roles: RoleOptions) -> None:
         if getattr(roles, name) and roles.role != "decode":
             raise ConfigError(f"{flag_of(name)} is for --role decode (this is --role {roles.role})")
     if roles.role == "decode" and not (roles.prefill_server or roles.prefill_servers_file):
-        raise flag_error(
-            "--role",
-            "decode",
-            "no server computes its prompts (give --prefill-server or --prefill-servers-file)",
-        )
+        problem = "no server computes its prompts (give --prefill-server or --prefill-servers-file)"
+        raise flag_error("--role", "decode", problem)
     for address in roles.prefill_server:
         if problem := server_problem(address):
             raise flag_error("--prefill-server", address, problem)

@@ -1,7 +1,7 @@
 """Compute prompts on one mesh of this process, and decode on another."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -22,9 +22,6 @@ from jaxserve.server.disaggregation.remote_prefill import RemotePrefill
 from jaxserve.server.disaggregation.roles import Role
 from jaxserve.server.serving_state import PrefillEngine
 from jaxserve.sharding.mesh import MeshSpec, ShardingError
-
-# Copies pages to the decode mesh; the number is the seconds that it may wait for room there.
-Copy = Callable[[KVImport, PagesToSend, float], Iterator[StagedPages]]
 
 
 @dataclass(frozen=True)
@@ -66,9 +63,7 @@ def places(meshes: Meshes, devices: Sequence[Any]) -> tuple[Place, Place]:
             MeshSpec(tensor=prefill), devices[:prefill], f"--prefill-mesh {prefill}", prefills=True
         ),
         Place(
-            MeshSpec(tensor=decode),
-            devices[prefill : prefill + decode],
-            f"--decode-mesh {decode}",
+            MeshSpec(tensor=decode), devices[prefill : prefill + decode], f"--decode-mesh {decode}"
         ),
     )
 
@@ -78,28 +73,23 @@ class DeviceTransfer:
     """`IncomingPages` that lie on the devices of the other mesh."""
 
     outgoing: PagesToSend
-    copy: Copy
+    direct: bool  # see PrefillMesh
 
     @property
     def nbytes(self) -> int:
         return self.outgoing.nbytes
 
     def stage(self, arriving: KVImport, timeout: float) -> Iterator[StagedPages]:
-        return self.copy(arriving, self.outgoing, timeout)
-
-
-def through_host(
-    arriving: KVImport, outgoing: PagesToSend, timeout: float
-) -> Iterator[StagedPages]:
-    """Copy pages through the host's memory, where each mesh divides the kv heads differently."""
-    return arriving.stage(outgoing.to_host(), timeout)
+        if self.direct:
+            return arriving.move(self.outgoing, timeout)
+        return arriving.stage(self.outgoing.to_host(), timeout)
 
 
 class PrefillMesh:
     """A `Prefiller` on another mesh of this process, and a `Pool` of just itself.
 
     Pages go directly from device to device (`direct`) if a shard holds equally many kv heads on
-    both meshes.
+    both meshes, else through the host's memory.
     """
 
     name = "the prefill mesh"
@@ -112,11 +102,9 @@ class PrefillMesh:
     @property
     def transfer_path(self) -> str:
         """How pages travel, in words for the terminal."""
-        return (
-            "from device to device"
-            if self.direct
-            else "through the host: kv heads are shared out differently"
-        )
+        if self.direct:
+            return "from device to device"
+        return "through the host: kv heads are shared out differently"
 
     @property
     def ready(self) -> "tuple[PrefillMesh]":
@@ -139,14 +127,13 @@ class PrefillMesh:
     ) -> AsyncGenerator[DeviceTransfer, None]:
         """Compute a prompt, see `Prefiller`."""
         engine = self._engine
-        copy = KVImport.move if self.direct else through_host
         seconds = deadline - asyncio.get_running_loop().time()
         async with exporting(
             engine.service, engine.thread, prompt, seconds, to_host=not self.direct
         ) as export:
             while outgoing := await export.next():
                 try:
-                    yield DeviceTransfer(outgoing, copy)
+                    yield DeviceTransfer(outgoing, self.direct)
                 finally:
                     export.drop(outgoing)
 

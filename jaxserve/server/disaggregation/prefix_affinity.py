@@ -1,7 +1,8 @@
 """Guess which prompts a prefill server has in its prefix cache, from those it was given lately."""
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import takewhile
 
 Blocks = tuple[int, ...]  # of a prompt, see blocks_of
 BLOCK = 256  # tokens
@@ -29,22 +30,16 @@ class PrefixAffinity:
 
     def cached(self, blocks: Blocks) -> int:
         """Return how many tokens at a prompt's beginning the server is likely to have cached."""
-        found = 0
-        for block in blocks:
-            if block not in self._blocks:
-                break
-            found += BLOCK
-        return found
+        known = list(takewhile(lambda block: block in self._blocks, blocks))
+        return len(known) * BLOCK
 
 
 def blocks_of(prompt: Sequence[int], salt: str) -> Blocks:
     """Return one hash for each whole block of the prompt, over everything up to its end."""
-    return tuple(_hashes(prompt, salt))
-
-
-def _hashes(prompt: Sequence[int], salt: str) -> Iterator[int]:
     # Each hash covers the one before, so that equal blocks behind different beginnings differ.
     chained = hash(salt)
+    found = []
     for begin in range(0, len(prompt) - BLOCK + 1, BLOCK):
         chained = hash((chained, tuple(prompt[begin : begin + BLOCK])))
-        yield chained
+        found.append(chained)
+    return tuple(found)

@@ -85,12 +85,9 @@ class PrefillRole(Role):
     def __init__(self, plan: Disaggregation, readiness: Readiness, registry: CollectorRegistry):
         self._source = PrefillSource(readiness)
         self.offers = OfferStore(plan.buffer)
-        self._servicer = servicer = PrefillServicer(self._source, self.offers, plan.seconds)
+        self._servicer = PrefillServicer(self._source, self.offers, plan.seconds)
         PrefillMetrics(registry, self.offers)
-
-        def add(server: aio.Server) -> None:
-            rpc.add_PrefillServiceServicer_to_server(servicer, server)
-
+        add = partial(rpc.add_PrefillServiceServicer_to_server, self._servicer)
         self.endpoints = (
             GrpcEndpoint(PREFILL, add),
             GrpcEndpoint(SERVICE, TransferServicer(self.offers).add_to),
@@ -151,9 +148,8 @@ class DecodeRole(Role):
         else:
             channel = aio.insecure_channel(address, OPTIONS)
         receiver = SegmentReceiver(channel, self._budget, metadata)
-        return PrefillServer(
-            address, channel, PrefillClient(channel, receiver, handshake, metadata)
-        )
+        client = PrefillClient(channel, receiver, handshake, metadata)
+        return PrefillServer(address, channel, client)
 
     async def close(self) -> None:
         if self._following:

@@ -97,9 +97,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     @with_status
     async def Score(self, request: pb.ScoreRequest, context: ServicerContext) -> pb.ScoreResponse:
         service = self._readiness.require_serving().service
-        with await service.answer(
-            parse_score_request(request, **fields_of_call(context))
-        ) as answer:
+        incoming = parse_score_request(request, **fields_of_call(context))
+        with await service.answer(incoming) as answer:
             completion = (await answer.whole()).completions[0]
         if completion.finish_reason == "abort":
             raise AbortedError(f"request {answer.id!r} was aborted before all of it was scored")
@@ -115,9 +114,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Embed(self, request: pb.EmbedRequest, context: ServicerContext) -> pb.EmbedResponse:
         service = self._readiness.require_serving().service
         request_id = request.request_id or new_id()
-        completions = await embed(
-            service, parse_embed_request(request, request_id, **fields_of_call(context))
-        )
+        requests = parse_embed_request(request, request_id, **fields_of_call(context))
+        completions = await embed(service, requests)
         embeddings = await render_each(
             service, completions, lambda _, completion: pb.Embedding(values=completion.embedding)
         )

@@ -39,7 +39,10 @@ def parse_request(
         RequestError: The request is not valid.
     """
     is_chat = hasattr(request, "messages")
-    prompt, prompt_field = _parse_conversation(request) if is_chat else parse_prompt(request)
+    if is_chat:
+        prompt, prompt_field = parse_messages(request.messages, "messages")
+    else:
+        prompt, prompt_field = parse_prompt(request)
     params = parse_sampling(request.sampling, defaults)
     offered = _parse_tools(request, limits) if is_chat else None
     if offered and params.echo:
@@ -116,23 +119,16 @@ def parse_tokenize_input(request: inference_pb2.TokenizeRequest) -> tuple[Prompt
         case "text":
             return request.text, "text"
         case "conversation":
-            path = "conversation.messages"
-            return parse_messages(request.conversation.messages, path), path
+            return parse_messages(request.conversation.messages, "conversation.messages")
     raise RequestError("input", "is missing; set text or conversation")
 
 
-def _parse_conversation(request: Any) -> tuple[Prompt, str]:
-    return parse_messages(request.messages, "messages"), "messages"
-
-
-def parse_messages(
-    messages: Iterable[inference_pb2.ChatMessage], path: str
-) -> list[dict[str, Any]]:
-    """Return a conversation as chat templates take it; `path` is its field, for errors."""
+def parse_messages(messages: Iterable[inference_pb2.ChatMessage], path: str) -> tuple[Prompt, str]:
+    """Return a conversation as chat templates take it, and its path in the message."""
     found = [_parse_message(message) for message in messages]
     if not found:
         raise RequestError(path, "is empty; give at least one message")
-    return found
+    return found, path
 
 
 def _parse_message(message: inference_pb2.ChatMessage) -> dict[str, Any]:

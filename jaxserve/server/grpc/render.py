@@ -199,14 +199,12 @@ def _delta_fields(parts: Iterable[answers.Part]) -> dict[str, Any]:
 
 def _timings(completion: Completion, done: Done) -> common_pb2.Timings:
     times = completion.timings
-    # ttft is 0 for a choice that ended before its first token.
-    prefill_seconds = max(0.0, times.ttft - times.queue) if times.ttft else 0.0
-    decode_seconds = times.total - times.ttft if times.ttft else 0.0
     return common_pb2.Timings(
         queue_seconds=times.queue,
-        prefill_seconds=prefill_seconds,
+        # ttft is 0 for a choice that ended before its first token.
+        prefill_seconds=max(0.0, times.ttft - times.queue) if times.ttft else 0.0,
         first_token_seconds=times.ttft,
-        decode_seconds=decode_seconds,
+        decode_seconds=times.total - times.ttft if times.ttft else 0.0,
         total_seconds=times.total,
         preemptions=times.preemptions,
         padding_share=done.padding_share,

@@ -84,8 +84,7 @@ class _HealthServicer(health_pb2_grpc.HealthServicer):
         status = self._statuses.get(request.service)
         if status is None:
             await context.abort(
-                grpc.StatusCode.NOT_FOUND,
-                f"this server has no service {request.service!r:.80}",
+                grpc.StatusCode.NOT_FOUND, f"this server has no service {request.service!r:.80}"
             )
         return health_pb2.HealthCheckResponse(status=status)
 
@@ -132,10 +131,9 @@ class Health:
     def __init__(
         self, inference: bool = True, admin: bool = True, *endpoints: GrpcEndpoint
     ) -> None:
-        self._ready = [
-            *([INFERENCE] if inference else []),
-            *(endpoint.name for endpoint in endpoints),
-        ]
+        self._ready = [endpoint.name for endpoint in endpoints]
+        if inference:
+            self._ready.append(INFERENCE)
         self.servicer = _HealthServicer()
         for name in ("", *([ADMIN] if admin else [])):
             self.servicer.set(name, Serving.SERVING)
@@ -195,16 +193,12 @@ def bind(
     """
     address = joined(host, port)
     try:
-        bound = (
-            server.add_secure_port(address, credentials)
-            if credentials
-            else server.add_insecure_port(address)
-        )
+        if credentials:
+            return server.add_secure_port(address, credentials)
+        return server.add_insecure_port(address)
     except RuntimeError:
-        bound = 0
-    if not bound:
-        raise flag_error(flag, port, f"nothing can listen on {address} (is it taken?)")
-    return bound
+        problem = f"nothing can listen on {address} (is it taken?)"
+        raise flag_error(flag, port, problem) from None
 
 
 def _options(limits: Limits) -> list[tuple[str, int]]:

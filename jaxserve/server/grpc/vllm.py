@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cached_property, partial
 
-from grpc import aio  # type: ignore[attr-defined]
 from grpc.aio import ServicerContext
 from smg_grpc_proto import vllm_engine_pb2 as pb
 from smg_grpc_proto import vllm_engine_pb2_grpc
@@ -121,7 +120,6 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     ) -> pb.GetModelInfoResponse:
         state = self._readiness.require_loaded()
         model = state.model
-        bos_id = state.service.prompts.tokenizer.bos_id
         return pb.GetModelInfoResponse(
             model_path=model.name,
             tokenizer_path=TOKENIZER_PATH,
@@ -132,7 +130,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
             max_context_length=model.max_context,
             max_req_input_len=model.max_context,
             eos_token_ids=model.eos_ids,
-            bos_token_id=bos_id or 0,
+            bos_token_id=state.service.prompts.tokenizer.bos_id or 0,
         )
 
     @with_status
@@ -200,8 +198,5 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
 
 def vllm_endpoint(readiness: Readiness) -> GrpcEndpoint:
     """Return the service for a gRPC server's port."""
-
-    def add(server: aio.Server) -> None:
-        vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(VllmEngineServicer(readiness), server)
-
-    return GrpcEndpoint(NAME, add)
+    add = vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server
+    return GrpcEndpoint(NAME, partial(add, VllmEngineServicer(readiness)))

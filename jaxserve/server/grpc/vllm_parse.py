@@ -22,40 +22,18 @@ EMBED_FIELDS = frozenset({"request_id", "tokenized"})
 # Sampling parameters with the same name and meaning in SamplingParams. As in vLLM, 0 and an empty
 # list of a field without presence mean that it is not set.
 SAME = frozenset(
-    {
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "frequency_penalty",
-        "presence_penalty",
-        "repetition_penalty",
-        "max_tokens",
-        "min_tokens",
-        "stop",
-        "stop_token_ids",
-        "ignore_eos",
-        "n",
-        "logprobs",
-        "prompt_logprobs",
-        "seed",
-        "logit_bias",
-    }
+    """
+    temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty
+    max_tokens min_tokens stop stop_token_ids ignore_eos n logprobs prompt_logprobs seed
+    logit_bias
+    """.split()
 )
 RENAMED: Mapping[str, str] = MappingProxyType({"include_stop_str_in_output": "include_stop"})
 # Settings of the conversion to text, which the router does: the answers here are token ids.
 ROUTERS_OWN = frozenset({"skip_special_tokens", "spaces_between_special_tokens"})
-# Kinds of Structure by vLLM's names.
-STRUCTURES: Mapping[str, str] = MappingProxyType(
-    {
-        "json_schema": "json_schema",
-        "json_object": "json_object",
-        "regex": "regex",
-        "choice": "choice",
-        "grammar": "lark",
-    }
-)
-SAMPLING_FIELDS = SAME | RENAMED.keys() | ROUTERS_OWN | STRUCTURES.keys()
+# Kinds of Structure by vLLM's names, which differ for one: a grammar is of kind lark.
+STRUCTURES = frozenset({"json_schema", "json_object", "regex", "choice", "grammar"})
+SAMPLING_FIELDS = SAME | RENAMED.keys() | ROUTERS_OWN | STRUCTURES
 NO_TAGS = (
     "asks for structural tags; json_schema, json_object, regex, choice and grammar are "
     "supported (leave it out)"
@@ -114,7 +92,7 @@ def sampling_path() -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        if error.field.partition("[")[0] in SAME | STRUCTURES.keys():
+        if error.field.partition("[")[0] in SAME | STRUCTURES:
             error.under("sampling_params")
         raise
 
@@ -142,7 +120,8 @@ def _parse_sampling(message: pb.SamplingParams) -> SamplingParams:
         if name in STRUCTURES:
             if name == "choice":
                 value = list(value.choices)
-            found["structure"] = Structure.of(STRUCTURES[name], value, name)
+            kind = "lark" if name == "grammar" else name
+            found["structure"] = Structure.of(kind, value, name)
         else:
             found[RENAMED.get(name, name)] = value
     return SamplingParams(**found)

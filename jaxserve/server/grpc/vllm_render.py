@@ -100,14 +100,11 @@ class VllmRenderer:
         token_logprobs += [pb.InputTokenLogProb(value=entry.logprob) for entry in entries]
         top_logprobs = [pb.TopLogProbs(), *map(_top, entries)] if asks_for_top else None
         return pb.InputLogProbs(
-            token_ids=self._request.prompt,
-            token_logprobs=token_logprobs,
-            top_logprobs=top_logprobs,
+            token_ids=self._request.prompt, token_logprobs=token_logprobs, top_logprobs=top_logprobs
         )
 
 
 def _top(entry: Logprob) -> pb.TopLogProbs:
     return pb.TopLogProbs(
-        token_ids=[token for token, _ in entry.top],
-        values=[logprob for _, logprob in entry.top],
+        token_ids=[token for token, _ in entry.top], values=[logprob for _, logprob in entry.top]
     )

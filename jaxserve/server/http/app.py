@@ -37,16 +37,14 @@ def new_app(
     without the numbers by expert.
     """
     generation = Generation(readiness, limits)
-    embeddings = Embeddings(readiness, limits)
     tokenization = Tokenization(readiness, limits)
     info = Info(readiness, metrics)
-    live = Live(readiness, limits, families)
     page = Page()
     app = Starlette(
         routes=[
             Route("/v1/completions", generation.completions, methods=["POST"]),
             Route("/v1/chat/completions", generation.chat, methods=["POST"]),
-            Route("/v1/embeddings", embeddings.embeddings, methods=["POST"]),
+            Route("/v1/embeddings", Embeddings(readiness, limits).embeddings, methods=["POST"]),
             Route("/v1/models", info.models),
             Route("/v1/models/{id:path}", info.model),  # names may have slashes
             Route("/tokenize", tokenization.tokenize, methods=["POST"]),
@@ -54,7 +52,7 @@ def new_app(
             Route("/version", info.version),
             Route("/metrics", info.metrics),
             Route(HEALTH, info.health),
-            Route("/live", live.live),
+            Route("/live", Live(readiness, limits, families).live),
             Route("/", page.index),
             Route("/page/{path:path}", page.file),
         ],

@@ -50,11 +50,7 @@ def completion_calls(
 
 
 def chat_calls(
-    body: ChatBody,
-    request_id: str,
-    timeout: float | None,
-    limits: Limits,
-    defaults: SamplingFields,
+    body: ChatBody, request_id: str, timeout: float | None, limits: Limits, defaults: SamplingFields
 ) -> list[IncomingRequest]:
     """Return the one call of a chat body, as a list like that of `completion_calls`."""
     _check_stream(body)

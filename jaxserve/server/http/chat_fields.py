@@ -5,17 +5,18 @@ from typing import Any
 from jaxserve.chat.tools import AUTO, NONE, REQUIRED, Choice, Tools, check_size, tools_of
 from jaxserve.errors import RequestError
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.http.errors import UnknownFieldError, UnsupportedError
+from jaxserve.server.http.errors import UnsupportedError, check_fields
 from jaxserve.server.http.types import ChatBody
 
 FIELDS = frozenset({"name", "description", "parameters", "strict"})  # of a function
+TOOL = "a function tool"
 
 
 # ---- messages
 
 
 def conversation(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with each list of text parts joined into one text.
+    """Return the messages with each list of text parts joined, with nothing between them.
 
     The service checks everything else in them.
     """
@@ -28,14 +29,9 @@ def _message(message: dict[str, Any], path: str) -> dict[str, Any]:
     content = message.get("content")
     if not isinstance(content, list):
         return message
-    return message | {"content": _joined(content, f"{path}.content")}
-
-
-def _joined(parts: list[Any], path: str) -> str:
-    """Join the parts' texts, with nothing between them."""
-    for i, part in enumerate(parts):
-        _check_part(part, f"{path}[{i}]")
-    return "".join(part["text"] for part in parts)
+    for i, part in enumerate(content):
+        _check_part(part, f"{path}.content[{i}]")
+    return message | {"content": "".join(part["text"] for part in content)}
 
 
 def _check_part(part: Any, path: str) -> None:
@@ -47,11 +43,7 @@ def _check_part(part: Any, path: str) -> None:
         )
     if not isinstance(part.get("text"), str):
         raise RequestError(f"{path}.text", "is no string")
-    for name in part.keys() - {"type", "text"}:
-        if part[name] is not None:
-            raise UnknownFieldError(
-                f"{path}.{name:.80}", "is not a field of a text part; leave it out"
-            )
+    check_fields(part, {"type", "text"}, path, "a text part")
 
 
 # ---- tools
@@ -88,14 +80,6 @@ def _function(tool: dict[str, Any], path: str) -> dict[str, Any]:
         raise RequestError(
             f"{path}.function", "is no object; give name, description and parameters"
         )
-    _check_fields(tool, frozenset({"type", "function"}), path)
-    _check_fields(function, FIELDS, f"{path}.function")
+    check_fields(tool, {"type", "function"}, path, TOOL)
+    check_fields(function, FIELDS, f"{path}.function", TOOL)
     return function
-
-
-def _check_fields(given: dict[str, Any], known: frozenset[str], path: str) -> None:
-    for name, value in given.items():
-        if name not in known and value is not None:
-            raise UnknownFieldError(
-                f"{path}.{name:.80}", "is not a field of a function tool; leave it out"
-            )

@@ -14,7 +14,7 @@ JaxserveError                  and, of HTTP alone:
 """
 
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Set
 from functools import wraps
 from typing import Any
 
@@ -86,6 +86,13 @@ class UnknownFieldError(RequestError):
 
 class UnsupportedError(RequestError):
     reason = "UNSUPPORTED_PARAMETER"
+
+
+def check_fields(given: Mapping[str, Any], known: Set[str], path: str, what: str) -> None:
+    """Raise UnknownFieldError for a field of `what`, at `path`, that is neither known nor null."""
+    for name, value in given.items():
+        if name not in known and value is not None:
+            raise UnknownFieldError(f"{path}.{name:.80}", f"is not a field of {what}; leave it out")
 
 
 def error_body(error: JaxserveError) -> dict[str, Any]:

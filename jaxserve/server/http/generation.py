@@ -1,6 +1,5 @@
 """Serve POST /v1/completions and /v1/chat/completions."""
 
-import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
@@ -89,7 +88,7 @@ async def _whole(
         if isinstance(event, Done):
             dones[prompt] = event
     writer = _writer(served, body, answers)
-    head = envelope(writer.whole_object, writer, id, int(time.time()), served.model.name)
+    head = envelope(writer.whole_object, writer, id, served.model.name)
 
     def render() -> bytes:
         in_order = [dones[i] for i in range(len(answers))]
@@ -117,7 +116,7 @@ async def _stream(
     # The response begins with the first event, so that an earlier error still sets its status.
     first = await anext(events)
     writer = _writer(served, body, answers)
-    head = envelope(writer.chunk_object, writer, id, int(time.time()), served.model.name)
+    head = envelope(writer.chunk_object, writer, id, served.model.name)
     chunks = Chunks(head, writer, _meter(body), body.stream_options or StreamOptions())
     seconds = served.service.limits.slow_client_seconds
     # From here on the stream owns the answers: the stack must not end them when this returns.

@@ -33,9 +33,8 @@ class Info:
 
     @errors_to_responses
     async def models(self, request: Request) -> Response:
-        return _json(
-            {"object": "list", "data": [self._card(self._readiness.require_loaded().model)]}
-        )
+        card = self._card(self._readiness.require_loaded().model)
+        return _json({"object": "list", "data": [card]})
 
     @errors_to_responses
     async def model(self, request: Request) -> Response:

@@ -47,21 +47,19 @@ def _all_bound(addresses: list[tuple[int, Any]]) -> list[socket.socket]:
     """Return sockets that are bound to addresses; a port of 0 becomes one that all of them have."""
     bound = list[socket.socket]()
     missing: OSError | None = None
-    try:
+    with contextlib.ExitStack() as opened:
         for family, (host, port, *scope) in addresses:
             chosen = bound[0].getsockname()[1] if bound else port
             try:
-                bound.append(_bound(family, (host, chosen, *scope), alone=len(addresses) == 1))
+                listener = _bound(family, (host, chosen, *scope), alone=len(addresses) == 1)
+                bound.append(opened.enter_context(listener))
             except OSError as error:
                 if error.errno not in NOT_HERE:
                     raise
                 missing = error
         if missing and not bound:
             raise missing
-    except OSError:
-        for listener in bound:
-            listener.close()
-        raise
+        opened.pop_all()
     return bound
 
 

@@ -93,9 +93,8 @@ class Live:
             )
         async with AsyncExitStack() as stack:
             stack.enter_context(self._counted())
-            return EventStream(
-                self._events(), stack.pop_all(), self._limits.slow_client_seconds, {}
-            )
+            seconds = self._limits.slow_client_seconds
+            return EventStream(self._events(), stack.pop_all(), seconds, {})
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -169,10 +168,8 @@ def _plain(family: Metric) -> Any:
     samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
     if family.type == "histogram":
         counts = {sample.labels["le"]: sample.value for sample in samples if "le" in sample.labels}
-        return {
-            "le": counts,
-            "sum": next(sample.value for sample in samples if sample.name.endswith("_sum")),
-        }
+        total = next(sample.value for sample in samples if sample.name.endswith("_sum"))
+        return {"le": counts, "sum": total}
     if len(samples) == 1 and not samples[0].labels:
         return samples[0].value
     return {",".join(sample.labels.values()): sample.value for sample in samples}

@@ -1,6 +1,7 @@
 """Render what both kinds of completion share, as a whole reply or as the chunks of a stream."""
 
 import re
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,14 +47,12 @@ def id_header(request_id: str) -> dict[str, str]:
     return {ID_HEADER: request_id} if HEADER_SAFE.fullmatch(request_id) else {}
 
 
-def envelope(
-    kind: str, writer: Writer, request_id: str, created: int, model: str
-) -> Mapping[str, Any]:
-    """Return the fields before the choices; `created` is in seconds since the epoch."""
+def envelope(kind: str, writer: Writer, request_id: str, model: str) -> Mapping[str, Any]:
+    """Return the fields before the choices of a reply that is made now."""
     return {
         "id": f"{writer.prefix}-{request_id}",
         "object": kind,
-        "created": created,
+        "created": int(time.time()),  # seconds since the epoch
         "model": model,
     }
 
@@ -113,13 +112,12 @@ class UsageMeter:
 
 def _usage(prompts: list[Started], generated: int) -> dict[str, Any]:
     tokens = sum(started.prompt_tokens for started in prompts)
+    cached = sum(started.cached_tokens for started in prompts)
     return {
         "prompt_tokens": tokens,
         "completion_tokens": generated,
         "total_tokens": tokens + generated,
-        "prompt_tokens_details": {
-            "cached_tokens": sum(started.cached_tokens for started in prompts)
-        },
+        "prompt_tokens_details": {"cached_tokens": cached},
     }
 
 

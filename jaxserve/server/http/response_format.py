@@ -5,10 +5,11 @@ from types import MappingProxyType
 from typing import Any
 
 from jaxserve.errors import RequestError
-from jaxserve.server.http.errors import UnknownFieldError, UnsupportedError
+from jaxserve.server.http.errors import UnsupportedError, check_fields
 from jaxserve.structure import Structure
 
 FIELD = "response_format"
+WHAT = f"this {FIELD}"
 TYPES: Mapping[str, str] = MappingProxyType(  # by type, the field that has to come with it
     {
         "text": "",
@@ -35,7 +36,7 @@ def structure_in(given: Mapping[str, Any] | None) -> Structure | None:
             f"{FIELD}.type", f"is {kind!r:.80}; only {', '.join(TYPES)} are supported"
         )
     member = TYPES[kind]
-    _check_fields(given, frozenset({"type", member} - {""}), FIELD)
+    check_fields(given, {"type", member} - {""}, FIELD, WHAT)
     if kind == "text":
         return None
     if kind == "json_object":
@@ -51,7 +52,7 @@ def structure_in(given: Mapping[str, Any] | None) -> Structure | None:
 def _schema(given: Any, path: str) -> Any:
     if not isinstance(given, Mapping):
         raise RequestError(path, f"is {given!r:.80}; it must be an object with name and schema")
-    _check_fields(given, SCHEMA_FIELDS, path)
+    check_fields(given, SCHEMA_FIELDS, path, WHAT)
     if not isinstance(given.get("strict"), bool | None):
         raise RequestError(
             f"{path}.strict", f"is {given['strict']!r:.80}; it must be true or false"
@@ -60,11 +61,3 @@ def _schema(given: Any, path: str) -> Any:
     if not isinstance(schema, Mapping):
         raise RequestError(f"{path}.schema", f"is {schema!r:.80}; it must be a JSON schema object")
     return schema
-
-
-def _check_fields(given: Mapping[str, Any], known: frozenset[str], path: str) -> None:
-    for name, value in given.items():
-        if name not in known and value is not None:
-            raise UnknownFieldError(
-                f"{path}.{name:.80}", f"is not a field of this {FIELD}; leave it out"
-            )

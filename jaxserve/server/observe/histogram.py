@@ -5,6 +5,7 @@ The histogram of prometheus_client takes a lock for each of them.
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import HistogramMetricFamily
@@ -33,10 +34,7 @@ class Histogram:
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """Yield the histogram with cumulative counts, as Prometheus has them, for the registry."""
-        total = 0
-        buckets: list[tuple[str, float]] = []
         bounds = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
-        for bound, count in zip(bounds, self._counts, strict=True):
-            total += count
-            buckets.append((bound, float(total)))
+        totals = map(float, accumulate(self._counts))
+        buckets = list(zip(bounds, totals, strict=True))
         yield HistogramMetricFamily(self._name, self._what, buckets=buckets, sum_value=self._sum)

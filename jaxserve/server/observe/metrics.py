@@ -57,6 +57,7 @@ class Metrics:
     def _add_engine_metrics(self, registry: CollectorRegistry) -> None:
         gauge = partial(_gauge, registry)
         counter = partial(_counter, registry)
+        histogram = partial(_histogram, registry)
         self._running = gauge("num_requests_running", "choices that have a row")
         self._waiting = gauge("num_requests_waiting", "choices that wait for a row")
         self._usage = gauge("kv_cache_usage_perc", "share of the pages that requests hold, 0 to 1")
@@ -74,11 +75,8 @@ class Metrics:
         self._computed = counter(
             "computed_tokens", "tokens that the device computed, padding included"
         )
-        self._host = _histogram(
-            registry,
-            "step_host_seconds",
-            "seconds of a step not spent waiting for the device",
-            HOST,
+        self._host = histogram(
+            "step_host_seconds", "seconds of a step not spent waiting for the device", HOST
         )
 
     def _add_request_metrics(self, registry: CollectorRegistry) -> None:

@@ -100,16 +100,12 @@ def _begin(parent: Path) -> Path:
         parent.mkdir(parents=True, exist_ok=True)
         profiles = len(list(parent.iterdir()))
         if profiles >= MAX_PROFILES:
-            raise flag_error(
-                "--profile-dir",
-                parent,
-                f"it has {profiles} entries, and the limit is {MAX_PROFILES} (remove some)",
-            )
+            problem = f"it has {profiles} entries, and the limit is {MAX_PROFILES} (remove some)"
+            raise flag_error("--profile-dir", parent, problem)
         folder.mkdir()
     except OSError as error:
-        raise flag_error(
-            "--profile-dir", parent, f"no profile can be written: {error.strerror}"
-        ) from None
+        problem = f"no profile can be written: {error.strerror}"
+        raise flag_error("--profile-dir", parent, problem) from None
     jax.profiler.start_trace(str(folder))
     return folder
 

@@ -37,7 +37,7 @@ def open_provider() -> "TracerProvider":
     asks for an unknown protocol, names a file that cannot be read, or has a value that
     OpenTelemetry refuses.
     """
-    protocol = _configured("PROTOCOL", "grpc", EXPORTERS)
+    protocol = _protocol()
     for name in FILES:
         _check_file_of(name)
     try:
@@ -71,15 +71,15 @@ def _check_file_of(name: str) -> None:
             raise ConfigError(f"{variable} is {file}; it cannot be read (--otel)")
 
 
-def _configured(name: str, default: str, known: Mapping[str, object]) -> str:
-    """Return a setting of the exporter, one of those that are known."""
-    for variable in _variables(name):
-        value = os.environ.get(variable)
-        if value:
-            if value not in known:
-                raise ConfigError(f"{variable} is {value!r}; --otel knows {' and '.join(known)}")
+def _protocol() -> str:
+    """Return the protocol of the exporter, one of EXPORTERS."""
+    for variable in _variables("PROTOCOL"):
+        if value := os.environ.get(variable):
+            if value not in EXPORTERS:
+                known = " and ".join(EXPORTERS)
+                raise ConfigError(f"{variable} is {value!r}; --otel knows {known}")
             return value
-    return default
+    return "grpc"
 
 
 class Traces:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from jaxserve.errors import AdminOnlyError, CredentialError
 
-SCHEME = "bearer "  # in lower case; clients may write it in any case (RFC 7235)
+SCHEME = "bearer"  # in lower case; clients may write it in any case (RFC 7235)
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,5 @@ def _same(given: str, token: str | None) -> bool:
 
 def _token(authorization: str | None) -> str:
     """Return the token of an authorization header; "" for another scheme or no header."""
-    header = authorization or ""
-    if header[: len(SCHEME)].lower() != SCHEME:
-        return ""
-    return header[len(SCHEME) :]
+    scheme, _, token = (authorization or "").partition(" ")
+    return token if scheme.lower() == SCHEME else ""

@@ -93,7 +93,7 @@ def _attend(
     rng = np.random.default_rng(0)
     cached, new = _rows(options, extent)
     tables = _tables(cached, extent, layout.page_size)
-    ids = np.arange(extent.shared_pages + OWN_PAGES * extent.rows, dtype=np.int32)
+    ids = jnp.asarray(np.arange(extent.shared_pages + OWN_PAGES * extent.rows, dtype=np.int32))
 
     def vectors(*shape: int) -> np.ndarray:
         return rng.standard_normal((*shape, layout.head_dim), np.float32)
@@ -113,13 +113,11 @@ def _attend(
                 pool[tables[row, own], begin:] = np.nan
                 pool[tables[row, own + 1 : own + OWN_PAGES]] = np.nan
     canonical = _canonical([jnp.asarray(pool, dtype) for pool in pools], layout)
-    pages = kernel.write_back(
-        kernel.allocate(len(ids), layout), jnp.asarray(ids), canonical, layout
-    )
+    pages = kernel.write_back(kernel.allocate(len(ids), layout), ids, canonical, layout)
     attend = jax.jit(partial(kernel.attend, options=options), donate_argnums=3)
     ragged = _ragged(cached, new, tables, layout.page_size)
     done = jax.block_until_ready(attend(q, k, v if layout.keeps_values else None, pages, ragged))
-    contents = _unscaled(kernel.read(done.pages, jnp.asarray(ids), layout))
+    contents = _unscaled(kernel.read(done.pages, ids, layout))
     return [np.asarray(x) for x in (done.out, *contents)]
 
 
@@ -150,24 +148,13 @@ def _rows(options: Options, extent: Extent) -> tuple[list[int], list[int]]:
     """
     size = options.layout.page_size
     long = extent.shared_pages * size
-    before = [
-        0,
-        long,
-        long + size - 1,
-        long + 1,
-        size - 1,
-        long + size // 2,
-        long + size // 2 + 1,
-        long + 2,
-    ]
+    half = long + size // 2
+    before = [0, long, long + size - 1, long + 1, size - 1, half, half + 1, long + 2]
     cached = [before[row % len(before)] for row in range(extent.rows)]
-    if options.max_row_tokens == 1:
+    most = options.max_row_tokens
+    if most == 1:
         return cached, [1] * extent.rows
-    longest = (
-        (7, size + 5)
-        if options.max_row_tokens is None
-        else (options.max_row_tokens, -(-options.max_row_tokens // 2))
-    )
+    longest = (7, size + 5) if most is None else (most, -(-most // 2))
     new = [1 if row < extent.rows // 3 else longest[row % 2] for row in range(extent.rows)]
     return cached, new
 

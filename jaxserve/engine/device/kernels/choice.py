@@ -7,7 +7,7 @@ kernel that is asked for by name is that one or a KernelError.
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import jax.numpy as jnp
@@ -68,13 +68,9 @@ def attention_options(
         max_row_tokens: Most tokens that one row has in the step; None when that is not bounded.
     """
     layout = group.layout(page_size, page_dtype, shards=mesh.shape["tensor"])
+    kind = device_kind(mesh)
     return paged.Options(
-        layout,
-        spec.score_scale,
-        group.window,
-        spec.attn_softcap,
-        max_row_tokens,
-        device_kind=device_kind(mesh),
+        layout, spec.score_scale, group.window, spec.attn_softcap, max_row_tokens, device_kind=kind
     )
 
 
@@ -163,15 +159,13 @@ def _weights_with_groups(
 
     One entry stands for the weights of this name in all layers, since layers declare them alike.
     """
-
-    def declared() -> Iterator[tuple[str, Quantized]]:
-        specs = param_specs(spec, dtype, scheme)
-        for weights in (specs, *specs["layers"]):
-            for name, leaf in weights.items():
-                if is_quantized(leaf) and leaf.scheme.group:
-                    yield name, leaf
-
-    return dict(declared())
+    found: dict[str, Quantized] = {}
+    specs = param_specs(spec, dtype, scheme)
+    for weights in (specs, *specs["layers"]):
+        for name, leaf in weights.items():
+            if is_quantized(leaf) and leaf.scheme.group:
+                found[name] = leaf
+    return found
 
 
 def _quantized_demand(

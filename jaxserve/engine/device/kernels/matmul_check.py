@@ -48,14 +48,8 @@ def check_quantized_matmul(demands: Iterable[tuple[Any, quantized.Demand]], devi
         scales = rng.uniform(0.5, 2, (groups, *demand.columns)).astype(np.float32)
         for rows in ROWS_ON_CPU if device.platform == "cpu" else ROWS:
             x = jnp.asarray(rng.standard_normal((rows, demand.contracted)), demand.dtype)
-            _compare(
-                "--quantized-matmul",
-                kernel,
-                quantized_reference,
-                options,
-                (x, values, scales),
-                device,
-            )
+            operands = (x, values, scales)
+            _compare("--quantized-matmul", kernel, quantized_reference, options, operands, device)
 
 
 def _with_fewer_columns(
@@ -120,18 +114,16 @@ def _compare(
     Args:
         operands: Rows [M, K], a weight, and what else the kernels take by position.
     """
+    x = np.asarray(operands[0], np.float32)
+    live = np.isfinite(x).all(-1)
 
     def multiply(by: Any) -> np.ndarray:
         product = jax.jit(partial(by.multiply, options=options))(*operands, **more)
-        return np.asarray(product, np.float32)
+        return np.asarray(product, np.float32)[live]
 
     with jax.default_device(device):
         ours = multiply(kernel)
         theirs = multiply(reference)
-    x = np.asarray(operands[0], np.float32)
-    live = np.isfinite(x).all(-1)
-    ours = ours[live]
-    theirs = theirs[live]
     difference = float(np.abs(ours - theirs).max() / np.sqrt(np.square(theirs).mean()))
     subject = (
         f"a product of {len(x)} x {x.shape[1]} numbers with a weight of {list(operands[1].shape)}"

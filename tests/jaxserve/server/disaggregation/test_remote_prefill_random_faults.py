@@ -123,7 +123,7 @@ async def serves_on(servers: Apart, folder: Path) -> None:
         proxy.cut()
     await servers.until(State.READY, 0)
     await servers.until(State.READY, 2)
-    servers.decode.service._remote_prefills._fetcher._seconds = PLAN.seconds
+    servers.decode.service._page_fetches._fetcher._seconds = PLAN.seconds
     for role in servers.prefill_roles:
         role._servicer._seconds = PLAN.seconds
     remote = servers.count("seconds_count")

@@ -1,4 +1,4 @@
-"""Requests whose prompts are being computed on a prefill server."""
+"""Requests whose prompts are computed elsewhere, until their pages have come."""
 
 import asyncio
 from typing import Protocol
@@ -19,8 +19,8 @@ class PageFetcher(Protocol):
     def close(self) -> None: ...
 
 
-class RemotePrefills:
-    """The remote prefills in flight, by the client's request id. Lives on the event loop.
+class PageFetches:
+    """The fetches of pages in flight, by the client's request id. Lives on the event loop.
 
     Their prompts wait elsewhere and come back to be decoded here, so that they count as waiting.
 
@@ -29,7 +29,7 @@ class RemotePrefills:
     """
 
     def __init__(self, fetcher: PageFetcher | None):
-        self.tokens = 0  # prompt tokens of all remote prefills
+        self.tokens = 0  # prompt tokens of all that are fetched
         self._fetcher = fetcher
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -53,8 +53,7 @@ class RemotePrefills:
 
     def cancel(self, request_id: str) -> None:
         """Stop waiting for the pages of this request, if it is among them."""
-        task = self._tasks.get(request_id)
-        if task:
+        if task := self._tasks.get(request_id):
             task.cancel()
 
     def cancel_all(self) -> None:
