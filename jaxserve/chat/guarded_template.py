@@ -13,7 +13,8 @@ from jaxserve.chat.tools import Tools, with_arguments
 from jaxserve.tokenizer import Tokenizer
 from jaxserve.tokenizer.special import NO_WORD
 
-ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+DEVELOPER = "developer"  # OpenAI's newer name of the system's role
+ROLES = frozenset({"system", DEVELOPER, "user", "assistant", "tool"})
 
 
 class GuardedTemplate:
@@ -56,6 +57,7 @@ class GuardedTemplate:
         `messages` are plain messages, `name` their path in the request. RequestError is raised for
         arguments of calls that the template cannot use, ChatError where it fails or refuses.
         """
+        messages = self._with_known_roles(messages)
         variables = {
             "messages": self._marked(with_arguments(messages, self._look.joins_arguments, name)),
             # None and not an empty list: templates ask whether tools are none.
@@ -64,6 +66,16 @@ class GuardedTemplate:
             "add_generation_prompt": True,
         }
         return self._renderer.render(self._template.source, self._template.tokens | variables)
+
+    def _with_known_roles(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the messages, the developer's as the system's if the template has no such role.
+
+        Templates that test for the roles they know leave out a message of any other.
+        """
+        if DEVELOPER in self._template.source:
+            return messages
+        system = {"role": "system"}
+        return [turn | system if turn["role"] == DEVELOPER else turn for turn in messages]
 
     @cached_property
     def _look(self) -> Look:

@@ -217,7 +217,9 @@ def truncate(logits: Float[Array, "B V"], params: RowSampling[jax.Array]) -> Flo
         k = jnp.where(params.top_k > 0, params.top_k, logits.shape[-1]).astype(jnp.float32)
         logits = _keep_mass(logits, jnp.ones_like(logits), k)
         mass = jnp.exp(logits)
-        target = jnp.where(params.top_p < 1, params.top_p * mass.sum(-1), jnp.inf)
+        # At least the smallest number: a target of 0 would be reached without the peak.
+        share = jnp.maximum(params.top_p * mass.sum(-1), jnp.finfo(jnp.float32).tiny)
+        target = jnp.where(params.top_p < 1, share, jnp.inf)
         return _keep_mass(logits, mass, target)
 
     limited = (params.top_k > 0) | (params.top_p < 1) | (params.min_p > 0)

@@ -13,7 +13,7 @@ import pytest
 
 from jaxserve.chat import Chat
 from jaxserve.chat.marking import Marker
-from jaxserve.errors import RequestError
+from jaxserve.errors import ChatError, RequestError
 from jaxserve.tokenizer import MARK, load_tokenizer
 from tests.byte_tokenizer import ByteTokenizer
 from tests.tokenizer_cases import append_special_tokens
@@ -297,3 +297,39 @@ def test_fields_that_are_none_are_left_out(chat_of: Callable[..., Chat]) -> None
         chat.render([call]).text
         == '[{"role": "assistant", "content": null, "tool_calls": [{"id": null}]}]TrueTrue'
     )
+
+
+NAMED_ROLES = (
+    "{% for m in messages %}{% if m.role == 'system' %}<s>{{ m.content }}"
+    "{% elif m.role == 'user' %}<u>{{ m.content }}{% endif %}{% endfor %}<a>"
+)
+DEVELOPER = [{"role": "developer", "content": "RULE"}, {"role": "user", "content": "hi"}]
+
+
+def test_a_developer_is_the_system_where_the_template_has_no_such_role(
+    chat_of: Callable[..., Chat],
+) -> None:
+    assert chat_of(NAMED_ROLES).render(DEVELOPER).text == "<s>RULE<u>hi<a>"
+    knowing = NAMED_ROLES.replace("{% elif", "{% elif m.role == 'developer' %}<d>{% elif", 1)
+    assert chat_of(knowing).render(DEVELOPER).text == "<d><u>hi<a>"
+
+
+def test_a_developer_is_the_system_in_every_published_template(
+    chat_of: Callable[..., Chat],
+) -> None:
+    data = os.environ.get("JAXSERVE_TEST_DATA")
+    if not data:
+        pytest.skip("JAXSERVE_TEST_DATA is not set")
+    lines = Path(data, "chat_templates", "tgi_golden.jsonl").read_text().splitlines()
+    system = [{**DEVELOPER[0], "role": "system"}, DEVELOPER[1]]
+    taken = 0
+    for template in {json.loads(line)["template"] for line in lines}:
+        outcomes = []
+        for messages in (DEVELOPER, system):
+            try:
+                outcomes.append(chat_of(template).render(messages).text)
+            except ChatError as error:
+                outcomes.append(str(error))
+        assert outcomes[0] == outcomes[1], template
+        taken += "RULE" in outcomes[0]
+    assert taken > 10

@@ -90,6 +90,15 @@ def test_ties_stay_in() -> None:
     assert kept.sum(-1).tolist() == [3, 3, 3, VOCAB]
 
 
+@pytest.mark.parametrize("top_p", [1e-30, 1e-38, 1e-39, 1e-45, 5e-324])
+def test_the_smallest_top_p_keeps_the_peak(top_p: float) -> None:
+    logits = random_logits(4)
+    below_peak = logits - logits.max(-1, keepdims=True)
+    row_params = [replace(PLAIN, temperature=0.8, top_p=top_p) for _ in logits]
+    kept = np.isfinite(jax.jit(truncate)(below_peak, row_sampling(row_params)))
+    np.testing.assert_array_equal(kept, below_peak == 0)
+
+
 @given(st.lists(st.floats(width=32, allow_nan=False), min_size=16, max_size=16))
 @settings(max_examples=200)
 def test_ordered_has_the_order_of_the_floats(values: list[float]) -> None:
