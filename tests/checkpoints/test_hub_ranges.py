@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from jaxserve.checkpoints.errors import CheckpointError
-from jaxserve.checkpoints.hub import ranges
+from jaxserve.checkpoints.hub import ranges, remote_file
 from jaxserve.checkpoints.hub.lookup import Snapshot, find
 from jaxserve.checkpoints.hub.names import HubModel
 from jaxserve.checkpoints.hub.ranges import RemoteTensor, remote_tensors
@@ -43,7 +43,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # between two tries
     monkeypatch.setattr(ranges, "SMALL", KIB)
     monkeypatch.setattr(ranges, "GAP", KIB)
-    monkeypatch.setattr(ranges, "PART", 16 * KIB)
+    monkeypatch.setattr(remote_file, "PART", 16 * KIB)
     monkeypatch.setattr(ranges, "HEADER_GUESS", 64)
     with fake_hub(tmp_path / "hub") as hub:
         yield hub
