@@ -77,7 +77,7 @@ class EngineThread:
         self._totals = totals
         self._jobs: deque[Callable[[], None]] = deque()
         self._immediate: list[TokenEvent] = []  # events that no step brings
-        self._reported = Loads()  # of the last report
+        self._reported = self.loads()  # of the last report
         self._wake = threading.Condition()
         self._closing = False
         self._ended = False
@@ -110,6 +110,23 @@ class EngineThread:
         if self._ended:
             self._fail_calls()
         return future
+
+    def loads(self) -> Loads:
+        """Return the occupation of the engine; on this thread, or before it starts."""
+        scheduler = self._engine.scheduler
+        speculation = scheduler.speculation
+        pools = [cache.pool for lane in scheduler.lanes for cache in lane.caches]
+        total = sum(pool.num_pages for pool in pools)
+        return Loads(
+            running=sum(len(lane.running) for lane in scheduler.lanes),
+            waiting=len(scheduler.waiting),
+            pages_used=total - sum(pool.available for pool in pools),
+            pages_total=total,
+            preemptions=scheduler.preemptions,
+            verifications=speculation.verifications if speculation else 0,
+            drafted=speculation.drafted if speculation else 0,
+            accepted=speculation.accepted if speculation else 0,
+        )
 
     @property
     def stuck_for(self) -> float:
@@ -171,7 +188,7 @@ class EngineThread:
             events += self._engine.step()
         self._busy_since = None
         seconds = time.monotonic() - began
-        loads = self._loads()
+        loads = self.loads()
         if events or loads != self._reported:
             self._reported = loads
             host_seconds = seconds - (self._engine.waited - waited_before)
@@ -187,22 +204,6 @@ class EngineThread:
     def _stop(self, request_id: str, index: int) -> None:
         if event := self._engine.stop(request_id, index):  # None: the choice has ended meanwhile
             self._immediate.append(event)
-
-    def _loads(self) -> Loads:
-        scheduler = self._engine.scheduler
-        speculation = scheduler.speculation
-        pools = [cache.pool for lane in scheduler.lanes for cache in lane.caches]
-        total = sum(pool.num_pages for pool in pools)
-        return Loads(
-            running=sum(len(lane.running) for lane in scheduler.lanes),
-            waiting=len(scheduler.waiting),
-            pages_used=total - sum(pool.available for pool in pools),
-            pages_total=total,
-            preemptions=scheduler.preemptions,
-            verifications=speculation.verifications if speculation else 0,
-            drafted=speculation.drafted if speculation else 0,
-            accepted=speculation.accepted if speculation else 0,
-        )
 
 
 def _fulfil(future: "Future[Any]", function: Callable[[], Any]) -> None:

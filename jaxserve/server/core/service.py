@@ -14,7 +14,7 @@ from jaxserve.prompts import Prepared, Prompt, Prompts
 from jaxserve.server.core.admission import AdmissionControl
 from jaxserve.server.core.answer import Answer
 from jaxserve.server.core.answer_events import Outbox
-from jaxserve.server.core.engine_thread import ComputeTotals, EngineThread, Loads, StepReport
+from jaxserve.server.core.engine_thread import ComputeTotals, EngineThread, StepReport
 from jaxserve.server.core.event_queue import EventQueue
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.internal_errors import mask_internal_error
@@ -53,7 +53,7 @@ class Service:
     ):
         self.prompts = prompts
         self.limits = limits
-        self.loads = Loads()
+        self.loads = thread.loads()
         self.totals = ComputeTotals()
         self.slow_clients = SlowClients(limits.slow_client_seconds)
         self._thread = thread

@@ -36,19 +36,21 @@ class TokenInterceptor(aio.ServerInterceptor):
     ) -> Any:
         service = handler_call_details.method.rsplit("/", 1)[0].lstrip("/")
         if service != HEALTH:
-            metadata = dict(handler_call_details.invocation_metadata)
+            metadata = handler_call_details.invocation_metadata
+            given = [value for key, value in metadata if key == "authorization"]
             try:
-                self._tokens.check(metadata.get("authorization"), admin=service == ADMIN)
+                self._tokens.check(given, admin=service == ADMIN)
             except JaxserveError as error:
                 return _refusing(error)
         return await continuation(handler_call_details)
 
 
 def _refusing(error: JaxserveError) -> grpc.RpcMethodHandler:
-    async def refuse(request: Any, context: aio.ServicerContext) -> None:
+    async def refuse(requests: Any, context: aio.ServicerContext) -> None:
         await abort_with(context, error)
 
-    return grpc.unary_unary_rpc_method_handler(refuse)
+    # A handler of streams is called before any message is read, and decompressed.
+    return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 class _HealthServicer(health_pb2_grpc.HealthServicer):

@@ -10,10 +10,16 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from jaxserve.errors import JaxserveError
+from jaxserve.errors import JaxserveError, RequestError
+from jaxserve.server.core.admission import MAX_ID_BYTES
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.http.embeddings import Embeddings
-from jaxserve.server.http.errors import HeadersTooLargeError, error_response, refuse_route
+from jaxserve.server.http.errors import (
+    BodyError,
+    HeadersTooLargeError,
+    error_response,
+    refuse_route,
+)
 from jaxserve.server.http.generation import Generation
 from jaxserve.server.http.info import Info, Tokenization
 from jaxserve.server.http.page import Live, Page, is_page
@@ -62,6 +68,7 @@ def new_app(
             Middleware(EchoId),
             Middleware(SendElsewhere, readiness),
             Middleware(HeaderLimit, limits),
+            Middleware(OneBodyLength),
             Middleware(TokenCheck, tokens),
         ],
         exception_handlers={HTTPException: refuse_route},
@@ -72,13 +79,19 @@ def new_app(
 
 
 class EchoId:
-    """Copies a request's X-Request-Id header to its response, for searching logs."""
+    """Copies a request's X-Request-Id header to its response, for searching logs.
+
+    An id that is longer than requests may have is refused.
+    """
 
     def __init__(self, app: ASGIApp):
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = Headers(scope=scope).get(ID_HEADER) if scope["type"] == "http" else None
+        if given is not None and len(given) > MAX_ID_BYTES:
+            problem = f"has {len(given)} bytes; the limit is {MAX_ID_BYTES}"
+            return await error_response(RequestError(ID_HEADER, problem))(scope, receive, send)
 
         async def echoing(message: Message) -> None:
             if message["type"] == "http.response.start" and given is not None:
@@ -131,6 +144,25 @@ class HeaderLimit:
         await answer(scope, receive, send)
 
 
+class OneBodyLength:
+    """Refuses requests that give two lengths of their body, and closes their connections.
+
+    A proxy that believes the other length would take the rest for a request (RFC 9112, 6.1).
+    """
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = self._app
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            if "content-length" in headers and "transfer-encoding" in headers:
+                problem = "the headers have content-length and transfer-encoding; send one of them"
+                answer = error_response(BodyError(problem), {"connection": "close"})
+        await answer(scope, receive, send)
+
+
 class TokenCheck:
     """Refuses requests without a valid bearer token.
 
@@ -145,7 +177,7 @@ class TokenCheck:
         answer = self._app
         if scope["type"] == "http" and scope["path"] != HEALTH and not is_page(scope["path"]):
             try:
-                self._tokens.check(Headers(scope=scope).get("authorization"), admin=False)
+                self._tokens.check(Headers(scope=scope).getlist("authorization"), admin=False)
             except JaxserveError as error:
                 answer = error_response(error)
         await answer(scope, receive, send)

@@ -1,7 +1,7 @@
 """Read a request: its body as a checked model, and how long the client will wait."""
 
 import asyncio
-import math
+import re
 import time
 from typing import Any
 
@@ -20,6 +20,7 @@ from jaxserve.server.http.json import MEDIA_TYPE, loads
 from jaxserve.server.http.types import Body
 
 TIMEOUT = "x-request-timeout"  # header: seconds that the client will wait
+SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 
 async def read_with_timeout[T: Body](
@@ -37,16 +38,13 @@ async def read_with_timeout[T: Body](
 def timeout_of(request: Request) -> float | None:
     """Return the seconds of the X-Request-Timeout header, or None without one.
 
-    RequestError for anything but a positive, finite number.
+    RequestError for anything but a positive number in digits, such as 30 or 0.5.
     """
     text = request.headers.get(TIMEOUT)
     if text is None:
         return None
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
+    seconds = float(text) if SECONDS.fullmatch(text) else 0.0
+    if seconds <= 0:
         raise RequestError(TIMEOUT, f"is {text!r:.80}; it must be a number of seconds above 0")
     return seconds
 
@@ -58,6 +56,11 @@ async def read[T: Body](request: Request, kind: type[T], limits: Limits) -> T:
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if given != MEDIA_TYPE:
         raise MediaTypeError(f"the content-type is {given!r:.80}; it must be {MEDIA_TYPE}")
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.strip().lower() != "identity":
+        raise MediaTypeError(
+            f"the content-encoding is {encoding!r:.80}; send the body as it is, without the header"
+        )
     seconds = limits.slow_client_seconds
     try:
         async with asyncio.timeout(seconds):

@@ -83,6 +83,10 @@ class HeadersTooLargeError(JaxserveError):
 class UnknownFieldError(RequestError):
     reason = "UNKNOWN_PARAMETER"
 
+    def __init__(self, field: str, problem: str):
+        # JSON can write halves of surrogate pairs in names, UTF-8 and so the answer cannot.
+        super().__init__(field.encode("utf-8", "backslashreplace").decode(), problem)
+
 
 class UnsupportedError(RequestError):
     reason = "UNSUPPORTED_PARAMETER"

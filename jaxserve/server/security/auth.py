@@ -1,6 +1,7 @@
 """Bearer tokens, compared in constant time."""
 
 import hmac
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxserve.errors import AdminOnlyError, CredentialError
@@ -17,15 +18,18 @@ class BearerTokens:
     # wherever clients need a token.
     admin: str | None = None
 
-    def check(self, authorization: str | None, admin: bool) -> None:
-        """Check the authorization header of a call; `admin` says whether AdminService is called.
+    def check(self, authorization: Sequence[str], admin: bool) -> None:
+        """Check the authorization headers of a call; `admin` says whether AdminService is called.
 
-        Raises CredentialError without a valid token, AdminOnlyError for a client's token where an
-        administrator's is needed.
+        Raises CredentialError without a valid token, or with several headers, of which a proxy may
+        have checked another one; AdminOnlyError for a client's token where an administrator's is
+        needed.
         """
         if self.client is None and self.admin is None:
             return
-        given = _token(authorization)
+        if len(authorization) > 1:
+            raise CredentialError(f"there are {len(authorization)} authorization headers; send one")
+        given = _token(authorization[0] if authorization else "")
         # Both are compared in any case, so that the time does not say which one matched.
         is_client = _same(given, self.client)
         is_admin = _same(given, self.admin)
@@ -44,7 +48,7 @@ def _same(given: str, token: str | None) -> bool:
     return token is not None and hmac.compare_digest(given.encode(), token.encode())
 
 
-def _token(authorization: str | None) -> str:
+def _token(authorization: str) -> str:
     """Return the token of an authorization header; "" for another scheme or no header."""
-    scheme, _, token = (authorization or "").partition(" ")
+    scheme, _, token = authorization.partition(" ")
     return token if scheme.lower() == SCHEME else ""

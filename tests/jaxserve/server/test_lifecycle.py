@@ -418,6 +418,39 @@ def test_tokens(tmp_path: Path, token: str | None, generate: str, admin: str) ->
     asyncio.run(main())
 
 
+def test_a_call_without_a_token_ends_before_its_message_is_read(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path, tokens=TOKENS) as server:
+            name = "/jaxserve.v1.InferenceService/Tokenize"
+            call = server.channel.stream_stream(name)(timeout=60)
+            # No message is sent: a handler that waits for one would wait until the deadline.
+            assert await code(call.read()) == "UNAUTHENTICATED"
+
+    asyncio.run(main())
+
+
+def test_a_call_with_two_tokens_is_refused(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path, tokens=TOKENS) as server:
+            metadata = [("authorization", f"Bearer {token}") for token in ("c-token", "a-token")]
+            request = inference_pb2.TokenizeRequest(text="x")
+            call = server.inference.Tokenize(request, metadata=metadata)
+            assert await code(call) == "UNAUTHENTICATED"
+
+    asyncio.run(main())
+
+
+def test_pages_are_counted_before_the_first_step(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path) as server:
+            loads = await server.admin.GetLoads(admin_pb2.GetLoadsRequest())
+            pools = [c.pool for lane in server.engine.scheduler.lanes for c in lane.caches]
+            assert loads.pages_total == sum(pool.num_pages for pool in pools) > 0
+            assert loads.pages_used == 0
+
+    asyncio.run(main())
+
+
 async def _all(stream: Any) -> None:
     async for _ in stream:
         pass
@@ -432,9 +465,9 @@ async def code(call: Any) -> str:
 
 
 def test_admin_without_a_token_of_its_own_is_closed_to_clients() -> None:
-    BearerTokens().check(None, admin=True)
+    BearerTokens().check([], admin=True)
     with pytest.raises(Exception, match="admin's token"):
-        BearerTokens(client="c").check("Bearer c", admin=True)
+        BearerTokens(client="c").check(["Bearer c"], admin=True)
 
 
 def test_admin_answers(tmp_path: Path) -> None:

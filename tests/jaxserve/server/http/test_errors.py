@@ -261,6 +261,88 @@ def test_what_nests_deeply(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    "path, body, field",
+    [
+        (COMPLETIONS, b'{"prompt": "a", "\\ud800": 1}', r"\ud800"),
+        (COMPLETIONS, b'{"prompt": "a", "stream_options": {"x\\udfff": 1}}', r"x\udfff"),
+        ("/tokenize", b'{"prompt": "a", "\\ud800": 1}', r"\ud800"),
+        (EMBEDDINGS, b'{"input": "a", "\\ud800": 1}', r"\ud800"),
+        (CHAT, b'{"messages": [{"role": "user", "content": "a", "\\ud800": 1}]}', "messages[0]"),
+        (CHAT, b'{"messages": [{"\\ud800": 1}]}', "messages[0].role"),
+        (
+            CHAT,
+            b'{"messages": [{"role": "user", "content": '
+            b'[{"type": "text", "text": "", "\\ud800": 1}]}]}',
+            r"messages[0].content[0].\ud800",
+        ),
+        (
+            COMPLETIONS,
+            b'{"prompt": "a", "response_format": {"type": "text", "\\ud800": 1}}',
+            r"response_format.\ud800",
+        ),
+    ],
+)
+def test_names_with_half_a_surrogate_pair(
+    tmp_path: Path, path: str, body: bytes, field: str
+) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as http:
+            status, param, _ = await refused(http, path, body, await http.canary())
+            assert status == 400 and param is not None and param.endswith(field)
+
+    asyncio.run(main())
+
+
+def test_headers_that_servers_read_in_different_ways(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path, token="secret") as http:
+            canary = await http.canary()
+            for encoding in ("gzip", "deflate, identity", "br", ""):
+                given = {"content-encoding": encoding}
+                found = await refused(http, COMPLETIONS, {"prompt": "x"}, canary, **given)
+                assert found == (415, None, "unsupported_media_type"), encoding
+            plain = {"content-encoding": "Identity"}
+            response = await http.post(COMPLETIONS, {"prompt": "x"}, headers=plain)
+            assert response.status_code == 200
+
+            for bad in (
+                "1_0",
+                "+5",
+                "1e1",
+                "5 0",
+                "0.0",
+                "1.",
+                ".5",
+                "\N{ARABIC-INDIC DIGIT FIVE}",
+            ):
+                given = {"x-request-timeout": bad.encode()}
+                response = await http.post(COMPLETIONS, {"prompt": "x"}, headers=given)
+                error = response.json()["error"]
+                assert (response.status_code, error["param"]) == (400, "x-request-timeout"), bad
+
+            response = await http.raw.get("/health", headers={"x-request-id": "x" * 128})
+            assert (response.status_code, response.headers["x-request-id"]) == (200, "x" * 128)
+            response = await http.raw.get("/health", headers={"x-request-id": "x" * 129})
+            assert (response.status_code, response.json()["error"]["param"]) == (
+                400,
+                "x-request-id",
+            )
+            assert "x-request-id" not in response.headers
+
+            twice = [("authorization", "Bearer secret"), ("authorization", "Bearer secret")]
+            response = await http.raw.get("/v1/models", headers=twice)
+            assert response.status_code == 401 and "2 authorization headers" in response.text
+
+            lengths = ("content-length: 2", "transfer-encoding: chunked", "connection: keep-alive")
+            answer = await _answer(http, f"POST {COMPLETIONS} HTTP/1.1", *lengths)
+            assert answer.startswith(b"HTTP/1.1 400") and b"connection: close" in answer.lower()
+            assert b"content-length and transfer-encoding" in answer
+            assert await http.canary() == canary
+
+    asyncio.run(main())
+
+
 @pytest.mark.system
 def test_sizes_and_media_types(tmp_path: Path) -> None:
     async def main() -> None:
