@@ -24,7 +24,7 @@ _HOMES = {
     "LLM": "llm",
     "Completion": "completion",
     "EngineOptions": "config",
-    "SamplingParams": "request",
+    "SamplingParams": "sampling_params",
     "Structure": "structure",
 }
 

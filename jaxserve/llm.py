@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from jax.typing import DTypeLike
-from rich.console import Console
 
 from jaxserve.backends import devices as found_devices
 from jaxserve.call_guard import CallGuard
@@ -25,20 +24,20 @@ from jaxserve.engine.engine import Engine
 from jaxserve.engine.request_limits import max_new_tokens
 from jaxserve.engine.trace import written_trace
 from jaxserve.llm_arguments import OTHER_KEYWORDS, dtype_name, mesh_of, options_of
-from jaxserve.llm_calls import Calls
+from jaxserve.llm_calls import LLMCalls
 from jaxserve.llm_folder import open_llm
 from jaxserve.llm_warm_up import WarmUp
 from jaxserve.loading.digests import WeightDigests
 from jaxserve.loading.folder import Model, ModelFiles, load
 from jaxserve.names_elsewhere import LLM_ATTRIBUTES, explains_names
-from jaxserve.progress import Bar
+from jaxserve.progress import stderr_bar
 from jaxserve.prompts import Prepared, Prompts
 from jaxserve.sharding.mesh import MeshSpec
 from jaxserve.structure.grammars import DEFAULT_BOUNDS, Bounds, Grammars
 
 
 @explains_names(OTHER_KEYWORDS, LLM_ATTRIBUTES)
-class LLM(Calls):
+class LLM(LLMCalls):
     """A checkpoint on this machine's devices, ready to generate text or to embed.
 
     Close it, or use it as a context manager, to free its device memory. Steps are compiled when the
@@ -137,12 +136,12 @@ class LLM(Calls):
     ):
         spread = mesh_of(mesh, data, expert, tensor).build(devices or found_devices())
         options = options_of(options, max_context)
-        dtype = dtype_name(dtype)
         check_draft_model(options, draft_model)
         self.digests = digests
         self._name = display_name(model)
         self._cache = cache_of_llm(compilation_cache)
-        self._bar = partial(Bar, Console(stderr=True, highlight=False), shown=progress)
+        dtype = dtype_name(dtype)
+        self._bar = partial(stderr_bar, progress)
         with self._bar("downloading", in_bytes=True) as bar:
             files, draft_files = open_llm(model, draft_model, spread, dtype, weights, bar.update)
         self._chat = Chat(
@@ -165,7 +164,7 @@ class LLM(Calls):
             self.prompts = self._new_prompts(grammar_bounds)
             self._guard = CallGuard()
             bar_of_steps = partial(self._bar, "compiling")
-            self._warm_up = WarmUp(
+            self._steps = WarmUp(
                 self.engine, self.runner, self._guard, self._cache, bar_of_steps, on_compile
             )
             self._streams = DeltaStreams(self.engine, self.model.tokenizer, self._guard)
@@ -234,7 +233,7 @@ class LLM(Calls):
             EngineError: The LLM is closed, or a step has failed.
             MemoryLimitError: A step needs more memory than the devices have.
         """
-        self._warm_up.compile_for(prompts)
+        self._steps.compile_for(prompts)
 
     def measure_steps(self) -> None:
         """Measure the compiled steps, where tokens are drafted, and give the engine the costs.
@@ -242,7 +241,7 @@ class LLM(Calls):
         The engine drafts only as many tokens as pay off by these times. Nothing is measured
         unless steps were compiled since the last call.
         """
-        self._warm_up.measure()
+        self._steps.measure()
 
     @contextmanager
     def trace(self, path: str | Path) -> Iterator[None]:

@@ -18,13 +18,13 @@ from jaxserve.prompts import Prepared, Prompt, Prompts, is_conversation
 from jaxserve.sampling_params import SamplingFields, SamplingParams
 
 
-class Calls:
+class LLMCalls:
     """The calls of an LLM, which has the constructor that loads what they run on."""
 
     engine: Engine
     prompts: Prompts
     _guard: CallGuard
-    _warm_up: WarmUp
+    _steps: WarmUp
     _streams: DeltaStreams
     _bar: Callable[[str], Bar]
     _numbers: Iterator[int]  # of requests, which are their ids
@@ -207,11 +207,10 @@ class Calls:
     def _checked(self, prompt: Rendered, params: SamplingParams, name: str) -> Prepared:
         """Compile the grammar, if any, and check the request under an id of its own."""
         self._guard.pass_on()
+        id = str(next(self._numbers))
         params = self.prompts.constrain(prompt, params)
         grammar = self.prompts.grammars.compile(params.structure) if params.structure else None
-        return self.prompts.check(
-            prompt, params, name, id=str(next(self._numbers)), grammar=grammar
-        )
+        return self.prompts.check(prompt, params, name, id=id, grammar=grammar)
 
     def run(self, prompts: Sequence[Prepared]) -> Iterator[Delta]:
         """Run prepared prompts together and yield their text as it grows.
@@ -230,5 +229,5 @@ class Calls:
         """
         if prompts:
             with self._guard:
-                self._warm_up.compile_for([*self._streams.unfinished, *prompts])
+                self._steps.compile_for([*self._streams.unfinished, *prompts])
             yield from self._streams.run(prompts)

@@ -51,6 +51,11 @@ class Bar:
             self._place.clear()
 
 
+def stderr_bar(shown: bool, title: str, in_bytes: bool = False) -> Bar:
+    """Return a bar on standard error as it is now, or in the notebook. Arguments as in `Bar`."""
+    return Bar(Console(stderr=True, highlight=False), title, shown, in_bytes)
+
+
 class _OnTerminal:
     def __init__(self, console: Console, title: str, in_bytes: bool):
         counts = (DownloadColumn(), TransferSpeedColumn()) if in_bytes else (MofNCompleteColumn(),)

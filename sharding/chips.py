@@ -61,8 +61,8 @@ def _tpu(
         flops=flops * 1e12,
         link=link * 1e9,
         usable=int(usable * GIB),
-        int8=int8 * 1e12,
-        fp8=fp8 * 1e12,
+        int8=int8 * 1e12 if int8 else 0,
+        fp8=fp8 * 1e12 if fp8 else 0,
         **more,
     )
 

@@ -7,7 +7,10 @@ from jaxserve.errors import ModelError, flag_text
 AS_STORED: Final = "auto"
 DTYPE_NAMES: Final = ("float32", "bfloat16")
 # The keys of jaxserve.models.quant.SCHEMES, which needs jax.
-FORMS: Final = tuple("int8 fp8 int4 int4-g32 int4-g64 int4-g128 w8a8-int8 w8a8-fp8".split())
+FORMS: Final = (
+    *("int8", "fp8", "int4", "int4-g32", "int4-g64", "int4-g128"),
+    *("w8a8-int8", "w8a8-fp8"),
+)
 HEAD: Final = "+head"
 
 

@@ -55,7 +55,7 @@ def test_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_llm_shows_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     file = io.StringIO()
     monkeypatch.setattr(
-        "jaxserve.llm.Console", lambda **_: Console(file=file, force_terminal=True, width=100)
+        "jaxserve.progress.Console", lambda **_: Console(file=file, force_terminal=True, width=100)
     )
     for progress in (True, False):
         file.seek(0)

@@ -86,9 +86,9 @@ class PageGroupIO:
             return jax.tree.map(_stack_layers, *found)
 
         specs = (self._partition(pages), PartitionSpec(DP_AXES))
-        found = PartitionSpec(DP_AXES, None, None, self._heads)
+        read_spec = PartitionSpec(DP_AXES, None, None, self._heads)
         return jax.shard_map(
-            one_lane, mesh=self.mesh, in_specs=specs, out_specs=found, check_vma=False
+            one_lane, mesh=self.mesh, in_specs=specs, out_specs=read_spec, check_vma=False
         )(pages, ids)
 
     def write(

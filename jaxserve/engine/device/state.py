@@ -130,7 +130,10 @@ def _abstract_pages(kernel: PagedAttention, layout: Layout, num_pages: int, mesh
 def new_state(abstract: State) -> State:
     """Make a state of zeros on the devices."""
     shardings = jax.tree.map(lambda x: x.sharding, abstract)
-    zeros = partial(jax.tree.map, lambda x: jnp.zeros(x.shape, x.dtype), abstract)
+
+    def zeros() -> State:
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), abstract)
+
     return jax.jit(zeros, out_shardings=shardings)()
 
 

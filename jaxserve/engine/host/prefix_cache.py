@@ -4,7 +4,6 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from itertools import takewhile
 
 from jaxserve.config.kv_policy import NO_PAGE
 from jaxserve.engine.host.page_pool import PagePool
@@ -72,9 +71,13 @@ class PrefixCache:
 
     def lookup_run(self, digests: Sequence[bytes], tokens: Sequence[int], first: int) -> list[int]:
         """Return the published pages of the links from `first` on, up to the first missing one."""
-        links = range(first, len(digests))
-        pages = (self._find(digests[i], tokens, i * self.page_size) for i in links)
-        return list(takewhile(lambda page: page != NO_PAGE, pages))
+        pages = []
+        for i in range(first, len(digests)):
+            page = self._find(digests[i], tokens, i * self.page_size)
+            if page == NO_PAGE:
+                break
+            pages.append(page)
+        return pages
 
     def _find(self, digest: bytes, tokens: Sequence[int], start: int) -> int:
         entry = self._entries.get(digest)

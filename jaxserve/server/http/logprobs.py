@@ -41,7 +41,8 @@ class TextLogprobs:
 
     def render(self, tokens: Iterable[TokenEntry]) -> dict[str, list[Any]]:
         """Return the lists of OpenAI's `logprobs` for the text's next tokens."""
-        found = dict[str, list[Any]](tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+        names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        found: dict[str, list[Any]] = {name: [] for name in names}
         for token, entry in tokens:
             found["tokens"].append(self._tokenizer.token_text(token))
             if entry is None:
