@@ -179,7 +179,9 @@ def http() -> Iterator[str]:
         "an error that names it."
     )
     yield (
-        "`X-Request-Timeout` (seconds) is the deadline; `x-request-id` is sent back. Errors "
+        "`X-Request-Timeout` (seconds, such as 30 or 0.5) is the deadline; `x-request-id`, of at "
+        "most 128 bytes, is sent back. Bodies are sent without Content-Encoding. Messages of the "
+        "role developer are the system's where the chat template does not name that role. Errors "
         "are OpenAI's error"
     )
     yield "objects, in the middle of a stream as an event. Bounds are those of SamplingParams;"
