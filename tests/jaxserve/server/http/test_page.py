@@ -245,7 +245,7 @@ def test_what_is_told_of_the_engine(tmp_path: Path) -> None:
                 http.server.readiness.set_ready(http.server.served)
                 ready = await anext(messages)
             assert ready["phase"] == "ready" and ready["model"]["name"] == "fake"
-            assert ready["engine"]["rows"] == 4 and ready["pages"] == {"used": 0, "total": 0}
+            assert ready["engine"]["rows"] == 4 and ready["pages"] == {"used": 0, "total": 512}
             (step,) = ready["steps"]
             assert StepUse(**step) == use
 
