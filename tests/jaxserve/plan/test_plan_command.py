@@ -268,19 +268,6 @@ def test_more_context_than_pages(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_mixtures_of_experts(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """On 64 chips all of them fit some mesh, and the best ones split experts or whole layers."""
-    assert (
-        main(
-            (
-                "--model",
-                name,
-                "--topology",
-                "v5p:4x4x4",
-                "--suggest",
-                "--no-compile",
-                "--weights",
-                "bfloat16",
-            )
-        )
-        == 0
-    )
+    flags = ("--topology", "v5p:4x4x4", "--suggest", "--all", "--no-compile")
+    assert main(("--model", name, *flags, "--weights", "bfloat16")) == 0
     assert "lacks" in capsys.readouterr().out or name != "deepseek-v3"
