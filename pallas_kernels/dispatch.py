@@ -58,7 +58,9 @@ def choose(
         KernelError: A named implementation cannot run the steps, since nothing takes its place, or
             no candidate can.
     """
-    return _choose("attention", IMPLEMENTATIONS, name, platform, lambda kernel: steps, refused)
+    return _choose(
+        "attention", IMPLEMENTATIONS, name, platform, lambda kernel: steps, refused, CANDIDATES
+    )
 
 
 def choose_grouped(
@@ -72,7 +74,7 @@ def choose_grouped(
     Args:
         demands: Function that returns the products that an implementation would be asked for.
     """
-    return _choose("grouped-matmul", GROUPED, name, platform, demands, refused)
+    return _choose("grouped-matmul", GROUPED, name, platform, demands, refused, CANDIDATES)
 
 
 def choose_quantized(
@@ -104,7 +106,7 @@ def _choose(
     platform: str,
     demands: Callable[[Any], Sequence[tuple[Any, Any]]],
     refused: Callable[[str, KernelError], None],
-    candidates: Mapping[str, tuple[str, ...]] = CANDIDATES,
+    candidates: Mapping[str, tuple[str, ...]],
 ) -> str:
     """Return the name of the first implementation that meets all demands.
 
