@@ -25,6 +25,9 @@ class Request:
     # caller does; the engine leaves time for that, and launches several decode steps as one only
     # when no deadline lies among them.
     deadline: float | None = None
+    # Seconds on the engine's clock until which the prompt's first chunk has to be computed; later,
+    # the request ends with DeadlineError. None: it may begin at any time.
+    start_by: float | None = None
     # Seconds on the engine's clock at which the prompt had been tokenized; None stands for the
     # moment at which the engine gets the request.
     since: float | None = None

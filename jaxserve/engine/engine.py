@@ -56,7 +56,7 @@ class Engine:
         self.waited = 0.0  # seconds spent waiting for outputs, since the engine was built
         self._clock = clock
         self._in_flight: tuple[StepPlan, Any] | None = None
-        self._aborted: list[TokenEvent] = []  # to be handed out by the next step
+        self._ending: list[TokenEvent] = []  # last events, to be handed out by the next step
         self._ended = ""  # why no step can run any more
 
     @property
@@ -75,7 +75,7 @@ class Engine:
         Raises RequestError if the request can never run.
         """
         self.check_usable()
-        if any(event.request_id == request.id for event in self._aborted):
+        if any(event.request_id == request.id for event in self._ending):
             raise RequestIdInUseError(
                 f"request id {request.id!r}: its abort was not handed out yet"
             )
@@ -85,7 +85,7 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """End a request; its last events come with the next step."""
-        self._aborted += self.scheduler.abort(request_id, self._clock())
+        self._ending += self.scheduler.abort(request_id, self._clock())
 
     def stop(self, request_id: str, index: int) -> TokenEvent | None:
         """End one choice whose text met a stop string and return its last event.
@@ -110,7 +110,7 @@ class Engine:
     def has_work(self) -> bool:
         """Return whether another step would do something."""
         return self.usable and (
-            self.scheduler.has_work or self._in_flight is not None or bool(self._aborted)
+            self.scheduler.has_work or self._in_flight is not None or bool(self._ending)
         )
 
     def step(self) -> list[TokenEvent]:
@@ -125,12 +125,14 @@ class Engine:
         return events
 
     def _step(self) -> list[TokenEvent]:
-        plan = self.scheduler.plan(self._clock())
+        now = self._clock()
+        self._ending += self.scheduler.expire(now)
+        plan = self.scheduler.plan(now)
         launched = (plan, self.runner.launch(plan)) if plan else None
         previous = self._in_flight
         self._in_flight = launched
-        events = self._aborted
-        self._aborted = []
+        events = self._ending
+        self._ending = []
         if previous:
             began = self._clock()
             output = self.runner.collect(*previous)

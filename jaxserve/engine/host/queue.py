@@ -2,6 +2,8 @@
 
 from bisect import insort
 from collections.abc import Sequence as Seq
+from heapq import heapify, heappop, heappush
+from math import inf
 
 from jaxserve.config import EngineConfig
 from jaxserve.engine.events import Finish, FinishReason, TokenEvent
@@ -11,8 +13,10 @@ from jaxserve.engine.host.lane import Lane
 from jaxserve.engine.host.prefix_cache import DigestChain
 from jaxserve.engine.host.sequence import Sequence
 from jaxserve.engine.request_limits import max_new_tokens
-from jaxserve.errors import EngineError, RequestIdInUseError
+from jaxserve.errors import DeadlineError, EngineError, RequestIdInUseError
 from jaxserve.request import Request
+
+FEW_LIMITS = 64  # times that are kept in any case
 
 
 class RequestQueue:
@@ -30,6 +34,9 @@ class RequestQueue:
         self._lanes = lanes
         self._drafts = drafts
         self._next_id = 0
+        # Times until which choices have to begin, with the sequence's id; the next one first. Those
+        # of choices that have begun or ended stay for a while.
+        self._start_limits: list[tuple[float, int]] = []
 
     # ---- Requests enter
 
@@ -48,6 +55,9 @@ class RequestQueue:
             self._drafts.enter(seq)
             self.sequences[seq.id] = seq
             self._wait(seq)
+            if request.start_by is not None:
+                heappush(self._start_limits, (request.start_by, seq.id))
+        self._forget_old_limits()
 
     def _new_sequence(
         self,
@@ -83,6 +93,34 @@ class RequestQueue:
             if seq.index == index and not seq.finish:
                 return self.end(seq, Finish(FinishReason.STOP), now)
         return None
+
+    def expire(self, now: float) -> list[TokenEvent]:
+        """End every choice that has not begun and is too late to, with DeadlineError.
+
+        A choice begins with its first chunk. Until then it ends even if it has a row, which others
+        can use.
+        """
+        events: list[TokenEvent] = []
+        later: list[tuple[float, int]] = []
+        while self._start_limits and self._start_limits[0][0] < now:
+            _, id = heappop(self._start_limits)
+            seq = self.sequences.get(id)
+            if seq is None or seq.finish or _has_begun(seq):
+                continue
+            limit = _start_limit(seq)
+            if limit < now:
+                events.append(self.end(seq, Finish(FinishReason.ERROR, error=_too_late()), now))
+            else:
+                later.append((limit if limit < inf else now, id))
+        for entry in later:
+            heappush(self._start_limits, entry)
+        return events
+
+    def _forget_old_limits(self) -> None:
+        """Leave out the limits of choices that are gone, once these are most of all."""
+        if len(self._start_limits) > 2 * len(self.sequences) + FEW_LIMITS:
+            self._start_limits = [each for each in self._start_limits if each[1] in self.sequences]
+            heapify(self._start_limits)
 
     def end(self, seq: Sequence, finish: Finish, now: float) -> TokenEvent:
         """End a choice and return its last event; row and pages follow once they are idle."""
@@ -123,3 +161,33 @@ class RequestQueue:
             raise EngineError("a sequence is neither waiting nor running, or both")
         if any(seq.in_flight or seq.row >= 0 for seq in self.waiting):
             raise EngineError("a waiting sequence occupies a row or is in flight")
+
+
+def _start_limit(seq: Sequence) -> float:
+    """Return the time until which a choice has to begin; infinite while it waits for its prompt.
+
+    A choice whose prompt another one has computed has the time that this took to spare.
+    """
+    start_by = seq.request.start_by
+    assert start_by is not None
+    leader = seq.leader
+    if leader is None:
+        return start_by
+    if leader.times.first_token:
+        return start_by + leader.times.first_token - leader.times.admitted
+    computing = _has_begun(leader) and not leader.finish
+    return inf if computing else start_by
+
+
+def _has_begun(seq: Sequence) -> bool:
+    """Return whether a chunk of the choice was launched, before a preemption or since."""
+    return bool(
+        seq.in_flight
+        or seq.num_computed > seq.times.cached
+        or seq.preempted
+        or seq.times.preemptions
+    )
+
+
+def _too_late() -> DeadlineError:
+    return DeadlineError("the answer could not begin in time to be whole by the deadline")

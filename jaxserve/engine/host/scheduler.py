@@ -71,6 +71,10 @@ class Scheduler:
         """End every choice of the request; unknown ids (ended already) are no error."""
         return self.queue.abort(request_id, now)
 
+    def expire(self, now: float) -> list[TokenEvent]:
+        """End every choice that has not begun by its request's `start_by`."""
+        return self.queue.expire(now)
+
     def stop(self, request_id: str, index: int, now: float = 0.0) -> TokenEvent | None:
         """End one choice whose text met a stop string; return None if it has ended already."""
         return self.queue.stop(request_id, index, now)
