@@ -22,6 +22,7 @@ from jaxserve.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_
 INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
 ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+FULL_CONNECTIONS = 4  # whose calls may all wait for the event loop at a time
 Serving = health_pb2.HealthCheckResponse.ServingStatus
 
 
@@ -204,13 +205,21 @@ def bind(
 
 
 def _options(limits: Limits) -> list[tuple[str, int]]:
+    streams = int(limits.max_streams_per_connection)
     # gRPC ignores misspelt options in silence: a test checks the effect of each of these.
     return [
         ("grpc.max_receive_message_length", int(limits.max_message_bytes)),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_metadata_size", int(limits.max_header_bytes)),
         ("grpc.absolute_max_metadata_size", int(limits.max_header_bytes)),
-        ("grpc.max_concurrent_streams", int(limits.max_streams_per_connection)),
+        ("grpc.max_concurrent_streams", streams),
+        # Its protection against reset streams lowers the number of streams below the one above
+        # while ended calls wait for the event loop, and refuses the rest without a word.
+        ("grpc.http.overload_protection", 0),
+        # Calls that wait for the event loop, over all connections: from 1,000 on, by default, gRPC
+        # cancels one or another at random, from 3,000 on all.
+        ("grpc.server.max_pending_requests", FULL_CONNECTIONS * streams),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * FULL_CONNECTIONS * streams),
         ("grpc.so_reuseport", 0),  # else two servers could share a port in silence
         # By default the pings of clients that wait for a long prompt count as an attack.
         ("grpc.http2.max_ping_strikes", 0),
