@@ -1,7 +1,7 @@
-"""python docs/make_figures.py speed | session: draws docs/speed.svg or docs/session.svg.
+"""python docs/make_figures.py speed | overload | session: draws the .svg of this name in docs/.
 
-The first is drawn from benchmarks/results, and a test compares it. The second is a real run of its
-commands: draw it on a machine that has nothing else to do.
+The first two are drawn from benchmarks/results, and a test compares them. The third is a real run
+of its commands: draw it on a machine that has nothing else to do.
 """
 
 import io
@@ -18,8 +18,11 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.text import Text
 
+from jaxserve.plan.plot import Chart, Line, picture
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+OVERLOAD = RESULTS / "overload_cpu_2026-11-27.json"
 CPU = RESULTS / "offline_cpu_2026-11-21.json"
 OURS, PEER, COUNTED = "#2563eb", "#9ca3af", "url(#hatched)"
 BAR, GAP, TOP = 22, 14, 64  # pixels: height of a bar, space between groups, first group
@@ -112,6 +115,17 @@ def _text(x: float, y: float, text: str, more: str = "") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" {more}>{text}</text>'
 
 
+def overload() -> str:
+    """Return the chart: goodput against offered load, before requests were refused and since."""
+    found = json.loads(OVERLOAD.read_text())
+    lines = []
+    for name, result in found.items():
+        offered = [each for each in result["results"] if each["offered_per_second"]]
+        places = [(each["offered_per_second"], each["goodput"]) for each in offered]
+        lines.append(Line(name, name, places))
+    return picture([Chart("64 tokens within 2 s", "offered requests/s", "good requests/s", lines)])
+
+
 def session() -> str:
     """Run the commands, and return what a terminal shows of them, with their seconds."""
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
@@ -133,6 +147,8 @@ def session() -> str:
     return console.export_svg(title=f"jaxserve, on {os.cpu_count()} cores of a CPU")
 
 
+DRAWN = {"speed": speed, "overload": overload, "session": session}
+
 if __name__ == "__main__":
     (name,) = sys.argv[1:]
-    (ROOT / "docs" / f"{name}.svg").write_text({"speed": speed, "session": session}[name]())
+    (ROOT / "docs" / f"{name}.svg").write_text(DRAWN[name]())

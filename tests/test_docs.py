@@ -40,9 +40,10 @@ def test_configuration_md_has_every_environment_variable() -> None:
     assert set(script("make_configuration").VARIABLES) == set(variables())
 
 
-def test_the_chart_is_of_the_results() -> None:
-    drawn = (ROOT / "docs" / "speed.svg").read_text()
-    assert drawn == script("make_figures").speed(), "run python docs/make_figures.py speed"
+@pytest.mark.parametrize("name", ["speed", "overload"])
+def test_a_chart_is_of_the_results(name: str) -> None:
+    drawn = (ROOT / "docs" / f"{name}.svg").read_text()
+    assert drawn == script("make_figures").DRAWN[name](), f"run python docs/make_figures.py {name}"
 
 
 def test_disaggregation_md_has_every_flag_and_decision() -> None:

@@ -50,8 +50,8 @@ function _shtab_jaxserve_using
   test "$_shtab_jaxserve_cmdpath" = "$argv"
 end
 
-set -g _shtab_jaxserve_commands generate serve client bench 'bench serve' 'bench offline' 'bench startup' plan convert doctor
-set -g _shtab_jaxserve_opts_with_value --address --admin-port --admin-token-file --allowed-token-ids --arrivals --attention --batch --buckets --bundle --burstiness --cache-tokens --chat-template --choice --compilation-cache --concurrency --context --control-port --coordinator --data --decode-mesh --decode-steps --draft-model --draft-tokens --drain-timeout --dtype --duration --expert --frequency-penalty --generation-config --grammar-cache-bytes --grammar-seconds --grouped-matmul --host --host-index --hosts --html --http-port --join-timeout --json-schema --keep-alive-seconds --kv --lark --link --log-format --log-level --logit-bias --logprobs --max-batch --max-body-bytes --max-context --max-grammar-bytes --max-header-bytes --max-http-connections --max-message-bytes --max-output-tokens --max-prompt-bytes --max-prompt-tokens --max-request-seconds --max-streams-per-connection --max-tokens --max-tool-bytes --max-tools --max-unread-tokens --max-waiting-requests --max-waiting-tokens --max-watchers --memory-fraction --min-p --min-tokens --model --n --out --output --output-tokens --page-size --plot --port --prefer --prefill-mesh --prefill-queue-tokens --prefill-server --prefill-servers-file --prefill-threshold --prefill-tls-ca --prefill-token-file --presence-penalty --price --profile-dir --prompt --prompt-logprobs --prompt-tokens --prompts-file --quantized-matmul --rate --ready-timeout --reasoning-parser --regex --repetition-penalty --repetitions --requests --role --seed --served-model-name --slo --slow-client-seconds --speculate --step-timeout --step-tokens --stop --stop-token-ids --suggest --system --target --temperature --tensor --time-scale --timeout --tls-ca --tls-cert --tls-client-ca --tls-key --to --token-file --token-scale --tokenizer --tool-parser --top-k --top-p --topology --trace --transfer-buffer --transfer-timeout --vllm-port --vocab-size --warm-up --weights
+set -g _shtab_jaxserve_commands generate serve client bench 'bench serve' 'bench overload' 'bench offline' 'bench startup' plan convert doctor
+set -g _shtab_jaxserve_opts_with_value --address --admin-port --admin-token-file --allowed-token-ids --arrivals --attention --batch --buckets --bundle --burstiness --cache-tokens --chat-template --choice --choices --clients --compilation-cache --concurrency --context --control-port --coordinator --data --deadlines --decode-mesh --decode-steps --draft-model --draft-tokens --drain-timeout --dtype --duration --expert --frequency-penalty --generation-config --grammar-cache-bytes --grammar-seconds --grouped-matmul --host --host-index --hosts --html --http-port --join-timeout --json-schema --keep-alive-seconds --kv --lark --link --loads --log-format --log-level --logit-bias --logprobs --max-batch --max-body-bytes --max-context --max-grammar-bytes --max-header-bytes --max-http-connections --max-message-bytes --max-output-tokens --max-prompt-bytes --max-prompt-tokens --max-request-seconds --max-streams-per-connection --max-tokens --max-tool-bytes --max-tools --max-unread-tokens --max-waiting-requests --max-waiting-tokens --max-watchers --memory-fraction --min-p --min-tokens --model --n --out --output --output-tokens --page-size --plot --port --prefer --prefill-mesh --prefill-queue-tokens --prefill-server --prefill-servers-file --prefill-threshold --prefill-tls-ca --prefill-token-file --presence-penalty --price --profile-dir --prompt --prompt-logprobs --prompt-tokens --prompts-file --quantized-matmul --rate --ready-timeout --reasoning-parser --regex --repetition-penalty --repetitions --requests --role --seed --served-model-name --slo --slow-client-seconds --speculate --step-timeout --step-tokens --stop --stop-token-ids --suggest --system --target --temperature --tensor --time-scale --timeout --tls-ca --tls-cert --tls-client-ca --tls-key --to --token-file --token-scale --tokenizer --tool-parser --top-k --top-p --topology --trace --transfer-buffer --transfer-timeout --vllm-port --vocab-size --warm-up --weights
 
 complete -c jaxserve -e
 complete -c jaxserve -f
@@ -250,7 +250,6 @@ complete -c jaxserve -n '_shtab_jaxserve_using bench' -s h -l help -d 'show this
 complete -c jaxserve -n '_shtab_jaxserve_using bench; and test $_shtab_jaxserve_npos -eq 0' -a serve -d 'Measure latency, throughput and goodput of a server under load, at the client.'
 complete -c jaxserve -n '_shtab_jaxserve_using bench serve' -s h -l help -d 'show this help message and exit'
 complete -c jaxserve -n '_shtab_jaxserve_using bench serve' -l output -xka "md csv json" -d 'format of the results on standard output (default: md)'
-complete -c jaxserve -n '_shtab_jaxserve_using bench serve' -l repetitions -x -d 'number of times that everything is measured (default: 1)'
 complete -c jaxserve -n '_shtab_jaxserve_using bench serve' -l target -x -d 'server to measure: grpc://HOST:PORT of jaxserve, or http://HOST:PORT/v1 of any server with OpenAI'"'"'s API (default: start a jaxserve for the run)'
 complete -c jaxserve -n '_shtab_jaxserve_using bench serve' -l model -xka "(__fish_complete_directories)" -d 'folder or name of the model for a server that is started (default: tiny-chat, bundled)'
 complete -c jaxserve -n '_shtab_jaxserve_using bench serve' -l ready-timeout -x -d 'seconds that the server gets to become ready (default: 1800)'
@@ -273,6 +272,7 @@ complete -c jaxserve -n '_shtab_jaxserve_using bench serve' -l max-output-tokens
 complete -c jaxserve -n '_shtab_jaxserve_using bench serve' -l no-ignore-eos -d 'let the model end its answers (default: they have all of --output-tokens)'
 complete -c jaxserve -n '_shtab_jaxserve_using bench serve' -l timeout -x -d 'seconds after which a request counts as failed (default: 600)'
 complete -c jaxserve -n '_shtab_jaxserve_using bench serve' -l seed -x -d 'seed of arrivals, lengths and tokens (default: 0)'
+complete -c jaxserve -n '_shtab_jaxserve_using bench serve' -l repetitions -x -d 'number of times that everything is measured (default: 1)'
 complete -c jaxserve -n '_shtab_jaxserve_using bench serve' -l rate -x -d 'requests per second on average, in an open loop; inf sends all at once'
 complete -c jaxserve -n '_shtab_jaxserve_using bench serve' -l concurrency -x -d 'requests in flight at a time, in a closed loop'
 complete -c jaxserve -n '_shtab_jaxserve_using bench serve' -l arrivals -xka "poisson constant gamma" -d 'process of the arrivals in an open loop (default: poisson)'
@@ -281,6 +281,37 @@ complete -c jaxserve -n '_shtab_jaxserve_using bench serve' -l requests -x -d 'r
 complete -c jaxserve -n '_shtab_jaxserve_using bench serve' -l duration -x -d 'stop sending after S seconds instead of counting requests'
 complete -c jaxserve -n '_shtab_jaxserve_using bench serve' -l warm-up -x -d 'requests that are sent before each run and not counted (default: 3)'
 complete -c jaxserve -n '_shtab_jaxserve_using bench serve' -l slo -x -d 'objectives of goodput in ms, any of ttft, tpot and e2e, such as ttft=500,tpot=50'
+complete -c jaxserve -n '_shtab_jaxserve_using bench; and test $_shtab_jaxserve_npos -eq 0' -a overload -d 'Measure goodput of a server at and beyond its capacity, of requests with deadlines.'
+complete -c jaxserve -n '_shtab_jaxserve_using bench overload' -s h -l help -d 'show this help message and exit'
+complete -c jaxserve -n '_shtab_jaxserve_using bench overload' -l output -xka "md csv json" -d 'format of the results on standard output (default: md)'
+complete -c jaxserve -n '_shtab_jaxserve_using bench overload' -l target -x -d 'server to measure: grpc://HOST:PORT of jaxserve, or http://HOST:PORT/v1 of any server with OpenAI'"'"'s API (default: start a jaxserve for the run)'
+complete -c jaxserve -n '_shtab_jaxserve_using bench overload' -l model -xka "(__fish_complete_directories)" -d 'folder or name of the model for a server that is started (default: tiny-chat, bundled)'
+complete -c jaxserve -n '_shtab_jaxserve_using bench overload' -l ready-timeout -x -d 'seconds that the server gets to become ready (default: 1800)'
+complete -c jaxserve -n '_shtab_jaxserve_using bench overload' -l served-model-name -x -d 'name of the model to ask for over OpenAI'"'"'s API (default: the first one offered)'
+complete -c jaxserve -n '_shtab_jaxserve_using bench overload' -l tokenizer -xka "(__fish_complete_directories)" -d 'folder with the server'"'"'s tokenizer, to count and make tokens'
+complete -c jaxserve -n '_shtab_jaxserve_using bench overload' -l vocab-size -x -d 'size of the vocabulary, where neither the server nor a tokenizer tells it'
+complete -c jaxserve -n '_shtab_jaxserve_using bench overload' -l strict -d 'send only what OpenAI'"'"'s own API knows; answers may then end early, and tokens are counted by chunks'
+complete -c jaxserve -n '_shtab_jaxserve_using bench overload' -l token-file -xka "(__fish_complete_path (commandline -ct))" -d 'file with the token that the server asks for'
+complete -c jaxserve -n '_shtab_jaxserve_using bench overload' -l tls-ca -xka "(__fish_complete_path (commandline -ct))" -d 'PEM file of the authorities that vouch for the server; turns TLS on'
+complete -c jaxserve -n '_shtab_jaxserve_using bench overload' -l tls-cert -xka "(__fish_complete_path (commandline -ct))" -d 'PEM file of the client'"'"'s certificate'
+complete -c jaxserve -n '_shtab_jaxserve_using bench overload' -l tls-key -xka "(__fish_complete_path (commandline -ct))" -d 'PEM file of the client'"'"'s key'
+complete -c jaxserve -n '_shtab_jaxserve_using bench overload' -l prompt-tokens -x -d 'tokens of a prompt, which are random: N, or spread evenly over N-N (default: 128)'
+complete -c jaxserve -n '_shtab_jaxserve_using bench overload' -l output-tokens -x -d 'tokens of an answer: N, or spread evenly over N-N (default: 64)'
+complete -c jaxserve -n '_shtab_jaxserve_using bench overload' -l prompts-file -xka "(__fish_complete_path (commandline -ct))" -d 'file of prompts to send instead of random tokens, one per line, over and over'
+complete -c jaxserve -n '_shtab_jaxserve_using bench overload' -l trace -xka "(__fish_complete_path (commandline -ct))" -d 'file of lengths and times to replay: Mooncake'"'"'s JSONL or Azure'"'"'s CSV'
+complete -c jaxserve -n '_shtab_jaxserve_using bench overload' -l time-scale -x -d 'factor on the gaps of a trace (default: 1)'
+complete -c jaxserve -n '_shtab_jaxserve_using bench overload' -l token-scale -x -d 'factor on the lengths in a trace (default: 1)'
+complete -c jaxserve -n '_shtab_jaxserve_using bench overload' -l max-prompt-tokens -x -d 'length in tokens to which longer prompts are cut (default: no limit)'
+complete -c jaxserve -n '_shtab_jaxserve_using bench overload' -l max-output-tokens -x -d 'length in tokens to which longer answers are cut (default: no limit)'
+complete -c jaxserve -n '_shtab_jaxserve_using bench overload' -l no-ignore-eos -d 'let the model end its answers (default: they have all of --output-tokens)'
+complete -c jaxserve -n '_shtab_jaxserve_using bench overload' -l timeout -x -d 'seconds after which a request counts as failed (default: 600)'
+complete -c jaxserve -n '_shtab_jaxserve_using bench overload' -l seed -x -d 'seed of arrivals, lengths and tokens (default: 0)'
+complete -c jaxserve -n '_shtab_jaxserve_using bench overload' -l loads -x -d 'offered loads, in multiples of the server'"'"'s capacity (default: 0.6,1,2,4)'
+complete -c jaxserve -n '_shtab_jaxserve_using bench overload' -l deadlines -x -d 'seconds that requests give the server, in turn (default: 2)'
+complete -c jaxserve -n '_shtab_jaxserve_using bench overload' -l clients -x -d 'requests in flight while the capacity is measured (default: the server'"'"'s rows over the choices of a request)'
+complete -c jaxserve -n '_shtab_jaxserve_using bench overload' -l choices -x -d 'answers to each prompt (default: 1)'
+complete -c jaxserve -n '_shtab_jaxserve_using bench overload' -l duration -x -d 'seconds of each load (default: 15)'
+complete -c jaxserve -n '_shtab_jaxserve_using bench overload' -l plot -xka "(__fish_complete_path (commandline -ct))" -d 'file for a chart of goodput against offered load, as SVG'
 complete -c jaxserve -n '_shtab_jaxserve_using bench; and test $_shtab_jaxserve_npos -eq 0' -a offline -d 'Measure tokens per second of prompts, of generation, and of both, without a server.'
 complete -c jaxserve -n '_shtab_jaxserve_using bench offline' -s h -l help -d 'show this help message and exit'
 complete -c jaxserve -n '_shtab_jaxserve_using bench offline' -l output -xka "md csv json" -d 'format of the results on standard output (default: md)'

@@ -1,4 +1,4 @@
-"""Entry point of `jaxserve bench serve | offline | startup`."""
+"""Entry point of `jaxserve bench serve | overload | offline | startup`."""
 
 from jaxserve.sigint import exit_on_interrupt
 
@@ -13,6 +13,7 @@ from jaxserve.bench.flags import (
     BenchOptions,
     BenchServeOptions,
     OfflineOptions,
+    OverloadOptions,
     StartupOptions,
     parse,
     parser,
@@ -41,6 +42,10 @@ def run(options: BenchOptions) -> int:
         from jaxserve.bench.serve import bench_serve
 
         return bench_serve(options)
+    if isinstance(options, OverloadOptions):
+        from jaxserve.bench.overload import bench_overload
+
+        return bench_overload(options)
     if isinstance(options, StartupOptions):
         from jaxserve.bench.startup import bench_startup
 

@@ -23,11 +23,13 @@ class Refused(Exception):
 
     Args:
         status: Word under which the request is counted.
+        retry_after: Seconds after which the server wants to be asked again; None: it does not say.
     """
 
-    def __init__(self, status: str, text: str):
+    def __init__(self, status: str, text: str, retry_after: float | None = None):
         super().__init__(" ".join(text.split()))
         self.status = status
+        self.retry_after = retry_after
 
 
 class Credentials(NamedTuple):
@@ -69,6 +71,7 @@ async def call(caller: Caller, request: Any, outcome: Outcome, seconds: float) -
     except Refused as error:
         outcome.status = error.status
         outcome.error = str(error)
+        outcome.retry_after = error.retry_after
     else:
         outcome.status = OK
     outcome.ended = time.monotonic()

@@ -1,4 +1,4 @@
-"""Flags of the three benchmarks."""
+"""Flags of the four benchmarks."""
 
 import shlex
 import sys
@@ -157,17 +157,50 @@ class PaceOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchServeOptions(BenchOptions):
+class ServerBenchOptions(BenchOptions):
+    """Options of every benchmark of a server."""
+
+    server: TargetOptions = options(TargetOptions, "server")
+    requests: RequestOptions = options(RequestOptions, "requests")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchServeOptions(ServerBenchOptions):
     """Options of `jaxserve bench serve`."""
 
     repetitions: int = repetitions(1)
-    server: TargetOptions = options(TargetOptions, "server")
-    requests: RequestOptions = options(RequestOptions, "requests")
     pace: PaceOptions = options(PaceOptions, "pace")
     slo: str | None = option(
         None,
         "objectives of goodput in ms, any of ttft, tpot and e2e, such as ttft=500,tpot=50",
         metavar="N=MS,..",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverloadOptions(ServerBenchOptions):
+    """Options of `jaxserve bench overload`."""
+
+    loads: str = option(
+        "0.6,1,2,4",
+        "offered loads, in multiples of the server's capacity (default: 0.6,1,2,4)",
+        metavar="X,X",
+    )
+    deadlines: str = option(
+        "2",
+        "seconds that requests give the server, in turn (default: 2)",
+        metavar="S,S",
+    )
+    clients: int | None = option(
+        None,
+        "requests in flight while the capacity is measured (default: the server's rows over the "
+        "choices of a request)",
+        metavar="N",
+    )
+    choices: int = option(1, "answers to each prompt (default: 1)", metavar="N")
+    duration: float = option(15.0, "seconds of each load (default: 15)", metavar="S")
+    plot: Path | None = option(
+        None, "file for a chart of goodput against offered load, as SVG", metavar="F"
     )
 
 
@@ -203,6 +236,10 @@ COMMANDS: dict[str, tuple[type[BenchOptions], str]] = {
         BenchServeOptions,
         "measure latency, throughput and goodput of a server under load, at the client",
     ),
+    "overload": (
+        OverloadOptions,
+        "measure goodput of a server at and beyond its capacity, of requests with deadlines",
+    ),
     "offline": (
         OfflineOptions,
         "measure tokens per second of prompts, of generation, and of both, without a server",
@@ -220,7 +257,7 @@ def parser() -> Parser:
         prog=PROGRAM,
         description="Measure speed on this machine, or of a server. Tables on standard output.",
     )
-    commands = p.add_subparsers(dest="command", required=True, metavar="serve|offline|startup")
+    commands = p.add_subparsers(dest="command", required=True, metavar="|".join(COMMANDS))
     for name, (kind, what) in COMMANDS.items():
         command = commands.add_parser(name, help=what, description=what[0].upper() + what[1:] + ".")
         add_flags(command, kind)

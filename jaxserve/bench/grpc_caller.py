@@ -23,8 +23,15 @@ CONNECT_SECONDS = 10
 class GrpcCaller:
     """Caller that takes its connections in turn."""
 
-    def __init__(self, channels: Sequence[aio.Channel], token: str | None, ignore_eos: bool):
+    def __init__(
+        self,
+        channels: Sequence[aio.Channel],
+        token: str | None,
+        ignore_eos: bool,
+        choices: int = 1,
+    ):
         self._ignore_eos = ignore_eos
+        self._choices = choices
         self._metadata = metadata_of(token)
         stubs = [inference_pb2_grpc.InferenceServiceStub(channel) for channel in channels]
         self._streams = cycle([stub.GenerateStream for stub in stubs])
@@ -33,7 +40,10 @@ class GrpcCaller:
         self, prompt: Sequence[int] | str, output_tokens: int, salt: str
     ) -> GenerateStreamRequest:
         sampling = common_pb2.SamplingParams(
-            temperature=0.0, ignore_eos=self._ignore_eos, max_tokens=output_tokens
+            temperature=0.0,
+            ignore_eos=self._ignore_eos,
+            max_tokens=output_tokens,
+            n=self._choices,
         )
         if isinstance(prompt, str):
             return GenerateStreamRequest(text=prompt, sampling=sampling, cache_salt=salt)
@@ -42,7 +52,7 @@ class GrpcCaller:
         )
 
     async def ask(self, request: GenerateStreamRequest, outcome: Outcome) -> None:
-        answer = next(self._streams)(request, metadata=self._metadata)
+        answer = next(self._streams)(request, metadata=self._metadata, timeout=outcome.deadline)
         message = None
         try:
             async for message in answer:
@@ -50,7 +60,8 @@ class GrpcCaller:
                 if count:
                     outcome.saw(time.monotonic(), count)
         except aio.AioRpcError as error:
-            raise Refused(error.code().name, error.details() or "") from None
+            text = error.details() or ""
+            raise Refused(error.code().name, text, _pushback(error)) from None
         finally:
             answer.cancel()
         if message is None or not message.HasField("finish_info"):
@@ -62,7 +73,7 @@ class GrpcCaller:
 
 @asynccontextmanager
 async def grpc_caller(
-    address: str, requests: int, credentials: Credentials, ignore_eos: bool
+    address: str, requests: int, credentials: Credentials, ignore_eos: bool, choices: int = 1
 ) -> AsyncIterator[GrpcCaller]:
     """Connect to a server, with enough connections for this many requests at a time.
 
@@ -82,10 +93,18 @@ async def grpc_caller(
             raise flag_error(
                 "--target", f"grpc://{address}", f"{len(channels)} connections could not be made"
             ) from None
-        yield GrpcCaller(channels, credentials.token, ignore_eos)
+        yield GrpcCaller(channels, credentials.token, ignore_eos, choices)
 
 
 def _channel(address: str, options: Sequence[tuple[str, int]], tls: TLS | None) -> aio.Channel:
     if tls is None:
         return aio.insecure_channel(address, options=options)
     return aio.secure_channel(address, tls.credentials(), options=options)
+
+
+def _pushback(error: aio.AioRpcError) -> float | None:
+    """Return the seconds after which the server wants to be asked again; None if it does not."""
+    for name, value in error.trailing_metadata() or ():
+        if name == "grpc-retry-pushback-ms" and str(value).isdecimal():
+            return int(value) / 1000
+    return None

@@ -37,11 +37,14 @@ class Outcome:
     prompt_tokens: int
     output_tokens: int  # tokens that were asked for; an upper bound if may_end_early
     may_end_early: bool = False
+    deadline: float | None = None  # seconds that the server was given; None: any
     sent: float = 0.0  # clock reading
     ended: float = 0.0  # clock reading
     # OK; UNFINISHED until the request ends, for ever if it is given up; or the failure in a word.
     status: str = UNFINISHED
     error: str = ""  # the failure in a sentence
+    # Seconds after which the server wants to be asked again; None: it did not say.
+    retry_after: float | None = None
     cached_tokens: int = 0
     # The server did not say which message had how many tokens, so they were shared out evenly.
     shared_out: bool = False
@@ -193,7 +196,7 @@ def summarize(outcomes: Sequence[Outcome], objective: Objective) -> Summary:
         requests=len(outcomes),
         ok=len(done),
         unfinished=len(outcomes) - len(ended),
-        failures=_failures(ended),
+        failures=failures_of(ended),
         busy_seconds=round(busy, 3),
         requests_per_second=_per_second(len(done), busy),
         output_tokens_per_second=_per_second(sum(o.received for o in done), busy),
@@ -215,7 +218,8 @@ def _per_second(count: int, seconds: float) -> float:
     return round(count / seconds, 3) if seconds else 0.0
 
 
-def _failures(ended: Sequence[Outcome]) -> dict[str, Failure]:
+def failures_of(ended: Sequence[Outcome]) -> dict[str, Failure]:
+    """Return the requests that failed, by status."""
     counts = Counter(o.status for o in ended if not o.ok)
     examples = {o.status: o.error for o in reversed(ended)}
     return {status: Failure(count, examples[status]) for status, count in counts.most_common()}

@@ -50,7 +50,7 @@ def check(options: BenchServeOptions) -> None:
     check_above(options, 0, "max_prompt_tokens", "max_output_tokens", "vocab_size")
     check_above(options, -1, "warm_up", "seed")
     _check_loop(options)
-    _check_target(options.server)
+    check_target(options.server)
 
 
 def _check_loop(options: BenchServeOptions) -> None:
@@ -78,7 +78,7 @@ def _check_loop(options: BenchServeOptions) -> None:
         )
 
 
-def _check_target(server: TargetOptions) -> None:
+def check_target(server: TargetOptions) -> None:
     if server.target:
         check_unused(server, ["model"], "is for a server of our own (leave it out, or --target)")
         if server.serve_flags:

@@ -1,9 +1,9 @@
 """Open and closed loops, the two ways of sending requests.
 
 Open loop: every request is sent at its time, whatever is still running. Closed loop: a number of
-requests is kept in flight, and the next one is sent when one has ended. A closed loop slows down
-together with the server; so it hides how long users of an overloaded server wait, but shows the
-most that the server can do.
+requests is kept in flight, and the next one is sent when one has ended, or when a server that
+refused it wants to be asked again. A closed loop slows down together with the server; so it hides
+how long users of an overloaded server wait, but shows the most that the server can do.
 """
 
 import asyncio
@@ -36,6 +36,8 @@ class Loop:
     prompts: Prompts
     timeout: float  # seconds of one request
     may_end_early: bool = False  # an answer may have fewer tokens than asked for
+    choices: int = 1  # answers that the caller asks for with each request
+    deadlines: Sequence[float | None] = (None,)  # seconds that requests give the server, in turn
     # Called whenever a request begins or ends.
     changed: Callable[["Loop"], None] = lambda loop: None
     # Outcomes of the requests that were sent so far, in their order.
@@ -72,7 +74,9 @@ class Loop:
 
         async def worker() -> None:
             while time.monotonic() < end and (following := next(todo, None)):
-                await self._one(*following, due=time.monotonic())
+                outcome = await self._one(*following, due=time.monotonic())
+                # A client that comes back at once takes the server's time, and its own chance.
+                await asyncio.sleep(min(outcome.retry_after or 0.0, end - time.monotonic()))
 
         async with asyncio.TaskGroup() as group:
             for _ in range(load.concurrency or 1):
@@ -94,8 +98,14 @@ class Loop:
         prompt = self.prompts.of(number, arrival)
         return self.caller.prepare(prompt, arrival.output_tokens, self.salt)
 
-    async def _one(self, arrival: Arrival, request: Any, due: float) -> None:
-        outcome = Outcome(due, arrival.prompt_tokens, arrival.output_tokens, self.may_end_early)
+    async def _one(self, arrival: Arrival, request: Any, due: float) -> Outcome:
+        outcome = Outcome(
+            due,
+            arrival.prompt_tokens,
+            arrival.output_tokens * self.choices,
+            self.may_end_early,
+            self.deadlines[len(self.outcomes) % len(self.deadlines)],
+        )
         self.outcomes.append(outcome)
         self.in_flight += 1
         self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
@@ -105,6 +115,7 @@ class Loop:
         finally:
             self.in_flight -= 1
             self.changed(self)
+        return outcome
 
 
 def lateness(lag: Spread | None, arrivals: Sequence[Arrival]) -> str:

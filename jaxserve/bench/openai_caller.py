@@ -39,7 +39,15 @@ class Model:
 class OpenAICaller:
     """Caller of one model; a strict one sends only what OpenAI's own API knows."""
 
-    def __init__(self, client: httpx.AsyncClient, model: str, ignore_eos: bool, strict: bool):
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        model: str,
+        ignore_eos: bool,
+        strict: bool,
+        choices: int = 1,
+    ):
+        self._choices = choices
         self._client = client
         self._model = model
         self._ignore_eos = ignore_eos
@@ -55,6 +63,8 @@ class OpenAICaller:
             "stream": True,
             "stream_options": usage,
         }
+        if self._choices > 1:
+            body["n"] = self._choices
         if not self._strict:
             usage["continuous_usage_stats"] = True
             body |= {"ignore_eos": self._ignore_eos, "cache_salt": salt}
@@ -62,12 +72,16 @@ class OpenAICaller:
 
     async def ask(self, request: bytes, outcome: Outcome) -> None:
         headers = {"content-type": "application/json"}
+        if outcome.deadline is not None:
+            headers["x-request-timeout"] = f"{outcome.deadline:g}"
         try:
             async with self._client.stream(
                 "POST", "completions", content=request, headers=headers
             ) as response:
                 if response.status_code != 200:
-                    raise refused_by(response.status_code, await response.aread())
+                    refused = refused_by(response.status_code, await response.aread())
+                    refused.retry_after = _retry_after(response.headers)
+                    raise refused
                 await _read(response, outcome)
         except httpx.HTTPError as error:
             raise Refused(type(error).__name__, str(error)) from None
@@ -76,36 +90,53 @@ class OpenAICaller:
 
 
 async def _read(response: httpx.Response, outcome: Outcome) -> None:
-    """Read the chunks of an answer, and note them in the outcome when it has ended."""
-    reported: list[tuple[float, int]] = []  # clock reading, and tokens so far
-    unreported: list[float] = []  # clock readings of chunks with text alone
-    usage: dict[str, Any] = {}
-    whole = False
-    async for line in response.aiter_lines():
-        now = time.monotonic()
-        if not line.startswith("data:"):
-            continue
-        if line[5:].strip() == "[DONE]":
-            whole = True
-            break
-        chunk = json.loads(line[5:])
+    """Read the chunks of an answer, and note in the outcome what has come, however it ends."""
+    chunks = _Chunks()
+    try:
+        await chunks.read(response)
+    finally:
+        usage = chunks.usage
+        outcome.prompt_tokens = int(usage.get("prompt_tokens") or outcome.prompt_tokens)
+        outcome.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        outcome.shared_out = bool(chunks.unreported)
+        reported = chunks.reported
+        if chunks.unreported:
+            reported = shares(chunks.unreported, usage.get("completion_tokens"))
+        _write(outcome, reported)
+
+
+class _Chunks:
+    """The chunks of a streamed answer that have come."""
+
+    def __init__(self) -> None:
+        self.reported: list[tuple[float, int]] = []  # clock reading, and tokens so far
+        self.unreported: list[float] = []  # clock readings of chunks with text alone
+        self.usage: dict[str, Any] = {}
+
+    async def read(self, response: httpx.Response) -> None:
+        """Read all chunks; Refused if an error is among them, or the end is missing."""
+        whole = False
+        async for line in response.aiter_lines():
+            now = time.monotonic()
+            if not line.startswith("data:"):
+                continue
+            if line[5:].strip() == "[DONE]":
+                return
+            whole |= self._take(json.loads(line[5:]), now)
+        if not whole:
+            raise Refused(CUT, "the stream ended without a finish_reason and without [DONE]")
+
+    def _take(self, chunk: dict[str, Any], now: float) -> bool:
+        """Take in a chunk; return whether a choice ends with it."""
         if chunk.get("error"):
             raise _refusal(chunk["error"], "error in a stream")
         choices = chunk.get("choices") or ()
-        whole |= any(choice.get("finish_reason") for choice in choices)
         if chunk.get("usage"):
-            usage = chunk["usage"]
-            reported.append((now, int(usage.get("completion_tokens", 0))))
+            self.usage = chunk["usage"]
+            self.reported.append((now, int(self.usage.get("completion_tokens", 0))))
         elif any(choice.get("text") for choice in choices):
-            unreported.append(now)
-    if not whole:
-        raise Refused(CUT, "the stream ended without a finish_reason and without [DONE]")
-    outcome.prompt_tokens = int(usage.get("prompt_tokens") or outcome.prompt_tokens)
-    outcome.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    outcome.shared_out = bool(unreported)
-    if unreported:
-        reported = shares(unreported, usage.get("completion_tokens"))
-    _write(outcome, reported)
+            self.unreported.append(now)
+        return any(choice.get("finish_reason") for choice in choices)
 
 
 def _write(outcome: Outcome, seen: Sequence[tuple[float, int]]) -> None:
@@ -136,6 +167,14 @@ def refused_by(status: int, body: bytes) -> Refused:
         return _refusal(json.loads(body)["error"], f"HTTP {status}")
     except (ValueError, LookupError, TypeError):
         return Refused(f"HTTP {status}", body.decode("utf-8", "replace")[:200])
+
+
+def _retry_after(headers: httpx.Headers) -> float | None:
+    """Return the seconds after which the server wants to be asked again; None if it does not."""
+    for name, unit in (("retry-after-ms", 1000), ("retry-after", 1)):
+        if headers.get(name, "").isdecimal():
+            return int(headers[name]) / unit
+    return None
 
 
 def _refusal(error: Any, otherwise: str) -> Refused:

@@ -9,9 +9,6 @@ warning if that would spoil the figures. After Ctrl-C, what was measured so far 
 server tells which device it has: the generator does not import jax, which would take its memory.
 """
 
-import asyncio
-import signal
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,13 +25,12 @@ from jaxserve.bench.load import Load, check, loads_of
 from jaxserve.bench.loops import Loop, lateness
 from jaxserve.bench.prompts import Prompts, RandomPrompts, TextPrompts
 from jaxserve.bench.report import Point, Report
+from jaxserve.bench.stopping import ran_to_its_end
 from jaxserve.bench.target import Target, address_of, target
 from jaxserve.cli.exits import INTERRUPTED
 from jaxserve.cli.inputs import read_prompts
 from jaxserve.errors import ConfigError
-from jaxserve.interrupts import interrupts_kept
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REFRESHES = 2  # of the progress bar, per second; each refresh holds up the event loop
 NONE_ANSWERED = 1
 
@@ -51,27 +47,13 @@ def bench_serve(options: BenchServeOptions) -> int:
     objective = Objective.parse(options.slo) if options.slo else Objective()
     report = Report(environment(options.command_line), objective)
     console = Console(stderr=True, highlight=False)
-    code = 0
     try:
-        with interrupts_kept():
-            asyncio.run(stoppable(options, report, console))
-        if not any(point.summary.ok for point in report.points):
-            code = NONE_ANSWERED
-    except asyncio.CancelledError:
-        print("interrupted", file=sys.stderr)
-        code = INTERRUPTED
+        if not ran_to_its_end(measure(options, report, console)):
+            return INTERRUPTED
     finally:
         if report.points:
             print(report.text(options.output), end="")
-    return code
-
-
-async def stoppable(options: BenchServeOptions, report: Report, console: Console) -> None:
-    """Measure until a signal comes."""
-    task = asyncio.create_task(measure(options, report, console))
-    for number in SIGNALS:
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    await task
+    return 0 if any(point.summary.ok for point in report.points) else NONE_ANSWERED
 
 
 async def measure(options: BenchServeOptions, report: Report, console: Console) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from jaxserve.addresses import check_address
 from jaxserve.bench.arrivals import Arrival
 from jaxserve.bench.caller import Caller, Credentials
-from jaxserve.bench.flags import BenchServeOptions
+from jaxserve.bench.flags import ServerBenchOptions
 from jaxserve.bench.grpc_caller import grpc_caller
 from jaxserve.bench.openai_caller import OpenAICaller, find_model, http_client
 from jaxserve.bench.own_server import HOST, free_ports, running, serve_command
@@ -57,13 +57,17 @@ class Target:
             )
 
     def caller(
-        self, options: BenchServeOptions, requests: int
+        self, options: ServerBenchOptions, requests: int, choices: int = 1
     ) -> AbstractAsyncContextManager[Caller]:
-        """Connect to the server, for at most this many requests at a time."""
+        """Connect to the server, for at most this many requests at a time.
+
+        Args:
+            choices: Answers that each request asks for.
+        """
         if self.protocol == "openai":
-            return _openai_caller(self, options)
+            return _openai_caller(self, options, choices)
         ignore_eos = options.requests.ignore_eos
-        return grpc_caller(self.where, requests, self.credentials, ignore_eos)
+        return grpc_caller(self.where, requests, self.credentials, ignore_eos, choices)
 
     async def compiles_after_ready(self) -> int:
         """Return how many steps the server compiled when it was ready; 0 if it does not say."""
@@ -74,10 +78,12 @@ class Target:
 
 
 @asynccontextmanager
-async def _openai_caller(target: Target, options: BenchServeOptions) -> AsyncIterator[Caller]:
+async def _openai_caller(
+    target: Target, options: ServerBenchOptions, choices: int
+) -> AsyncIterator[Caller]:
     async with http_client(target.where, target.credentials) as client:
         ignore_eos = options.requests.ignore_eos
-        yield OpenAICaller(client, target.model, ignore_eos, options.server.strict)
+        yield OpenAICaller(client, target.model, ignore_eos, options.server.strict, choices)
 
 
 def address_of(url: str) -> tuple[str, str]:
@@ -93,7 +99,7 @@ def address_of(url: str) -> tuple[str, str]:
 
 
 @asynccontextmanager
-async def target(options: BenchServeOptions, console: Console) -> AsyncIterator[Target]:
+async def target(options: ServerBenchOptions, console: Console) -> AsyncIterator[Target]:
     """Yield the server of --target; without the flag, start one for the time of the block."""
     asked = options.server
     if asked.target:
@@ -109,7 +115,7 @@ async def target(options: BenchServeOptions, console: Console) -> AsyncIterator[
         yield await _look(options, "grpc", f"{HOST}:{port}")
 
 
-async def _look(options: BenchServeOptions, protocol: str, where: str) -> Target:
+async def _look(options: ServerBenchOptions, protocol: str, where: str) -> Target:
     """Ask a server what it is.
 
     Raises ConfigError if random prompts are needed and the vocabulary is not known.
@@ -133,7 +139,7 @@ async def _look(options: BenchServeOptions, protocol: str, where: str) -> Target
     return seen
 
 
-async def _ask_admin(options: BenchServeOptions, where: str, credentials: Credentials) -> Target:
+async def _ask_admin(options: ServerBenchOptions, where: str, credentials: Credentials) -> Target:
     """Ask a server's AdminService what it is.
 
     Raises JaxserveError if it does not answer, unless the flags say enough to go on without.
