@@ -44,9 +44,7 @@ from jaxserve.engine.plan import StepOutput, StepPlan
 from jaxserve.prompts import Prompts
 from jaxserve.server.core.engine_thread import EngineThread, StepReport
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.core.place_forecast import PlaceForecast
 from jaxserve.server.core.service import Service
-from jaxserve.server.core.ttft_estimate import TTFTEstimate
 from jaxserve.server.grpc.inference import InferenceServicer
 from jaxserve.server.grpc.server import Health, bind, new_server
 from jaxserve.server.observe.metrics import Metrics
@@ -204,9 +202,7 @@ async def serve(streams: int, steps: int, seconds: float) -> None:
         Grammars(tokenizer, (), tokenizer.vocab_size),
     )
     observers = (Metrics(lambda: 0),)
-    estimate = TTFTEstimate(config.step_tokens)
-    places = PlaceForecast(config.max_batch, estimate)
-    service = Service(prompts, thread, estimate, places, Limits(), observers)
+    service = Service(prompts, thread, config.max_batch, config.step_tokens, Limits(), observers)
     server = new_server(Limits(), BearerTokens(), Health(), InferenceServicer(readiness), None)
     port = bind(server, "127.0.0.1", 0, None, "--port")
     await server.start()

@@ -11,11 +11,11 @@ JaxserveError
 ├── NotBuiltInError         UNIMPLEMENTED        501  the model or installation lacks this
 ├── CredentialError         UNAUTHENTICATED      401  no token, or a wrong one
 ├── AdminOnlyError          PERMISSION_DENIED    403  a client's token where an admin's is needed
-├── QueueFullError          RESOURCE_EXHAUSTED   429  the queue is full; `retry_after` says when
+├── QueueFullError          RESOURCE_EXHAUSTED   429  too much waits before; `retry_after` says when
 ├── SlowConsumerError       RESOURCE_EXHAUSTED   429  the client reads too slowly
 ├── RoleError               FAILED_PRECONDITION  421  the server computes prompts for servers only
 ├── AbortedError            CANCELLED            499  Abort came before the answer began
-├── DeadlineError           DEADLINE_EXCEEDED    504  the deadline passed, or is sure to
+├── DeadlineError           DEADLINE_EXCEEDED    504  the deadline passed, or cannot be met
 ├── UnavailableError        UNAVAILABLE          503  not ready; try again after `retry_after`
 │   ├── LoadingError                                  the checkpoint is being loaded or compiled
 │   ├── DrainingError                                 the server is shutting down
@@ -153,10 +153,10 @@ class AdminOnlyError(JaxserveError):
 
 
 class QueueFullError(JaxserveError):
-    """The queue of waiting requests is full.
+    """The queue of waiting requests is full, or too long for the request's deadline.
 
     Args:
-        problem: Text that names the queue's limit.
+        problem: Text that names the queue's limit, or the forecast.
         retry_after: Seconds after which a place in the queue is likely to be free.
     """
 
@@ -194,7 +194,7 @@ class AbortedError(JaxserveError):
 
 
 class DeadlineError(JaxserveError):
-    """The request's deadline has passed, or is sure to pass before the answer begins."""
+    """The request's deadline has passed, or cannot be met any more."""
 
     code = "DEADLINE_EXCEEDED"
     http_status = 504

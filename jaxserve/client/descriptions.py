@@ -78,6 +78,7 @@ class Loads:
         pages_used: Pages of the KV caches that requests hold.
         pages_total: Pages of the KV caches.
         requests: Requests that were accepted and have not ended.
+        queue_seconds: Seconds that a new request would wait until it runs.
     """
 
     running: int
@@ -86,3 +87,4 @@ class Loads:
     pages_used: int
     pages_total: int
     requests: int
+    queue_seconds: float

@@ -19,10 +19,8 @@ from jaxserve.prompts import Prompts
 from jaxserve.server import cards
 from jaxserve.server.core.engine_thread import ComputeTotals, EngineThread
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.core.place_forecast import PlaceForecast
 from jaxserve.server.core.request_observer import RequestObserver
 from jaxserve.server.core.service import Service
-from jaxserve.server.core.ttft_estimate import TTFTEstimate
 from jaxserve.server.disaggregation.flags import Meshes
 from jaxserve.server.disaggregation.local_mesh import DecodeMeshRole, Place, PrefillMesh, places
 from jaxserve.server.disaggregation.roles import Role
@@ -43,7 +41,7 @@ if TYPE_CHECKING:
 
 NewRole = Callable[[Readiness, CollectorRegistry], Role]  # the registry is that of the metrics
 # Given the number of compiles after ready, and whether the server is ready.
-NewMetrics = Callable[[Callable[[], int], Callable[[], bool]], Metrics]
+NewMetrics = Callable[[Callable[[], int], Callable[[], bool], Callable[[], float]], Metrics]
 OnFailure = Callable[[BaseException], None]
 log = logging.getLogger("jaxserve.serve")
 
@@ -75,7 +73,7 @@ class ServerProcess:
         self._logs_requests = logs_requests
         self.limits = limits
         self.readiness = Readiness(self.on_phase)
-        self.metrics = new_metrics(self._compiles_after_ready, self._is_ready)
+        self.metrics = new_metrics(self._compiles_after_ready, self._is_ready, self._queue_seconds)
         self.role = new_role(self.readiness, self.metrics.registry)
         self.listeners = Listeners(
             self.readiness,
@@ -130,6 +128,10 @@ class ServerProcess:
 
     def _is_ready(self) -> bool:
         return self.readiness.phase is Phase.READY
+
+    def _queue_seconds(self) -> float:
+        state = self.readiness.state
+        return state.service.queue_seconds if state else 0.0
 
     def _call_soon(self, job: Callable[[], None]) -> None:
         # Other threads may outlive the loop at the end of the process.
@@ -269,14 +271,12 @@ class ServerProcess:
             lambda error: self._call_soon(lambda: failed(error)),
             totals,
         )
-        estimate = TTFTEstimate(config.step_tokens * config.lanes)
-        places = PlaceForecast(config.max_batch * config.lanes, estimate)
         page_fetcher = role.remote_prefill(thread, config.page_size)
         service = Service(
             prompts,
             thread,
-            estimate,
-            places,
+            config.max_batch * config.lanes,
+            config.step_tokens,
             self.limits,
             observers,
             page_fetcher,

@@ -1,103 +1,62 @@
 """Admission of requests: bounds on their fields, room among waiting requests, deadlines."""
 
 import math
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from statistics import fmean
+from dataclasses import replace
 
-from jaxserve.errors import DeadlineError, QueueFullError, RequestError, RoleError
-from jaxserve.request import Request
+from jaxserve.errors import DeadlineError, JaxserveError, QueueFullError, RequestError, RoleError
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.limits import Limits
+from jaxserve.server.core.load_model import LoadModel
 from jaxserve.server.core.page_fetches import PageFetches
-from jaxserve.server.core.place_forecast import PlaceForecast, Work
+from jaxserve.server.core.place_forecast import LATE
 from jaxserve.server.core.prompt_encoder import utf8_size
-from jaxserve.server.core.ttft_estimate import TTFTEstimate
+from jaxserve.server.core.wait_forecast import Work
 
 MAX_ID_BYTES = 128
 MAX_SALT_BYTES = 128
 WORK_SECONDS = 0.05  # for which the work ahead is taken to be the same
+PROBE_SECONDS = 1.0  # between two requests that are admitted to find out whether they are late
 MAX_PRIORITY = 100  # of either sign; a smaller number goes first
 
 
-@dataclass(frozen=True, slots=True)
-class _QueuedPrompt:
-    """A prompt without a first token, and what is to be made from it."""
-
-    tokens: int
-    priority: int
-    choices: int
-    max_tokens: int
-
-
 class AdmissionControl:
-    """Decides whether a request may enter, and keeps the queue of those without a first token.
-
-    Lives on the event loop. A request enters the queue when its fields are in order, before it is
-    tokenized; its prompt counts from its submission to the engine on.
+    """Decides whether a request may enter. Lives on the event loop.
 
     Args:
-        places: Forecast for refused clients.
+        load: Queue and forecasts of the engine.
         prefill_only: Whether only decode servers may ask, not clients.
         running: Function that returns the work of the choices that run at present.
-        max_tokens: Limit of a request that gives none.
     """
 
     def __init__(
         self,
         limits: Limits,
-        estimate: TTFTEstimate,
-        places: PlaceForecast,
+        load: LoadModel,
         page_fetches: PageFetches,
         prefill_only: bool,
         running: Callable[[], Work],
-        max_tokens: int,
     ):
-        self.estimate = estimate
-        self._places = places
-        self._running = running
-        self._max_tokens = max_tokens
-        self._work = Work(())
-        self._work_at = -math.inf
         self._limits = limits
+        self._load = load
         self._page_fetches = page_fetches
         self._prefill_only = prefill_only
-        # By the client's id; None before submission to the engine.
-        self._queue: dict[str, _QueuedPrompt | None] = {}
-
-    # ---- the queue of requests without a first token
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._queue
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def enter(self, request_id: str) -> None:
-        """Add a request whose prompt is not tokenized yet."""
-        self._queue[request_id] = None
-
-    def queue_prompt(self, request_id: str, request: Request) -> None:
-        """Count the prompt of a request that is submitted to the engine."""
-        params = request.params
-        self._queue[request_id] = _QueuedPrompt(
-            len(request.prompt), request.priority, params.n, params.max_tokens or self._max_tokens
-        )
-
-    def leave(self, request_id: str) -> None:
-        """Remove a request: its first token came, or it has ended."""
-        self._queue.pop(request_id, None)
+        self._running = running
+        self._work = Work(())
+        self._work_at = -math.inf
+        self._probed_at = -math.inf
 
     @property
     def waiting_tokens(self) -> int:
         """Prompt tokens of all requests that wait in the engine for their first token."""
-        return self._tokens_ahead(MAX_PRIORITY)
+        return self._load.queue.ahead(MAX_PRIORITY).prompt_tokens
 
-    def _tokens_ahead(self, priority: int) -> int:
-        """Count the prompt tokens that go before a new request of this priority."""
-        queued = (prompt for prompt in self._queue.values() if prompt)
-        return sum(prompt.tokens for prompt in queued if prompt.priority <= priority)
+    @property
+    def queue_seconds(self) -> float:
+        """Seconds that a request of the lowest priority would wait for its row."""
+        ahead = self._load.queue.ahead(MAX_PRIORITY)
+        work = self._work_ahead()
+        return self._load.waits.seconds_to_start(ahead.choices + 1, ahead.prompt_tokens, work)
 
     # ---- checks, in the order in which a request meets them
 
@@ -121,17 +80,22 @@ class AdmissionControl:
 
     def check_queue(self, incoming: IncomingRequest) -> None:
         """QueueFullError when as many requests wait as may."""
-        if len(self._queue) >= self._limits.max_waiting_requests:
+        if len(self._load.queue) >= self._limits.max_waiting_requests:
             raise self._queue_full(
-                f"{len(self._queue)} requests wait already, as many as --max-waiting-requests "
+                f"{len(self._load.queue)} requests wait already, as many as --max-waiting-requests "
                 f"allows",
                 incoming,
             )
 
-    def check_room(self, tokens: int, incoming: IncomingRequest) -> None:
-        """Check that a prompt of `tokens` tokens fits the queue and can meet its deadline.
+    def check_room(self, tokens: int, incoming: IncomingRequest) -> float | None:
+        """Check that a prompt of `tokens` tokens fits the queue, and its answer its deadline.
 
-        Raises QueueFullError or DeadlineError.
+        Returns:
+            Time on the clock until which the request has to begin; None: at any time.
+
+        Raises:
+            QueueFullError: The request would have to wait too long.
+            DeadlineError: The deadline could not be met if nothing else ran.
         """
         waiting = self.waiting_tokens + self._page_fetches.tokens
         # A single prompt may be longer than the limit: it is admitted when nothing else waits.
@@ -140,54 +104,136 @@ class AdmissionControl:
                 f"{waiting} prompt tokens wait already; with {tokens} more they exceed "
                 f"--max-waiting-tokens {self._limits.max_waiting_tokens}",
                 incoming,
-                tokens,
-                missing_tokens=waiting + tokens - self._limits.max_waiting_tokens,
+                self._places_of(waiting + tokens - self._limits.max_waiting_tokens, tokens),
             )
         if incoming.deadline is None:
-            return
-        left = incoming.deadline - time.monotonic()
-        ahead = self._tokens_ahead(incoming.priority)
-        seconds = self.estimate.seconds_to_first_token(ahead, tokens)
-        if seconds > left:
-            raise DeadlineError(
-                f"the first token would come in {seconds:.2f} s at best, the deadline leaves "
-                f"{left:.2f} s"
+            return None
+        now = self._load.clock()
+        if incoming.deadline <= now:
+            raise DeadlineError("the deadline has passed")
+        latest = self._latest_start(tokens, incoming, incoming.deadline - now)
+        return None if latest is None else now + latest
+
+    def _latest_start(self, tokens: int, incoming: IncomingRequest, left: float) -> float | None:
+        """Return the seconds within which a request has to begin that has `left` seconds.
+
+        None where nothing else runs or waits: what is known of the pace is of the past then, and
+        only a request that is admitted can show that it does not hold any more.
+
+        Raises QueueFullError or DeadlineError if the answer would take longer.
+        """
+        ahead = self._load.queue.ahead(incoming.priority)
+        work = self._work_ahead(incoming)
+        if not (work.seconds_left or work.beginning or ahead.choices):
+            return None
+        pace = self._load.pace
+        expected = self._expected_tokens(tokens, incoming)
+        own = pace.prompt_seconds(tokens) + expected * pace.seconds_per_token
+        choices = ahead.choices + incoming.params.n
+        wait = self._load.waits.seconds_to_start(choices, ahead.prompt_tokens, work)
+        if own > left or LATE * wait + own > left:
+            if not wait and self._may_probe():
+                return None
+            raise self._too_late(tokens, incoming, left, own, wait)
+        if not wait:
+            return left - own
+        # Where all answers began at the last moment, each that takes longer than expected would be
+        # computed for nothing. One that begins as expected is given its row in any case.
+        to_spare = min((LATE - 1) * own, (left - own - wait) / 2)
+        return left - own - to_spare
+
+    def _too_late(
+        self, tokens: int, incoming: IncomingRequest, left: float, own: float, wait: float
+    ) -> JaxserveError:
+        """Return the error for a request whose answer would come after its deadline.
+
+        Args:
+            left: Seconds until the deadline.
+            own: Seconds that the answer takes from its first chunk on.
+            wait: Seconds until then.
+        """
+        shortest = self._load.lengths.shortest(self._expected_tokens(tokens, incoming))
+        fastest = self._load.pace.least_seconds(tokens, shortest)
+        if fastest > left:
+            return DeadlineError(
+                f"{tokens} prompt tokens and an answer of {shortest:.0f} take {fastest:.2f} s at "
+                f"the best pace so far, the deadline leaves {left:.2f} s"
             )
+        # Requests that have to leave the queue before one like this is admitted.
+        longest = max(0.0, left - own) / LATE
+        places = math.ceil(len(self._load.queue) * (1 - longest / wait)) if wait else 1
+        return QueueFullError(
+            f"the answer could take {LATE * wait + own:.2f} s, {LATE * wait:.2f} s of them in the "
+            f"queue, and the deadline leaves {left:.2f} s",
+            self._places_in(incoming, places),
+        )
+
+    def _may_probe(self) -> bool:
+        """Return whether a request is admitted that nobody has to wait for and that looks too late.
+
+        One is every PROBE_SECONDS: what is known of lengths and prompts may not hold for requests
+        of its kind, and only one that is admitted can show it.
+        """
+        now = self._load.clock()
+        if now - self._probed_at < PROBE_SECONDS:
+            return False
+        self._probed_at = now
+        return True
+
+    def _expected_tokens(self, tokens: int, incoming: IncomingRequest) -> float:
+        """Return the expected length of an answer; 0 if nothing is known of answers yet."""
+        if incoming.embed or incoming.prefill or not self._load.lengths.known:
+            return 0.0
+        return self._load.lengths.expected(
+            incoming.params.max_tokens or self._load.max_context - tokens
+        )
+
+    # ---- refusals
+
+    def _places_of(self, missing_tokens: int, tokens: int) -> int:
+        """Return how many requests have to leave the queue to take this many tokens with them."""
+        mean = self._load.queue.mean()
+        return math.ceil(missing_tokens / (mean.tokens if mean else tokens))
 
     def _queue_full(
-        self, problem: str, incoming: IncomingRequest, tokens: int = 0, missing_tokens: int = 0
+        self, problem: str, incoming: IncomingRequest, places: int = 1
     ) -> QueueFullError:
         """Return the error for a request that finds the queue full.
 
         Args:
-            tokens: Number of tokens of the prompt, if known.
-            missing_tokens: Number of tokens that have to leave the queue.
+            places: Number of requests that have to leave the queue first.
         """
-        work = self._work_ahead(incoming)
-        places = math.ceil(missing_tokens / (work.prompt_tokens or tokens)) if tokens else 1
-        return QueueFullError(problem, self._places.come_back_in(work, places))
-
-    def _work_ahead(self, incoming: IncomingRequest) -> Work:
-        """Return what is ahead of a request, as it was a moment ago where many are refused."""
-        now = time.monotonic()
-        if now - self._work_at > WORK_SECONDS:
-            self._work = self._count_work(incoming)
-            self._work_at = now
-        return self._work
-
-    def _count_work(self, incoming: IncomingRequest) -> Work:
-        """Count what is ahead of a request; prompts in the queue are taken to be alike."""
-        queued = [prompt for prompt in self._queue.values() if prompt]
-        if not queued:  # none of them is tokenized: they are taken to be like this request
-            params = incoming.params
-            limit = params.max_tokens or self._max_tokens
-            return replace(self._running(), choices=params.n, max_tokens=limit)
-        return replace(
-            self._running(),
-            choices=fmean(prompt.choices for prompt in queued),
-            prompt_tokens=fmean(prompt.tokens for prompt in queued),
-            max_tokens=fmean(prompt.max_tokens for prompt in queued),
+        return QueueFullError(
+            f"{problem} (the queue is {self.queue_seconds:.1f} s long)",
+            self._places_in(incoming, places),
         )
+
+    def _places_in(self, incoming: IncomingRequest, places: int) -> float:
+        """Return the seconds after which a refused client is to come back."""
+        return self._load.places.come_back_in(self._work_ahead(incoming), max(1, places))
+
+    def _work_ahead(self, incoming: IncomingRequest | None = None) -> Work:
+        """Return what is ahead of a request; prompts in the queue are taken to be alike.
+
+        What runs is counted anew only every WORK_SECONDS.
+        """
+        now = self._load.clock()
+        if now - self._work_at > WORK_SECONDS:
+            self._work = self._running()
+            self._work_at = now
+        if mean := self._load.queue.mean():
+            return replace(
+                self._work,
+                choices=mean.choices,
+                prompt_tokens=mean.tokens,
+                max_tokens=mean.max_tokens,
+            )
+        if incoming is None:
+            return replace(self._work, max_tokens=self._load.max_context)
+        # None of those that wait is tokenized: they are taken to be like this request.
+        params = incoming.params
+        most = params.max_tokens or self._load.max_context
+        return replace(self._work, choices=params.n, max_tokens=most)
 
 
 def _check_size(name: str, text: str, limit: int) -> None:

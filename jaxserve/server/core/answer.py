@@ -1,7 +1,7 @@
 """The answer to one admitted request: from the engine's events to what its client reads."""
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -60,6 +60,7 @@ class Answer:
         arrived = prepared.request.since
         self.submitted = time.monotonic() if arrived is None else arrived
         self.last_tokens_at: dict[int, float] = {}  # by choice, monotonic seconds
+        self.received: Counter[int] = Counter()  # tokens by choice
         self._engine = engine
         self._outbox = outbox
         self._totals_before = totals
@@ -82,14 +83,16 @@ class Answer:
         return self.times is not None
 
     @property
-    def running_choices(self) -> int:
-        """Number of choices that have a token and have not ended."""
-        return max(0, len(self.last_tokens_at) - len(self.completions))
+    def running_choices(self) -> list[int]:
+        """Choices that have a token and have not ended."""
+        ended = {completion.index for completion in self.completions}
+        return [index for index in self.received if index not in ended]
 
     @property
-    def first_token_at(self) -> float:
-        """Time of the first token on the monotonic clock; 0 before it came."""
-        return self.times.first_token if self.times else 0.0
+    def unbegun_choices(self) -> int:
+        """Number of choices that have no token and have not ended."""
+        begun = self.received.keys() | {completion.index for completion in self.completions}
+        return self.prepared.request.params.n - len(begun)
 
     @property
     def max_tokens(self) -> int | None:
@@ -170,6 +173,8 @@ class Answer:
 
         Log-probabilities of the prompt come before the first token, and so before its times.
         """
+        if event.finish and event.finish.error:
+            return
         was_started = self.started
         if event.times:
             self.times = event.times

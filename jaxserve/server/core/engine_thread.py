@@ -50,6 +50,7 @@ class StepReport:
     totals: ComputeTotals
     seconds: float  # duration of the step
     host_seconds: float  # the part of `seconds` not spent waiting for the device
+    collected: float  # time at which the step's output was there, on the clock of the thread
 
 
 class EngineThread:
@@ -62,6 +63,7 @@ class EngineThread:
         failed: Function called on this thread with the exception that ended the engine; no report
             follows.
         totals: Function called after each step.
+        clock: Function that returns the time in seconds.
     """
 
     def __init__(
@@ -70,11 +72,13 @@ class EngineThread:
         deliver: Callable[[StepReport], None],
         failed: Callable[[BaseException], None],
         totals: Callable[[], ComputeTotals] = ComputeTotals,
+        clock: Callable[[], float] = time.monotonic,
     ):
         self._engine = engine
         self._deliver = deliver
         self._failed = failed
         self._totals = totals
+        self._clock = clock
         self._jobs: deque[Callable[[], None]] = deque()
         self._immediate: list[TokenEvent] = []  # events that no step brings
         self._reported = self.loads()  # of the last report
@@ -192,7 +196,9 @@ class EngineThread:
         if events or loads != self._reported:
             self._reported = loads
             host_seconds = seconds - (self._engine.waited - waited_before)
-            self._deliver(StepReport(events, loads, self._totals(), seconds, host_seconds))
+            self._deliver(
+                StepReport(events, loads, self._totals(), seconds, host_seconds, self._clock())
+            )
 
     def _submit(self, request: Request) -> None:
         try:

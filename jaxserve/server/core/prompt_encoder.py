@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -20,7 +21,14 @@ SHORT_PROMPT = 2048  # characters or token ids that are encoded on the event loo
 class PromptEncoder:
     """Makes the engine's requests of those that come in. Lives on the event loop."""
 
-    def __init__(self, prompts: Prompts, workers: Workers, max_prompt_bytes: int):
+    def __init__(
+        self,
+        prompts: Prompts,
+        workers: Workers,
+        max_prompt_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._clock = clock
         self._prompts = prompts
         self._workers = workers
         self._max_prompt_bytes = max_prompt_bytes
@@ -47,7 +55,7 @@ class PromptEncoder:
             priority=incoming.priority,
             salt=incoming.cache_salt,
             deadline=incoming.deadline,
-            since=time.monotonic(),
+            since=self._clock(),
             grammar=grammar,
         )
 
@@ -56,7 +64,7 @@ class PromptEncoder:
     ) -> tuple[Rendered, SamplingParams, Grammar | None]:
         deadline = incoming.deadline
         try:
-            async with asyncio.timeout(None if deadline is None else deadline - time.monotonic()):
+            async with asyncio.timeout(None if deadline is None else deadline - self._clock()):
                 rendered = await self._encode(incoming)
                 params = self._prompts.constrain(rendered, incoming.params)
                 grammar = await self._compile(params.structure) if params.structure else None

@@ -4,8 +4,9 @@ import asyncio
 import itertools
 import secrets
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from statistics import fmean
 
 from jaxserve.chat import Rendered
 from jaxserve.engine.events import TokenEvent
@@ -19,12 +20,12 @@ from jaxserve.server.core.event_queue import EventQueue
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.internal_errors import mask_internal_error
 from jaxserve.server.core.limits import Limits
+from jaxserve.server.core.load_model import LoadModel
 from jaxserve.server.core.page_fetches import PageFetcher, PageFetches
-from jaxserve.server.core.place_forecast import PlaceForecast, Work
 from jaxserve.server.core.prompt_encoder import PromptEncoder
 from jaxserve.server.core.request_observer import RequestObserver
 from jaxserve.server.core.slow_clients import SlowClients
-from jaxserve.server.core.ttft_estimate import TTFTEstimate
+from jaxserve.server.core.wait_forecast import Work
 from jaxserve.server.core.workers import Workers
 
 
@@ -35,21 +36,25 @@ class Service:
 
     Args:
         prompts: Tokenizer, chat template and checks.
+        rows: Number of choices that run together.
+        step_tokens: Most tokens that a step computes in one lane.
         observers: What watches requests, such as metrics.
         page_fetcher: What has long prompts computed elsewhere; None if this engine computes all.
         prefill_only: This is a prefill server, which refuses clients.
+        clock: Function that returns the time in seconds; that of the engine.
     """
 
     def __init__(
         self,
         prompts: Prompts,
         thread: EngineThread,
-        estimate: TTFTEstimate,
-        places: PlaceForecast,
+        rows: int,
+        step_tokens: int,
         limits: Limits,
         observers: tuple[RequestObserver, ...],
         page_fetcher: PageFetcher | None = None,
         prefill_only: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ):
         self.prompts = prompts
         self.limits = limits
@@ -59,17 +64,11 @@ class Service:
         self._thread = thread
         self._observers = observers
         self._workers = Workers()
-        self._encoder = PromptEncoder(prompts, self._workers, limits.max_prompt_bytes)
+        self._encoder = PromptEncoder(prompts, self._workers, limits.max_prompt_bytes, clock)
         self._page_fetches = PageFetches(page_fetcher)
-        self._places = places
+        self._load = LoadModel(rows, step_tokens, prompts.max_context, clock)
         self._admission = AdmissionControl(
-            limits,
-            estimate,
-            places,
-            self._page_fetches,
-            prefill_only,
-            self._running,
-            prompts.max_context,
+            limits, self._load, self._page_fetches, prefill_only, self._running
         )
         self._answers: dict[str, Answer] = {}  # by the engine's id
         # By the client's id; None before the request is submitted to the engine.
@@ -88,7 +87,7 @@ class Service:
         Where the caller `retries_itself`, a full queue does not count as a refusal.
         """
         if not retries_itself:
-            self._places.note_arrival()
+            self._load.places.note_arrival()
         try:
             return await self._admit(incoming)
         except JaxserveError as error:
@@ -101,12 +100,13 @@ class Service:
         request_id = incoming.request_id or new_id()
         self._check(incoming, request_id)
         self._requests[request_id] = None
-        self._admission.enter(request_id)
+        self._load.queue.enter(request_id)
         try:
             # A client may use an id again: the number tells events of its requests apart.
             engine_id = f"{request_id}#{next(self._numbers)}"
             prepared = await self._encoder.prepare(incoming, engine_id)
-            self._admission.check_room(len(prepared.request.prompt), incoming)
+            start_by = self._admission.check_room(len(prepared.request.prompt), incoming)
+            prepared = replace(prepared, request=replace(prepared.request, start_by=start_by))
             if not (request_id in self._aborted or self._failure):
                 await self._page_fetches.fetch(request_id, prepared.request)
             return self._submit(incoming, request_id, prepared)
@@ -159,6 +159,11 @@ class Service:
         """Prompt tokens of requests that wait in the engine for their first token."""
         return self._admission.waiting_tokens
 
+    @property
+    def queue_seconds(self) -> float:
+        """Seconds that a new request would wait for its row."""
+        return self._admission.queue_seconds
+
     # ---- work beside requests
 
     async def tokenize(self, prompt: Prompt, name: str) -> Rendered:
@@ -175,17 +180,7 @@ class Service:
 
     def _running(self) -> Work:
         """Return the running choices, as work ahead of those that wait."""
-        now = time.monotonic()
-        left = [
-            self._places.seconds_left(
-                answer.max_tokens or self.prompts.max_context, now - answer.first_token_at
-            )
-            for answer in self._answers.values()
-            for _ in range(answer.running_choices)
-        ]
-        beginning = max(0, self.loads.running - len(left))  # choices without a token
-        left += [self._places.seconds_of(self.prompts.max_context)] * beginning
-        return Work(sorted(left), engine_waits=self.loads.waiting > 0)
+        return self._load.work(self._answers.values(), self.loads)
 
     # ---- submission to the engine
 
@@ -205,7 +200,7 @@ class Service:
         )
         self._answers[prepared.request.id] = answer
         self._requests[request_id] = answer
-        self._admission.queue_prompt(request_id, prepared.request)
+        self._load.queue.queue_prompt(request_id, prepared.request)
         self._start_timer(answer, incoming.deadline)
         self._thread.submit(prepared.request)
         # Submitted all the same, so that the answer ends with finish reason abort.
@@ -214,7 +209,7 @@ class Service:
         return answer
 
     def _start_timer(self, answer: Answer, deadline: float | None) -> None:
-        now = time.monotonic()
+        now = self._load.clock()
         seconds = answer.submitted + self.limits.max_request_seconds - now
         what = "--max-request-seconds has passed"
         if deadline is not None and deadline - now < seconds:
@@ -226,7 +221,7 @@ class Service:
 
     def _forget(self, request_id: str) -> None:
         del self._requests[request_id]
-        self._admission.leave(request_id)
+        self._load.leave_queue(request_id)
         self._aborted.discard(request_id)
 
     # ---- events of the engine
@@ -235,11 +230,9 @@ class Service:
         """Take in the report of a step; called once per step."""
         self.loads = report.loads
         self.totals = report.totals
-        # A step without output may only have been launched: its duration says nothing.
-        if event := next((each for each in report.events if each.tokens or each.embedding), None):
-            self._admission.estimate.observe_step(report.seconds)
-            self._places.observe_step(report.seconds, len(event.tokens))
-        self._events.add(report, time.monotonic())
+        now = self._load.clock()
+        self._load.observe_step(report)
+        self._events.add(report, now)
         for observer in self._observers:
             observer.stepped(report)
 
@@ -251,17 +244,15 @@ class Service:
                 answer.fail(mask_internal_error(error))
 
     def _give(self, answer: Answer, event: TokenEvent, totals: ComputeTotals, now: float) -> None:
-        was_waiting = answer.id in self._admission
+        was_waiting = answer.id in self._load.queue
         is_first = event.index not in answer.last_tokens_at
         tokens = answer.take(event, totals)
         if was_waiting and answer.times:
-            self._admission.leave(answer.id)
-            self._places.observe_place(others_wait=len(self._admission) > 0)
-            if answer.times.admitted:
-                self._admission.estimate.observe_prompt(answer.prompt_tokens, answer.times.cached)
+            self._load.observe_begin(answer, event)
         if tokens:
             seconds = now - answer.last_tokens_at.get(event.index, answer.submitted)
             answer.last_tokens_at[event.index] = now
+            answer.received[event.index] += tokens
             for observer in self._observers:
                 observer.received(answer, tokens, is_first, seconds)
 
@@ -269,9 +260,7 @@ class Service:
         del self._answers[answer.prepared.request.id]
         self._forget(answer.id)
         self._timers.pop(answer).cancel()
-        whole = [each for each in answer.completions if each.finish_reason != "abort"]
-        if whole:
-            self._places.observe_answer(fmean(len(each.token_ids) for each in whole))
+        self._load.observe_end(answer)
         for observer in self._observers:
             observer.ended(answer, error)
 

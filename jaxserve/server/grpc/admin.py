@@ -97,6 +97,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             pages_used=service.loads.pages_used,
             pages_total=service.loads.pages_total,
             requests=service.in_flight,
+            queue_seconds=service.queue_seconds,
         )
 
     @with_status

@@ -32,9 +32,15 @@ class Metrics:
         compiles: Function that returns the number of steps compiled while serving, called at every
             scrape.
         ready: Function that says whether requests are accepted, called at every scrape.
+        queue_seconds: Function that returns the wait of a new request, called at every scrape.
     """
 
-    def __init__(self, compiles: Callable[[], int], ready: Callable[[], bool] = lambda: True):
+    def __init__(
+        self,
+        compiles: Callable[[], int],
+        ready: Callable[[], bool] = lambda: True,
+        queue_seconds: Callable[[], float] = lambda: 0.0,
+    ):
         self.registry = registry = CollectorRegistry()  # others may add metrics to it
         # Apart, because the thousands of numbers of many experts take long to write.
         self._experts = CollectorRegistry()
@@ -49,6 +55,9 @@ class Metrics:
         _gauge(
             registry, "ready", "1 while requests are accepted, 0 before and afterwards"
         ).set_function(ready)
+        _gauge(
+            registry, "queue_seconds", "seconds that a new request would wait for its row"
+        ).set_function(queue_seconds)
         # Of the last report: its counters are totals, Prometheus's are increased by differences.
         self._totals = ComputeTotals()
         self._loads = Loads()

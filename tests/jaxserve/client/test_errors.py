@@ -153,7 +153,7 @@ def test_an_id_in_flight_and_a_full_queue(tmp_path: Path, kind: type) -> None:
             with pytest.raises(RequestIdInUseError, match="'a'"):
                 await client.generate("x", request_id="a", **GREEDY)
             second = asyncio.create_task(other.generate("x", **long))
-            while not server.service._admission:
+            while not server.service._load.queue:
                 await asyncio.sleep(0.005)
             with pytest.raises(QueueFullError, match="max-waiting-requests") as full:
                 await client.generate("x", **GREEDY)

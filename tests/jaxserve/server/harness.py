@@ -149,7 +149,7 @@ class Running:
             )
             await asyncio.sleep(0.002)
         self.engine.scheduler.check_invariants()
-        assert not (self.service.waiting_tokens or self.service._admission or self.service._timers)
+        assert not (self.service.waiting_tokens or self.service._load.queue or self.service._timers)
 
 
 async def until(holds: Callable[[], object]) -> None:

@@ -13,7 +13,7 @@ import grpc
 import pytest
 from grpc import aio
 
-from jaxserve.errors import DeadlineError
+from jaxserve.errors import DeadlineError, QueueFullError
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.core.workers import MAX_TOKENIZE_CALLS
@@ -255,22 +255,31 @@ def test_waiting_tokens_are_limited(tmp_path: Path) -> None:
 def test_a_deadline_that_cannot_be_met_is_refused_at_once(tmp_path: Path) -> None:
     """A deadline that prompts of 18 steps ahead make impossible is refused.
 
-    A request that goes before these prompts, or has none ahead, is not.
+    A request that goes before these prompts is not. Nor is one with nothing ahead: what the server
+    knows may not hold any more.
     """
 
     async def main() -> None:
         async with running(tmp_path, seconds=0.05, max_batch=1, prefix_cache=False) as server:
-            alone = start(server, "unary", timeout=60)
-            assert await outcome(alone, "unary") == "OK"  # now the step's time is known
+            known = [start(server, "unary", request_id="", text="x" * 400) for _ in range(3)]
+            assert [await outcome(call, "unary") for call in known] == ["OK"] * 3
+            with await server.service.answer(IncomingRequest(prompt="x" * 400, timeout=0.1)):
+                pass
+            await server.at_rest()
             before = [start(server, "unary", request_id="", text="x" * 400) for _ in range(3)]
             await until(lambda: len(server.service._answers) == 3)
+            assert server.service.queue_seconds > 0.5
             # Not over gRPC, which ends a call at its deadline whatever the server says.
-            with pytest.raises(DeadlineError, match="at best"):
+            with pytest.raises(DeadlineError, match="at the best pace so far"):
+                await server.service.answer(IncomingRequest(prompt="x" * 400, timeout=0.1))
+            with pytest.raises(QueueFullError, match="of them in the queue") as refused:
                 await server.service.answer(IncomingRequest(prompt="x" * 10, timeout=0.5))
+            assert (refused.value.retry_after or 0) > 0
             first = start(server, "unary", text="x" * 10, timeout=60, priority=-1)
             assert await outcome(first, "unary") == "OK"
             assert [await outcome(call, "unary") for call in before] == ["OK"] * 3
             await server.at_rest()
+            assert server.service.queue_seconds == 0
 
     asyncio.run(main())
 

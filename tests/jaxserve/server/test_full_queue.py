@@ -20,19 +20,21 @@ import pytest
 from langchain_openai import ChatOpenAI
 
 from jaxserve.client import AsyncClient
+from jaxserve.engine.events import Finish, FinishReason, TokenEvent
+from jaxserve.server.core.answer_lengths import KNOWN
+from jaxserve.server.core.engine_thread import ComputeTotals, Loads, StepReport
 from jaxserve.server.core.limits import Limits
+from jaxserve.server.core.load_model import LoadModel
+from jaxserve.server.core.pace import Pace
 from jaxserve.server.core.place_forecast import (
-    FIRST_TOKENS,
     GONE,
-    KNOWN,
     LATE,
     MAX_SECONDS,
     MIN_SECONDS,
     SPREAD_SECONDS,
     PlaceForecast,
-    Work,
 )
-from jaxserve.server.core.ttft_estimate import TTFTEstimate
+from jaxserve.server.core.wait_forecast import FIRST_TOKENS, Work
 from tests.jaxserve.server.http.harness import Http, serving
 
 STEP = 0.02  # seconds
@@ -46,41 +48,43 @@ class Clock:
         return self.now
 
 
-def forecast(clock: Clock, rows: int = 1, answers: int = 0, length: int = 100) -> PlaceForecast:
-    """A forecast that has seen a step, and so many answers of this length."""
-    estimate = TTFTEstimate(512)
-    estimate.observe_step(STEP)
-    places = PlaceForecast(rows, estimate, clock)
-    places.observe_step(STEP, 1)
+def load_of(clock: Clock, rows: int = 1, answers: int = 0, length: int = 100) -> LoadModel:
+    """The load of a server that has seen a step, and so many answers of this length."""
+    load = LoadModel(rows, 512, 131_072, clock)
+    load.pace.observe_tokens(STEP, 1)
     for _ in range(answers):
-        places.observe_answer(length)
-    return places
+        load.lengths.add(length, cut=False)
+    return load
+
+
+def forecast(clock: Clock, rows: int = 1, answers: int = 0, length: int = 100) -> PlaceForecast:
+    return load_of(clock, rows, answers, length).places
 
 
 # ---- what is expected
 
 
 def test_a_choice_takes_as_long_as_usual_and_at_most_its_max_tokens() -> None:
-    places = forecast(Clock(), answers=KNOWN, length=100)
-    assert places.seconds_of(4000) == pytest.approx(100 * STEP)
-    assert places.seconds_of(30) == pytest.approx(30 * STEP)
-    unknown = forecast(Clock(), answers=KNOWN - 1, length=100)
+    waits = load_of(Clock(), answers=KNOWN, length=100).waits
+    assert waits.seconds_of(4000) == pytest.approx(100 * STEP)
+    assert waits.seconds_of(30) == pytest.approx(30 * STEP)
+    unknown = load_of(Clock(), answers=KNOWN - 1, length=100).waits
     assert unknown.seconds_of(4000) == pytest.approx(FIRST_TOKENS * STEP)
     assert unknown.seconds_of(30) == pytest.approx(30 * STEP)
 
 
 def test_one_long_answer_changes_little() -> None:
-    places = forecast(Clock(), answers=KNOWN, length=100)
-    places.observe_answer(32_000)
-    assert places.seconds_of(131_072) == pytest.approx(100 * STEP)
+    load = load_of(Clock(), answers=KNOWN, length=100)
+    load.lengths.add(32_000, cut=True)
+    assert load.waits.seconds_of(131_072) == pytest.approx(100 * STEP)
 
 
 def test_a_choice_that_outlives_the_usual_goes_on_for_half_as_long_again() -> None:
-    places = forecast(Clock(), answers=KNOWN, length=100)
-    assert places.seconds_left(4000, 50 * STEP) == pytest.approx(50 * STEP)
-    assert places.seconds_left(4000, 300 * STEP) == pytest.approx(150 * STEP)
-    assert places.seconds_left(310, 300 * STEP) == pytest.approx(10 * STEP)
-    assert places.seconds_left(200, 300 * STEP) == 0
+    waits = load_of(Clock(), answers=KNOWN, length=100).waits
+    assert waits.seconds_left(4000, 50) == pytest.approx(50 * STEP)
+    assert waits.seconds_left(4000, 300) == pytest.approx(150 * STEP)
+    assert waits.seconds_left(310, 300) == pytest.approx(10 * STEP)
+    assert waits.seconds_left(200, 300) == 0
 
 
 def test_places_come_free_when_rows_do() -> None:
@@ -90,7 +94,8 @@ def test_places_come_free_when_rows_do() -> None:
     assert found == pytest.approx([0.5, 1.5, 2.5, 3.5, 4.5])
     # The choices of a request before the place get their rows first.
     found = [
-        places.seconds_to_place(number, Work([0.5, 1.5], False, 2, 0, 100)) for number in (1, 2)
+        places.seconds_to_place(number, Work([0.5, 1.5], choices=2, max_tokens=100))
+        for number in (1, 2)
     ]
     assert found == pytest.approx([0.5, 2.5])
 
@@ -100,11 +105,6 @@ def test_a_free_row_counts_unless_the_engine_cannot_use_it() -> None:
     assert places.seconds_to_place(1, Work([0.5])) == 0
     assert places.seconds_to_place(3, Work([0.5])) == pytest.approx(0.5)
     assert places.seconds_to_place(1, Work([0.5], engine_waits=True)) == pytest.approx(0.5)
-
-
-def test_prompts_take_their_time() -> None:
-    places = forecast(Clock(), rows=8)
-    assert places.seconds_to_place(2, Work([], prompt_tokens=5120)) == pytest.approx(20 * STEP)
 
 
 # ---- who comes back when
@@ -132,12 +132,11 @@ def test_a_client_that_came_or_will_not_come_any_more_is_counted_no_longer() -> 
 
 def test_a_promise_that_came_too_early_takes_no_place() -> None:
     """Its client will find none and be told again."""
-    places = PlaceForecast(1, TTFTEstimate(512), Clock())
-    guessed = [places.come_back_in(Work([])) for _ in range(3)]
-    places._estimate.observe_step(STEP)
-    places.observe_step(STEP, 1)
+    load = LoadModel(1, 512, 4096, Clock())
+    guessed = [load.places.come_back_in(Work([])) for _ in range(3)]
+    load.pace.observe_tokens(STEP, 1)
     assert max(guessed) < 10
-    assert places.come_back_in(Work([10.0], max_tokens=100)) == pytest.approx(LATE * 10)
+    assert load.places.come_back_in(Work([10.0], max_tokens=100)) == pytest.approx(LATE * 10)
 
 
 def test_the_bounds() -> None:
@@ -151,7 +150,7 @@ def test_the_bounds() -> None:
 
 
 def test_before_the_first_step_a_place_a_second_is_guessed() -> None:
-    places = PlaceForecast(1, TTFTEstimate(512), Clock())
+    places = LoadModel(1, 512, 4096, Clock()).places
     assert [places.come_back_in(Work([])) for _ in range(2)] == pytest.approx([LATE, 2 * LATE])
 
 
@@ -177,8 +176,9 @@ class Simulation:
 
     def __post_init__(self) -> None:
         self.draw = random.Random(self.seed)
-        self.places = forecast(self.clock, self.rows, self.answers, self.length)
-        self.queue: deque[int] = deque()
+        self.load = load_of(self.clock, self.rows, self.answers, self.length)
+        self.places = self.load.places
+        self.queue: deque[float] = deque()  # times of arrival
         self.began: list[float] = []
         self.numbers = itertools.count()
         self.jobs: list[tuple[float, int, Job]] = []
@@ -196,13 +196,13 @@ class Simulation:
     def ask(self, attempt: int) -> None:
         self.places.note_arrival()
         if len(self.queue) < self.waiting:
-            self.queue.append(attempt)
+            self.queue.append(self.clock.now)
             self.later(STEP, self.begin)
         elif attempt == self.tries:
             self.lost += 1
         else:
             left = sorted(
-                self.places.seconds_left(self.max_tokens, self.clock.now - each)
+                self.load.waits.seconds_left(self.max_tokens, round((self.clock.now - each) / STEP))
                 for each in self.began
             )
             seconds = self.places.come_back_in(Work(left, max_tokens=self.max_tokens))
@@ -210,8 +210,8 @@ class Simulation:
 
     def begin(self) -> None:
         while self.queue and len(self.began) < self.rows:
-            self.queue.popleft()
-            self.places.observe_place(bool(self.queue))
+            arrived = self.queue.popleft()
+            self.places.observe_place(arrived, bool(self.queue))
             began = self.clock.now
             self.began.append(began)
             seconds = self.length * STEP * self.draw.uniform(0.8, 1.2)
@@ -220,7 +220,7 @@ class Simulation:
     def end(self, began: float) -> None:
         self.began.remove(began)
         self.served += 1
-        self.places.observe_answer(self.length)
+        self.load.lengths.add(self.length, cut=False)
         self.begin()
 
 
@@ -270,10 +270,74 @@ def test_the_time_between_places_counts_where_nothing_else_explains_it() -> None
     clock = Clock()
     places = forecast(clock, rows=64)
     for _ in range(5):
-        places.observe_place(others_wait=True)
+        places.observe_place(0.0, others_wait=True)
         clock.now += 2.0
     told = [places.come_back_in(Work([])) for _ in range(3)]
     assert told == pytest.approx([LATE * seconds for seconds in (2, 4, 6)])
+
+
+def test_time_without_any_client_is_no_time_between_places() -> None:
+    """Others waited when the last place came free, and then they left."""
+    clock = Clock()
+    load = load_of(clock, rows=64, answers=KNOWN)
+    load.places.observe_place(0.0, others_wait=True)
+    load.pace.observe_first_token(10, 0.0, 0.0, others_wait=True)
+    clock.now = 3600.0
+    load.places.observe_place(clock.now - 0.5, others_wait=False)
+    load.pace.observe_first_token(10, clock.now - 0.5, clock.now, others_wait=False)
+    assert load.places.come_back_in(Work([])) == pytest.approx(LATE * 0.5)
+    assert load.pace.queue_seconds(10) == pytest.approx(0.5)
+
+
+# ---- what is learnt about the pace
+
+
+def report_of(tokens: int, collected: float, finish: Finish | None = None) -> StepReport:
+    event = TokenEvent("a#1", 0, list(range(tokens)), finish=finish)
+    return StepReport([event], Loads(), ComputeTotals(), 0.0, 0.0, collected)
+
+
+def test_the_pace_is_that_of_the_engine() -> None:
+    """Whatever the event loop does meanwhile: the reports have the times."""
+    load = LoadModel(1, 512, 4096, Clock())
+    for step in range(40):
+        load.observe_step(report_of(2, 0.01 * step))
+    assert load.pace.seconds_per_token == pytest.approx(5e-3)
+    load.observe_step(report_of(2, 0.4, finish=Finish(FinishReason.LENGTH)))
+    load.observe_step(report_of(1, 3600.0))  # the first token of the next one
+    load.observe_step(report_of(1, 3600.005))
+    assert load.pace.seconds_per_token == pytest.approx(5e-3)
+
+
+def test_a_stall_of_the_machine_changes_no_pace_and_slow_steps_do() -> None:
+    pace = Pace(512)
+    for gap in [5e-3] * 50 + [1.0] + [5e-3] * 5:
+        pace.observe_tokens(gap, 1)
+    assert pace.seconds_per_token == pytest.approx(5e-3)
+    pace = Pace(512)
+    for number in range(200):
+        pace.observe_tokens(10e-3 if number % 10 else 100e-3, 1)
+    assert pace.seconds_per_token == pytest.approx(19e-3, rel=0.1)
+
+
+def test_a_prompt_that_was_computed_for_nothing_is_no_time_of_the_next() -> None:
+    pace = Pace(512)
+    for number in range(3):
+        pace.observe_first_token(10, 0.0, 0.1 * number, others_wait=True)
+    known = pace.queue_seconds(100)
+    pace.forget_last_prompt()
+    pace.observe_first_token(10, 0.0, 20.0, others_wait=True)
+    assert pace.queue_seconds(100) == known == pytest.approx(1.0)
+
+
+def test_prompts_that_end_in_one_step_take_no_time_of_their_own() -> None:
+    pace = Pace(512)
+    pace.observe_prompt(300, 0, 0.0)
+    assert pace.least_seconds(1000, 0) == 0, "nothing is known"
+    pace.observe_prompt(300, 0, 0.3)
+    pace.observe_prompt(300, 0, 0.0)
+    pace.observe_prompt(300, 0, 3.0)
+    assert pace.least_seconds(1000, 0) == pytest.approx(1.0, rel=1e-3)
 
 
 # ---- clients as they are

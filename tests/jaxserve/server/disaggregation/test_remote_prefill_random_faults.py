@@ -93,7 +93,8 @@ class Clients:
 
     def check(self, requests: int) -> None:
         """Check that all kinds of endings happened, and no others."""
-        assert self.outcomes.keys() <= {"OK", "CANCELLED", "DEADLINE_EXCEEDED"}
+        endings = {"OK", "CANCELLED", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"}
+        assert self.outcomes.keys() <= endings, self.outcomes
         assert self.outcomes["OK"] > requests / 3, self.outcomes
         remote = self.servers.decisions("remote")
         failures = self.servers.failures

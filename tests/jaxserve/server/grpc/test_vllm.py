@@ -237,14 +237,14 @@ def test_statuses(tmp_path: Path) -> None:
                 running_ = asyncio.create_task(
                     answered(engine, request(request_id="first", max_tokens=50))
                 )
-                await until(lambda: server.service.loads.running and not server.service._admission)
+                await until(lambda: server.service.loads.running and not server.service._load.queue)
                 await refused(engine.Generate(request(request_id="first")), "ALREADY_EXISTS")
                 late = engine.Generate(request(max_tokens=LONG), timeout=0.05)
                 with pytest.raises(aio.AioRpcError) as caught:
                     await late.read()
                 assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
                 queued = asyncio.create_task(answered(engine, request(request_id="second")))
-                await until(lambda: server.service._admission)
+                await until(lambda: server.service._load.queue)
                 await refused(engine.Generate(request(request_id="third")), "RESOURCE_EXHAUSTED")
             server.readiness.set_draining()
             server.readiness.set_ended()

@@ -95,7 +95,7 @@ async def serving(
         folder,
         http=True,
         tokens=tokens,
-        new_metrics=lambda compiles, ready: metrics or FakeMetrics(compiles, ready),
+        new_metrics=lambda *functions: metrics or FakeMetrics(*functions),
         **options,
     ) as server:
         if tops:

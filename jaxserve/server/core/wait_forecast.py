@@ -1,0 +1,82 @@
+"""Forecast of when waiting requests get their rows and their first tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxserve.server.core.answer_lengths import AnswerLengths
+from jaxserve.server.core.pace import Pace
+
+FIRST_TOKENS = 512  # most of an answer, while the usual length is not known
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Everything that is ahead of a request."""
+
+    # Seconds of each choice that has a token, until its row is free; ascending.
+    seconds_left: Sequence[float]
+    beginning: int = 0  # choices that have a row and no token yet
+    unbegun: int = 0  # choices without a token of requests that have one
+    # Choices wait in the engine, so that a row that is free cannot be used, for lack of pages.
+    engine_waits: bool = False
+    choices: float = 1.0  # of a waiting request, on average
+    prompt_tokens: float = 0.0  # of a waiting request, on average; 0: no prompt is known yet
+    max_tokens: float = 0.0  # of a waiting request, on average
+
+
+class WaitForecast:
+    """Forecasts the times at which rows come free. Lives on the event loop.
+
+    Args:
+        rows: Number of choices that run together.
+    """
+
+    def __init__(self, rows: int, pace: Pace, lengths: AnswerLengths):
+        self._pace = pace
+        self._lengths = lengths
+        self._rows = rows
+
+    @property
+    def knows_pace(self) -> bool:
+        """True once the time that tokens take is known."""
+        return self._pace.seconds_per_token > 0
+
+    def seconds_of(self, max_tokens: float) -> float:
+        """Return how long a choice has its row after its first token."""
+        return self._expected(max_tokens, 0) * self._pace.seconds_per_token
+
+    def seconds_left(self, max_tokens: float, so_far: int) -> float:
+        """Return how long a choice that has `so_far` tokens still has its row."""
+        return max(0.0, self._expected(max_tokens, so_far) - so_far) * self._pace.seconds_per_token
+
+    def seconds_to_row(self, number: int, work: Work) -> float:
+        """Return the seconds until a row has come free for the `number`-th time."""
+        busy = len(work.seconds_left)
+        free = max(0, self._rows - busy)
+        if work.engine_waits and busy:
+            free = work.beginning
+        rounds, row = divmod(number - 1, free + busy)
+        first = 0.0 if row < free else work.seconds_left[row - free]
+        round_seconds = self.seconds_of(work.max_tokens)
+        if work.prompt_tokens:
+            round_seconds += self._pace.prompt_seconds(work.prompt_tokens)
+        return first + rounds * round_seconds
+
+    def seconds_to_start(self, choices: int, prompt_tokens: int, work: Work) -> float:
+        """Return the seconds until the `choices`-th choice gets a row, and its prompt its turn.
+
+        While the usual length of answers is not known, rows are taken to come free at once.
+
+        Args:
+            prompt_tokens: Tokens of all prompts that are computed before.
+        """
+        prompts = self._pace.queue_seconds(prompt_tokens)
+        if not self._lengths.known:
+            return prompts
+        return max(self.seconds_to_row(choices + work.unbegun, work), prompts)
+
+    def _expected(self, max_tokens: float, so_far: int) -> float:
+        """Return the tokens of a choice, of a guessed number where too few answers have ended."""
+        if self._lengths.known:
+            return self._lengths.expected(max_tokens, so_far)
+        return min(max_tokens, FIRST_TOKENS)

@@ -1,0 +1,225 @@
+"""A service over the fake engine on a simulated clock: seconds pass when nothing is left to do."""
+
+import asyncio
+import random
+import selectors
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jaxserve.config import EngineConfig
+from jaxserve.engine.engine import Engine
+from jaxserve.engine.host.scheduler import Scheduler
+from jaxserve.engine.plan import StepOutput, StepPlan
+from jaxserve.errors import DeadlineError, QueueFullError
+from jaxserve.sampling_params import SamplingParams
+from jaxserve.server.core.engine_thread import EngineThread, StepReport
+from jaxserve.server.core.incoming_request import IncomingRequest
+from jaxserve.server.core.limits import Limits
+from jaxserve.server.core.service import Service
+from tests.byte_tokenizer import ByteTokenizer
+from tests.fake_runner import FakeRunner
+from tests.jaxserve.engine.host.driver import config_of
+from tests.jaxserve.server.harness import new_prompts
+
+STEP_SECONDS = 0.005  # of an empty step
+TOKEN_SECONDS = 0.0002  # of each token in a step
+
+
+class SimulatedLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock jumps to the next timer when nothing else is ready."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self._selector = _Jumps(self._selector, self)  # type: ignore[has-type]
+
+    def time(self) -> float:
+        return self.now
+
+
+class _Jumps:
+    """A selector that does not wait: it turns the clock instead."""
+
+    def __init__(self, selector: selectors.BaseSelector, loop: SimulatedLoop):
+        self._selector = selector
+        self._loop = loop
+
+    def select(self, timeout: float | None) -> list[Any]:
+        found = self._selector.select(0)
+        if not found:
+            assert timeout is not None, "everything waits, and nothing will happen"
+            self._loop.now += timeout
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._selector, name)
+
+
+class TimedRunner(FakeRunner):
+    """A fake device that says how long its last step takes."""
+
+    seconds = 0.0
+
+    def launch(self, plan: StepPlan) -> StepOutput:
+        tokens = sum(size for lane in plan.lanes for size in lane.sizes)
+        self.seconds = STEP_SECONDS + TOKEN_SECONDS * tokens
+        return super().launch(plan)
+
+
+class SimulatedThread(EngineThread):
+    """An engine thread without a thread: each step is a timer of the event loop."""
+
+    def __init__(self, engine: Engine, runner: TimedRunner, loop: SimulatedLoop):
+        super().__init__(engine, self._take, self._fail, clock=loop.time)
+        self._runner = runner
+        self._event_loop = loop
+        self._scheduled = False
+        self.service: Service | None = None
+
+    def _add(self, job: Callable[[], None]) -> None:
+        self._jobs.append(job)
+        if not self._scheduled:
+            self._scheduled = True
+            self._event_loop.call_soon(self._go)
+
+    def _go(self) -> None:
+        while self._jobs:
+            self._jobs.popleft()()
+        self._runner.seconds = 0.0
+        self._reports: deque[StepReport] = deque()
+        self._step()
+        self._event_loop.call_later(self._runner.seconds, self._end_step, self._reports)
+
+    def _end_step(self, reports: deque[StepReport]) -> None:
+        assert self.service
+        for report in reports:
+            self.service.take(report)
+        if self._jobs or self._immediate or self._engine.has_work:
+            self._go()
+        else:
+            self._scheduled = False
+
+    def _take(self, report: StepReport) -> None:
+        self._reports.append(report)
+
+    def _fail(self, error: BaseException) -> None:
+        raise error
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Requests of a load; each figure is drawn evenly from those that are given."""
+
+    prompt_tokens: Sequence[int] = (30,)
+    output_tokens: Sequence[int] = (64,)
+    deadlines: Sequence[float] = (2.0,)
+    choices: int = 1
+
+
+@dataclass
+class Outcomes:
+    """What became of the requests of a load."""
+
+    seconds: float
+    sent: int = 0
+    good: int = 0
+    refused: int = 0  # with a time to come back
+    late: int = 0  # with DeadlineError
+    refusal_seconds: list[float] = field(default_factory=list)
+
+    @property
+    def goodput(self) -> float:
+        return self.good / self.seconds
+
+
+class Simulation:
+    """One server and its clients."""
+
+    def __init__(self, folder: Path, rows: int = 16, **config: Any):
+        self.loop = SimulatedLoop()
+        self.rows = rows
+        sizes = {"max_context": 512, "num_pages": 4096, "step_tokens": 128} | config
+        self.config: EngineConfig = config_of(max_batch=rows, page_size=4, **sizes)
+        self.runner = TimedRunner(self.config)
+        self.engine = Engine(Scheduler(self.config), self.runner, self.loop.time)
+        prompts = new_prompts(folder, self.engine, self.config, Limits())
+        thread = SimulatedThread(self.engine, self.runner, self.loop)
+        self.service = Service(
+            prompts, thread, rows, self.config.step_tokens, Limits(), (), clock=self.loop.time
+        )
+        thread.service = self.service
+        self.draw = random.Random(1)
+
+    def close(self) -> None:
+        self.service.close()
+        self.loop.close()
+
+    def run(self, load: Any) -> None:
+        """Run a coroutine until it has ended, however long that is on the simulated clock."""
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_until_complete(load)
+        finally:
+            asyncio.set_event_loop(None)
+
+    def closed(self, mix: Mix, clients: int, seconds: float) -> Outcomes:
+        """Keep so many requests in flight; a client that is refused comes back when it is told."""
+        outcomes = Outcomes(seconds)
+        end = self.loop.time() + seconds
+
+        async def client() -> None:
+            while self.loop.time() < end:
+                await asyncio.sleep(await self.ask(mix, outcomes, end))
+
+        async def clients_at_once() -> None:
+            await asyncio.gather(*(client() for _ in range(clients)))
+
+        self.run(clients_at_once())
+        return outcomes
+
+    def open(self, mix: Mix, rate: float, seconds: float) -> Outcomes:
+        """Send requests at so many per second on average, as a Poisson process."""
+        outcomes = Outcomes(seconds)
+        end = self.loop.time() + seconds
+
+        async def arrivals() -> None:
+            async with asyncio.TaskGroup() as group:
+                while self.loop.time() < end:
+                    group.create_task(self.ask(mix, outcomes, end))
+                    await asyncio.sleep(self.draw.expovariate(rate))
+
+        self.run(arrivals())
+        return outcomes
+
+    async def ask(self, mix: Mix, outcomes: Outcomes, end: float) -> float:
+        """Send a request, and return the seconds until its client may come back."""
+        began = self.loop.time()
+        timeout = self.draw.choice(mix.deadlines)
+        incoming = IncomingRequest(
+            prompt=[
+                self.draw.randrange(1, ByteTokenizer.vocab_size - 1)
+                for _ in range(self.draw.choice(mix.prompt_tokens))
+            ],
+            params=SamplingParams(
+                max_tokens=self.draw.choice(mix.output_tokens), ignore_eos=True, n=mix.choices
+            ),
+            timeout=timeout,
+            arrived=began,
+        )
+        outcomes.sent += 1
+        try:
+            answer = await self.service.answer(incoming)
+            with answer:
+                await answer.whole()
+        except QueueFullError as error:
+            outcomes.refused += 1
+            outcomes.refusal_seconds.append(self.loop.time() - began)
+            return error.retry_after or 0.0
+        except DeadlineError:
+            outcomes.late += 1
+            return 0.0
+        outcomes.good += self.loop.time() <= min(end, began + timeout)
+        return 0.0
