@@ -70,7 +70,6 @@ class LoadModel:
                     self._followed_at = report.collected
                 if event.finish:
                     self._followed = None
-                return
         if self._followed is None:
             self._follow_another(report)
 
