@@ -9,6 +9,7 @@ from jaxserve.tokenizer import MARK
 
 LEAST_TOO_LONG = 10**MAX_DIGITS  # of integers
 OF_THE_MODEL = "assistant"  # role
+OPTIONAL_STRINGS = ("name", "tool_call_id")  # fields of messages
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 Message = Mapping[str, Any]
@@ -17,9 +18,10 @@ Message = Mapping[str, Any]
 def plain_messages(messages: object, name: str = "messages") -> list[dict[str, Any]]:
     """Return a copy of a conversation in plain values.
 
-    Each message is an object with role and content, both strings. Other fields (name, tool_calls,
-    ...) are left to the template; fields that are None are left out, as templates expect. A message
-    with tool_calls needs no content, which is None then, since some templates ask for it.
+    Each message is an object with role and content, both strings, as are name and tool_call_id.
+    Other fields (tool_calls, ...) are left to the template; fields that are None are left out, as
+    templates expect. A message with tool_calls needs no content, which is None then, since some
+    templates ask for it.
     RequestError names the path of the first thing that is wrong.
     """
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
@@ -40,6 +42,9 @@ def _message(message: object, path: str) -> dict[str, Any]:
         _require_string(message, "content", path)
     else:
         message = {"role": message["role"], "content": None, **message}
+    for field in OPTIONAL_STRINGS:
+        if message.get(field) is not None:
+            _require_string(message, field, path)
     if message["role"] == OF_THE_MODEL:
         message = settled(message)
     return {

@@ -246,6 +246,14 @@ def test_marks_over_random_strings() -> None:
         (["hi"], r"^messages\[0\] is 'hi'; give an object with role and content"),
         ([{"role": "user", "content": "x"}, {"content": "x"}], r"^messages\[1\]\.role is missing"),
         ([{"role": 7, "content": "x"}], r"^messages\[0\]\.role is 7; it must be a string"),
+        (
+            [{"role": "user", "content": "x", "name": 5}],
+            r"^messages\[0\]\.name is 5; it must be a string",
+        ),
+        (
+            [{"role": "tool", "content": "x", "tool_call_id": ["a"]}],
+            r"^messages\[0\]\.tool_call_id is \['a'\]; it must be a string",
+        ),
         ([{"role": "user"}], r"^messages\[0\]\.content is missing"),
         (
             [{"role": "user", "content": None}],
@@ -258,12 +266,12 @@ def test_marks_over_random_strings() -> None:
         ),
         ([{"role": "user", "content": MARK}], r"^messages\[0\]\.content holds U\+FDD0"),
         (
-            [{"role": "user", "content": "x", "name": {"a": [b""]}}],
-            r"^messages\[0\]\.name\.a\[0\] is b''",
+            [{"role": "user", "content": "x", "extra": {"a": [b""]}}],
+            r"^messages\[0\]\.extra\.a\[0\] is b''",
         ),
         (
-            [{"role": "user", "content": "x", "name": {1: 2}}],
-            r"^messages\[0\]\.name has the key 1; keys must be str",
+            [{"role": "user", "content": "x", "extra": {1: 2}}],
+            r"^messages\[0\]\.extra has the key 1; keys must be str",
         ),
         (
             [{"role": "user", "content": "x", "n": 10**1000}],
@@ -287,7 +295,7 @@ def test_messages_nested_without_end(chat_of: Callable[..., Chat]) -> None:
     endless: list = []
     endless.append(endless)
     with pytest.raises(RequestError, match=r"is nested more than 32 deep"):
-        chat_of("").render([{"role": "user", "content": "x", "name": endless}])
+        chat_of("").render([{"role": "user", "content": "x", "extra": endless}])
 
 
 def test_fields_that_are_none_are_left_out(chat_of: Callable[..., Chat]) -> None:

@@ -141,6 +141,7 @@ BAD: list[tuple[object, str, str]] = [
     ([{"role": 5, "content": "x"}], "messages[0].role", "invalid_value"),
     ([{"role": "user", "content": None}], "messages[0].content", "invalid_value"),
     ([{"role": "user", "content": 5}], "messages[0].content", "invalid_value"),
+    ([{"role": "user", "content": "x", "name": 5}], "messages[0].name", "invalid_value"),
     ([{"role": "user", "content": ["x"]}], "messages[0].content[0]", "invalid_value"),
     (
         [{"role": "user", "content": [{"type": "text"}]}],
