@@ -37,6 +37,7 @@ BAR = 30  # characters of the longest bar
 MOST_LOAD = 100.0  # multiples of the capacity
 MOST_SECONDS = 3600.0
 MOST_LEAD_IN = 10.0  # seconds
+OF_TRACES = ("trace", "time_scale", "max_prompt_tokens", "max_output_tokens")  # options
 ENDLESS = 256  # requests that a closed loop sends over and over
 
 
@@ -215,7 +216,9 @@ def bench_overload(options: OverloadOptions) -> int:
 def check(options: OverloadOptions) -> None:
     """Raise ConfigError for options that are wrong whatever the server is."""
     why = "is of `bench serve` (leave it out)"
-    check_unused(options.requests, ["trace", "time_scale"], why)
+    check_unused(options.requests, OF_TRACES, why)
+    if options.requests.token_scale != 1.0:
+        raise ConfigError(f"--token-scale {why}")
     check_above(options, 0, "clients", "choices", "duration")
     loads_of(options)
     deadlines_of(options)

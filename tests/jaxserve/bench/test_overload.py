@@ -132,6 +132,8 @@ def test_the_rows_of_the_server_are_the_clients(tmp_path: Path) -> None:
         ("--choices 0", "--choices"),
         ("--duration -1", "--duration"),
         ("--trace x.jsonl", "--trace is of `bench serve`"),
+        ("--token-scale 2", "--token-scale is of `bench serve`"),
+        ("--max-output-tokens 2", "--max-output-tokens is of `bench serve`"),
         ("--output-tokens 0", "not a length"),
         ("--target http://x:1/v1 --model y", "--model"),
     ],
