@@ -245,9 +245,11 @@ async def measure(options: OverloadOptions, report: OverloadReport, console: Con
 
     The report has what was measured so far, even if this is cancelled or fails.
     """
+    file = options.requests.prompts_file
+    texts = read_prompts([], file) if file else []
     async with target(options, console) as server:
         report.server = server
-        runs = _Runs(options, report, server, console)
+        runs = _Runs(options, report, server, texts, console)
         clients = _clients(options, server)
         await runs.run(_closed(options, clients))
         if not report.capacity:
@@ -302,14 +304,18 @@ class _Runs:
     """The runs of all loads against one server, each with prompts of its own."""
 
     def __init__(
-        self, options: OverloadOptions, report: OverloadReport, server: Target, console: Console
+        self,
+        options: OverloadOptions,
+        report: OverloadReport,
+        server: Target,
+        texts: Sequence[str],
+        console: Console,
     ):
         self._options = options
         self._report = report
         self._server = server
+        self._texts = texts
         self._console = console
-        file = options.requests.prompts_file
-        self._texts = read_prompts([], file) if file else []
         self._number = 0
 
     async def run(self, load: Load) -> None:

@@ -25,8 +25,40 @@ from jaxserve.programs import PROGRAMS
 ROOT = Path(__file__).parents[3]
 BUNDLED = str(ROOT / "checkpoints" / "bundled" / "tiny-chat")
 NO_FOLDER = "/nowhere: there is no such folder"
-LOAD = "bench serve --rate 1 --requests 1"
-SERVER = f"{LOAD} --target grpc://127.0.0.1:1"
+TARGET = "--target grpc://127.0.0.1:1"
+
+
+def of_bench(command: str) -> list[tuple[str, str]]:
+    """Return wrong places of a server's benchmark, and what is said about each."""
+    return [
+        (f"{command} --target a:1", "--target is a:1; it must be grpc://HOST:PORT or http://HOST"),
+        (f"{command} --target grpc://a", "--target is a; it must be HOST:PORT"),
+        (f"{command} {TARGET} --tokenizer /nowhere", "/nowhere has neither tokenizer.json nor"),
+        (
+            f"{command} {TARGET} --token-file /nowhere",
+            "--token-file is /nowhere; it cannot be read: No such file",
+        ),
+        (
+            f"{command} {TARGET} --prompts-file /nowhere",
+            "--prompts-file is /nowhere; it cannot be read: No such file",
+        ),
+        (
+            f"{command} {TARGET} --tls-ca /nowhere",
+            "TLS ca is /nowhere; it cannot be read: No such file",
+        ),
+        (
+            f"{command} {TARGET} --tls-ca README.md",
+            "TLS ca is README.md; it holds no certificate in PEM",
+        ),
+        (f"{command} {TARGET} --tls-cert /nowhere", "a TLS certificate goes with its key"),
+        (
+            f"{command} {TARGET} --tls-cert /nowhere --tls-key /nowhere",
+            "TLS certificate is /nowhere; it cannot",
+        ),
+    ]
+
+
+OF_BENCHES = [*of_bench("bench serve --rate 1 --requests 1"), *of_bench("bench overload")]
 REFUSED = [
     ("generate /nowhere text", NO_FOLDER),
     ("generate --prompt text --model /nowhere", NO_FOLDER),
@@ -116,22 +148,10 @@ REFUSED = [
     ("bench startup --speculate draft --draft-model /nowhere", NO_FOLDER),
     ("bench offline --compilation-cache /dev/null/x", "cannot be used: Not a directory"),
     ("bench startup --compilation-cache /dev/null/x", "cannot be used: Not a directory"),
-    (f"{LOAD} --target a:1", "--target is a:1; it must be grpc://HOST:PORT or http://HOST"),
-    (f"{LOAD} --target grpc://a", "--target is a; it must be HOST:PORT"),
-    (f"{SERVER} --tokenizer /nowhere", "/nowhere has neither tokenizer.json nor"),
-    (
-        f"{SERVER} --token-file /nowhere",
-        "--token-file is /nowhere; it cannot be read: No such file",
-    ),
-    (
-        f"{SERVER} --prompts-file /nowhere",
-        "--prompts-file is /nowhere; it cannot be read: No such file",
-    ),
-    (f"{SERVER} --tls-ca /nowhere", "TLS ca is /nowhere; it cannot be read: No such file"),
-    (f"{SERVER} --tls-ca README.md", "TLS ca is README.md; it holds no certificate in PEM"),
-    (f"{SERVER} --tls-cert /nowhere", "a TLS certificate goes with its key"),
-    (f"{SERVER} --tls-cert /nowhere --tls-key /nowhere", "TLS certificate is /nowhere; it cannot"),
+    *OF_BENCHES,
     ("bench serve --target grpc://localhost:1 --trace /nowhere", "--trace is /nowhere; it cannot"),
+    ("bench overload --trace /nowhere", "--trace is of `bench serve` (leave it out)"),
+    ("bench overload --plot /nowhere/x", "no file can be written there"),
     ("plan llama3.1-8b --topology v5e:1x1 --plot /nowhere/x", "no file can be written there"),
     ("plan llama3.1-8b --topology v5e:1x1 --html /", "no file can be written there"),
     ("plan --topology cpu --model /nowhere", "--model is /nowhere; /nowhere cannot be read"),
@@ -205,6 +225,7 @@ def test_refused_without_jax(
 # Flags whose places are found wrong elsewhere, and where.
 LATER = {
     "bench serve --model": "the server that it starts ends, and says why",
+    "bench overload --model": "the server that it starts ends, and says why",
     "serve --bundle": "test_wrong_files.py",
     "plan --out": "tests/jaxserve/plan: jax says whether the platform's steps can be kept",
 }
