@@ -38,8 +38,9 @@ class SteadyMean:
     def add(self, value: float) -> None:
         """Take in a value."""
         self._values.append(value)
-        self.value = median(self._values)
-        if len(self._values) >= SOME:
+        if len(self._values) < SOME:
+            self.value = median(self._values)
+        else:
             self.value = (sum(self._values) - max(self._values)) / (len(self._values) - 1)
 
 
@@ -65,7 +66,7 @@ class Pace:
         """Take in the time between two messages of a choice, the second of which has `tokens`."""
         self._tokens.add(seconds / tokens)
         self.seconds_per_token = self._tokens.value
-        # The mean, not the value: two steps may be handed out at once.
+        # The mean, not the value: a single fast step is no pace.
         self._fastest_token.add(self._tokens.value)
 
     def observe_prompt(self, tokens: int, cached: int, seconds: float) -> None:

@@ -98,7 +98,8 @@ def test_all_loads(tmp_path: Path, protocol: str) -> None:
         assert point.sent == point.good + point.late + failed
     half, four = report.points[1:3]
     assert half.offered_per_second == pytest.approx(report.capacity / 2, rel=1e-3)
-    assert four.refused, "beyond the capacity some are refused, and say so"
+    assert four.sent > half.sent
+    assert (four.refusal is not None) == bool(four.refused)
     table = report.text("md")
     assert "| 2 at a time" in table and "100%" in table and "█" in table
     assert "<svg" in picture([report.chart()])

@@ -252,6 +252,7 @@ def test_waiting_tokens_are_limited(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.system
 def test_a_deadline_that_cannot_be_met_is_refused_at_once(tmp_path: Path) -> None:
     """A deadline that prompts of 18 steps ahead make impossible is refused.
 
