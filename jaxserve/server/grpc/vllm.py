@@ -28,6 +28,7 @@ from jaxserve.server.grpc.tokenizer_bundle import tokenizer_bundle
 from jaxserve.server.grpc.vllm_parse import parse_embed, parse_generate, sampling_path
 from jaxserve.server.grpc.vllm_render import VllmRenderer
 from jaxserve.server.readiness import Phase, Readiness
+from jaxserve.server.security.auth import token_of
 
 NAME = pb.DESCRIPTOR.services_by_name["VllmEngine"].full_name
 SERVER_TYPE = "jaxserve"
@@ -35,6 +36,8 @@ CHUNK_BYTES = 64 * 1024  # of a message of GetTokenizer
 # Not the model's name: smg first looks for this path on its disk and on Hugging Face's hub, where
 # another model may have that name.
 TOKENIZER_PATH = "grpc:GetTokenizer"
+
+Call = tuple[str, str]  # the caller's token, empty without one, and the request's id
 
 
 class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
@@ -46,16 +49,16 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
 
     def __init__(self, readiness: Readiness):
         self._readiness = readiness
-        # Calls in flight by request id. The service refuses all but the first of an id, but each of
-        # them is counted, so that a refused call does not make the first one unabortable.
-        self._calls = Counter[str]()
+        # Calls in flight by token and request id. The service refuses all but the first of an id,
+        # but each is counted, so that a refused call does not make the first one unabortable.
+        self._calls = Counter[Call]()
 
     @with_status
     async def Generate(self, request: pb.GenerateRequest, context: ServicerContext) -> None:
         service = self._readiness.require_serving().service
         incoming = parse_generate(request, **fields_of_call(context))
         with (
-            self._abortable(request.request_id),
+            self._abortable(context, request.request_id),
             sampling_path(),
             await service.answer(incoming) as answer,
         ):
@@ -71,7 +74,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
         service = self._readiness.require_serving().service
         request_id = request.request_id or new_id()
         requests = embedding_requests([parse_embed(request)], request_id, **fields_of_call(context))
-        with self._abortable(request_id):
+        with self._abortable(context, request_id):
             (completion,) = await embed(service, requests)
         values = completion.embedding or ()
         return pb.EmbedResponse(
@@ -82,28 +85,30 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
 
     @with_status
     async def Abort(self, request: pb.AbortRequest, context: ServicerContext) -> pb.AbortResponse:
-        """End requests of this service; their streams finish with reason abort.
+        """End requests of this service with the caller's token; their streams finish with abort.
 
-        An id that is not in flight is no error: the request may just have ended. Requests of the
-        other services are left alone, since a client's token is enough for this call.
+        An id that is not in flight is no error: the request may just have ended. Other requests are
+        left alone, since a client's token is enough for this call.
         """
         if len(request.request_ids) > MAX_ABORTS:
             raise RequestError(
                 "request_ids", f"has {len(request.request_ids)} entries; the limit is {MAX_ABORTS}"
             )
         service = self._readiness.require_loaded().service
-        for request_id in self._calls.keys() & request.request_ids:
+        asked = {_call(context, request_id) for request_id in request.request_ids}
+        for _, request_id in self._calls.keys() & asked:
             service.abort(request_id)
         return pb.AbortResponse()
 
     @contextmanager
-    def _abortable(self, request_id: str) -> Iterator[None]:
+    def _abortable(self, context: ServicerContext, request_id: str) -> Iterator[None]:
         """Let Abort end the request while this block runs."""
-        self._calls[request_id] += 1
+        call = _call(context, request_id)
+        self._calls[call] += 1
         try:
             yield
         finally:
-            self._calls -= Counter([request_id])  # subtraction drops ids whose count is 0
+            self._calls -= Counter([call])  # subtraction drops calls whose count is 0
 
     @with_status
     async def HealthCheck(
@@ -194,6 +199,11 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
         return asyncio.ensure_future(
             service.run_in_background(partial(tokenizer_bundle, prompts.chat, prompts.vocab_size))
         )
+
+
+def _call(context: ServicerContext, request_id: str) -> Call:
+    authorization = dict(context.invocation_metadata() or ()).get("authorization", "")
+    return token_of(str(authorization)), request_id
 
 
 def vllm_endpoint(readiness: Readiness) -> GrpcEndpoint:

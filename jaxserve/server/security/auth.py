@@ -29,7 +29,7 @@ class BearerTokens:
             return
         if len(authorization) > 1:
             raise CredentialError(f"there are {len(authorization)} authorization headers; send one")
-        given = _token(authorization[0] if authorization else "")
+        given = token_of(authorization[0] if authorization else "")
         # Both are compared in any case, so that the time does not say which one matched.
         is_client = _same(given, self.client)
         is_admin = _same(given, self.admin)
@@ -48,7 +48,7 @@ def _same(given: str, token: str | None) -> bool:
     return token is not None and hmac.compare_digest(given.encode(), token.encode())
 
 
-def _token(authorization: str) -> str:
+def token_of(authorization: str) -> str:
     """Return the token of an authorization header; "" for another scheme or no header."""
     scheme, _, token = authorization.partition(" ")
     return token if scheme.lower() == SCHEME else ""

@@ -205,6 +205,27 @@ def test_abort_leaves_other_doors_alone(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_abort_needs_the_token_of_the_request(tmp_path: Path) -> None:
+    async def main() -> None:
+        tokens = BearerTokens("client's", "admin's")
+        async with serving(tmp_path, seconds=0.002, tokens=tokens) as (server, engine):
+            client, admin = ([("authorization", f"Bearer {of}")] for of in ("client's", "admin's"))
+            asked = request(stream=True, request_id="mine", max_tokens=LONG)
+            call = engine.Generate(asked, metadata=admin)
+            while not server.service.loads.running:
+                await asyncio.sleep(0.002)
+            abort = pb.AbortRequest(request_ids=["mine"])
+            await engine.Abort(abort, metadata=client)
+            assert await call.read()  # goes on
+            await engine.Abort(abort, metadata=admin)
+            while (message := await call.read()) is not aio.EOF:
+                last = message
+            assert last.complete.finish_reason == "abort"
+            await server.at_rest()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_goes_frees_its_pages(tmp_path: Path, stream: bool) -> None:
     async def main() -> None:
