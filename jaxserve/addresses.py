@@ -1,5 +1,6 @@
 """Addresses HOST:PORT, as flags and files give them."""
 
+import argparse
 import ipaddress
 import re
 import socket
@@ -8,6 +9,8 @@ from typing import Any
 from jaxserve.errors import flag_error
 
 NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")  # also an IPv4 address
+
+ANY_HOST = "*"  # in a list of names: every name
 
 # Beginnings of gRPC's names of servers (its document naming.md); gRPC says what is wrong with them.
 GRPC_NAMES = tuple("dns: ipv4: ipv6: unix: unix-abstract: vsock: xds: passthrough:".split())
@@ -22,6 +25,17 @@ def without_brackets(host: str) -> str:
     """Return a host as sockets take it: ::1 of [::1]."""
     is_bracketed = host.startswith("[") and host.endswith("]") and _is_ipv6(host[1:-1])
     return host[1:-1] if is_bracketed else host
+
+
+def host_names(text: str) -> tuple[str, ...]:
+    """Return the names, in small letters, of a list with commas; ANY_HOST is one of them."""
+    names = tuple(name.strip().lower() for name in text.split(","))
+    for name in names:
+        if name != ANY_HOST and not NAME.fullmatch(name):
+            raise argparse.ArgumentTypeError(
+                f"{name!r} is not the name of a host (names are separated by commas, without ports)"
+            )
+    return names
 
 
 def address_problem(text: str) -> str | None:

@@ -19,7 +19,8 @@ JaxserveError
 ├── UnavailableError        UNAVAILABLE          503  not ready; try again after `retry_after`
 │   ├── LoadingError                                  the checkpoint is being loaded or compiled
 │   ├── DrainingError                                 the server is shutting down
-│   └── RestartingError                               the device died or a step hangs
+│   ├── RestartingError                               the device died or a step hangs
+│   └── ExhaustedError                                the host lacks memory, files or processes
 ├── ConfigError             FAILED_PRECONDITION  400  a flag, a mesh or a size is wrong
 │   ├── ModelError                                    the checkpoint is not understood
 │   └── MemoryLimitError                              a device has too little memory
@@ -227,6 +228,13 @@ class RestartingError(UnavailableError):
     """The device failed or a step hangs, and the engine restarts."""
 
     reason = "ENGINE_RESTARTING"
+
+
+class ExhaustedError(UnavailableError):
+    """The machine, or a limit of the server's process, leaves no memory, files or processes."""
+
+    reason = "HOST_EXHAUSTED"
+    retry_after = 1.0
 
 
 class ConfigError(JaxserveError, ValueError):

@@ -13,7 +13,7 @@ from jaxserve.cli.checks import check_engine_flags, with_found_models
 from jaxserve.cli.exits import exit_code
 from jaxserve.cluster.hosts import Hosts, leave
 from jaxserve.server.disaggregation.flags import check_role
-from jaxserve.server.flags import ServeOptions, check_places, meshes_of, parse, parser
+from jaxserve.server.flags import ServeOptions, check_limits, check_places, meshes_of, parse, parser
 from jaxserve.server.observe.log import configure
 from jaxserve.server.security.tls import check_tls_flags
 
@@ -36,6 +36,7 @@ def run(options: ServeOptions) -> int:
     hosts = Hosts.of(options.hosts)
     meshes_of(options)
     check_role(options.roles)
+    check_limits(options.limits)
     credentials = options.credentials
     check_tls_flags(credentials.tls_cert, credentials.tls_key, credentials.tls_client_ca)
     if options.bundle is None:  # it decides what the flags leave open

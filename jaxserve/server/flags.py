@@ -118,6 +118,14 @@ def check_places(options: ServeOptions) -> None:
     check_listening_host("--host", options.addresses.host)
 
 
+def check_limits(limits: Limits) -> None:
+    """Raise ConfigError for limits of which one makes another useless."""
+    largest = max(limits.max_message_bytes, limits.max_body_bytes)
+    if limits.max_input_bytes < largest:
+        problem = f"it must be at least {largest}, for a --max-message-bytes or --max-body-bytes"
+        raise flag_error("--max-input-bytes", limits.max_input_bytes, problem)
+
+
 def meshes_of(options: ServeOptions) -> Meshes | None:
     """Return the two meshes of one server; None where a single mesh does everything.
 

@@ -9,6 +9,7 @@ from prometheus_client.metrics_core import Metric
 
 from jaxserve.addresses import joined
 from jaxserve.errors import ConfigError
+from jaxserve.server.core.input_bytes import InputBytes
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.flags import ServeOptions
 from jaxserve.server.grpc.admin import AdminServicer
@@ -49,6 +50,7 @@ class Listeners:
         self.ports: dict[str, int] = {}  # by the name of the protocol
         self._readiness = readiness
         self._limits = limits
+        self._inputs = InputBytes(limits.max_input_bytes)
         self._tokens = tokens
         self._metrics = metrics
         self._families = families
@@ -89,7 +91,13 @@ class Listeners:
         self._bind_grpc(addresses, tls.credentials() if tls else None, admin)
         if addresses.http:
             app = new_app(
-                self._readiness, self._tokens, self._limits, self._metrics, self._families
+                self._readiness,
+                self._tokens,
+                self._limits,
+                self._metrics,
+                self._families,
+                {addresses.host.lower(), *addresses.allowed_hosts},
+                self._inputs,
             )
             self._http = HttpServer(app, addresses.host, addresses.http_port, tls, self._limits)
             self.ports["HTTP"] = self._http.port
@@ -118,7 +126,15 @@ class Listeners:
             admin: AdminServicer | None = None,
         ) -> None:
             health = Health(inference is not None, admin is not None, *endpoints)
-            server = new_server(self._limits, self._tokens, health, inference, admin, *endpoints)
+            server = new_server(
+                self._limits,
+                self._tokens,
+                health,
+                inference,
+                admin,
+                *endpoints,
+                inputs=self._inputs,
+            )
             self._grpc[name] = server
             self._healths.append(health)
             self.ports[name] = bind(server, addresses.host, port, credentials, flag)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from jaxserve.addresses import without_brackets
+from jaxserve.addresses import host_names, without_brackets
 from jaxserve.chat.answers import REASONING_PARSERS, TOOL_PARSERS
 from jaxserve.config.flag_values import number_above_0, port_number
 from jaxserve.config.option import option
@@ -37,6 +37,13 @@ class AddressOptions:
         "address to listen on, or a name: then on all of its addresses (default: 127.0.0.1, for "
         "this machine only)",
         parse=without_brackets,
+    )
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "names, separated by commas, by which HTTP clients may call a server without --token-file, "
+        "beside IP addresses, localhost and --host; * allows any (default: none)",
+        metavar="NAMES",
+        parse=host_names,
     )
     port: int = option(
         50051, "port of gRPC; 0 takes any free one (default: 50051)", metavar="N", parse=port_number

@@ -23,6 +23,7 @@ from jaxserve.server.follower import LeavesOnSignals, serving_health
 from jaxserve.server.lifecycle import FAILED
 from jaxserve.server.model_loader import ModelLoader, use_bundle
 from jaxserve.server.observe.traces import open_provider
+from jaxserve.server.open_files import allow_files, files_of
 from jaxserve.server.process import ServerProcess
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ async def serve(
 ) -> int:
     """Serve until told to stop; return the exit code. The caller closes `resources`."""
     operation = options.operation
+    allow_files(files_of(options.limits, options.addresses))
     loader = ModelLoader(options, console, pod, manifest, resources)
     provider = open_provider() if operation.otel else None
     if provider:

@@ -9,7 +9,10 @@ from jaxserve.server.http.errors import error_body
 from tests.public_names import exports
 
 # Where errors are defined that users can see.
-HOMES = ("jaxserve.errors", "jaxserve.client.errors", "jaxserve.server.http.errors")
+HOMES = (
+    *("jaxserve.errors", "jaxserve.client.errors"),
+    *("jaxserve.server.http.errors", "jaxserve.server.grpc.messages"),
+)
 
 
 def errors() -> dict[str, str]:

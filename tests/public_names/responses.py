@@ -108,7 +108,9 @@ async def _client(**options: Any) -> AsyncIterator[tuple[httpx.AsyncClient, harn
                 server.readiness, BearerTokens(), Limits(), metrics.text, metrics.families
             )
             transport = httpx.ASGITransport(app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://names") as client:
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://localhost"
+            ) as client:
                 yield client, server
 
 

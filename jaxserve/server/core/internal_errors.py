@@ -1,11 +1,17 @@
-"""Masking of bugs: clients get an incident id, and the log has the traceback under this id."""
+"""Errors that are not meant for clients, as clients are told of them.
 
+A bug becomes an incident id, under which the log has the traceback.
+"""
+
+import errno
 import logging
 import secrets
 from typing import TypeGuard
 
-from jaxserve.errors import EngineError, JaxserveError, NonFiniteLogitsError
+from jaxserve.errors import EngineError, ExhaustedError, JaxserveError, NonFiniteLogitsError
 
+# Of files, of sockets, of memory, of processes.
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EAGAIN)
 log = logging.getLogger(__name__)
 
 
@@ -20,6 +26,9 @@ def mask_internal_error(error: BaseException) -> JaxserveError:
     """
     if _is_for_clients(error):
         return error
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) in EXHAUSTED:
+        log.warning("a request is refused: %s", str(error) or "out of memory")
+        return ExhaustedError("the server is out of memory, files or processes")
     incident = secrets.token_hex(6)
     log.error("incident %s", incident, exc_info=error)
     return IncidentError(f"internal error (incident {incident})")

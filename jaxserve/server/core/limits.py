@@ -54,20 +54,29 @@ class Limits:
     grammar_cache_bytes: int = _bound(
         64 * MEBI, "bytes of compiled grammars that are kept, estimated from their source"
     )
-    max_message_bytes: int = _bound(32 * MEBI, "bytes of a gRPC message")
+    max_input_bytes: int = _bound(
+        512 * MEBI, "bytes of all messages and bodies that are received or worked on together"
+    )
+    max_message_bytes: int = _bound(16 * MEBI, "bytes of a gRPC message, expanded if compressed")
     max_body_bytes: int = _bound(
         8 * MEBI, "bytes of an HTTP body: all other requests wait while its JSON is parsed"
     )
     max_header_bytes: int = _bound(
         16 * 1024, "bytes of a gRPC call's metadata, or of an HTTP request's headers"
     )
-    max_http_connections: int = _bound(1024, "HTTP connections at a time")
+    max_http_connections: int = _bound(
+        2048, "HTTP connections at a time, idle ones included; each waiting request needs one"
+    )
+    max_grpc_connections: int = _bound(
+        1024, "gRPC connections at a time on each port, idle ones included"
+    )
     max_streams_per_connection: int = _bound(1024, "calls at a time on one gRPC connection")
     max_unread_tokens: int = _bound(
         4096, "tokens of a stream that its client has not read before the stream is ended"
     )
     slow_client_seconds: float = _bound(
-        30.0, "seconds for a client to read a message of a stream, or to send headers or a body"
+        30.0,
+        "seconds for a client to send a whole request, or to read a message or 64 KiB of an answer",
     )
     keep_alive_seconds: float = _bound(
         75.0,

@@ -1,6 +1,6 @@
 """Fields of protobuf messages, whatever the service they belong to."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from google.protobuf.message import Message
@@ -9,29 +9,49 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from jaxserve.chat.messages import MAX_MESSAGES
 from jaxserve.errors import RequestError
 
+MAX_ENTRIES = 10 * MAX_MESSAGES  # of all repeated messages of a request
 
-def check_known(message: Message, path: str = "") -> None:
-    """Check that the message at `path` of a request has no field of a later version.
+
+def check_known(message: Message) -> None:
+    """Check that no message of a request has a field of a later version.
 
     Such a field would otherwise be dropped in silence. Also bounds the entries of repeated
     messages. Raises RequestError.
     """
-    for unknown in UnknownFieldSet(message):  # type: ignore[attr-defined]
-        raise RequestError(
-            path or "request",
-            f"has a field of number {unknown.field_number}, which this server does not know",
-        )
-    for field, value in message.ListFields():
-        if field.message_type is None or field.message_type.GetOptions().map_entry:
-            continue
-        inside = f"{path}.{field.name}" if path else field.name
-        if not field.is_repeated:
-            check_known(value, inside)
-            continue
-        if len(value) > MAX_MESSAGES:
-            raise RequestError(inside, f"has {len(value)} entries; the limit is {MAX_MESSAGES}")
-        for i, entry in enumerate(value):
-            check_known(entry, f"{inside}[{i}]")
+    _Check().check(message, "")
+
+
+class _Check:
+    """One walk through a request."""
+
+    def __init__(self) -> None:
+        self._entries = 0
+
+    def check(self, message: Message, path: str) -> None:
+        """Check a message at its path, and the messages inside of it."""
+        for unknown in UnknownFieldSet(message):  # type: ignore[attr-defined]
+            raise RequestError(
+                path or "request",
+                f"has a field of number {unknown.field_number}, which this server does not know",
+            )
+        for field, value in message.ListFields():
+            if field.message_type is None or field.message_type.GetOptions().map_entry:
+                continue
+            inside = f"{path}.{field.name}" if path else field.name
+            if field.is_repeated:
+                self._check_entries(value, inside)
+            else:
+                self.check(value, inside)
+
+    def _check_entries(self, entries: Sequence[Message], path: str) -> None:
+        if len(entries) > MAX_MESSAGES:
+            raise RequestError(path, f"has {len(entries)} entries; the limit is {MAX_MESSAGES}")
+        self._entries += len(entries)
+        if self._entries > MAX_ENTRIES:
+            problem = f"and the lists before it have more than {MAX_ENTRIES} entries together"
+            raise RequestError(path, problem)
+        for i, entry in enumerate(entries):
+            self.check(entry, f"{path}[{i}]")
 
 
 def set_fields(message: Message) -> Iterator[tuple[str, Any]]:

@@ -12,9 +12,11 @@ from grpc_reflection.v1alpha import reflection
 
 from jaxserve.addresses import joined
 from jaxserve.errors import JaxserveError, flag_error
+from jaxserve.server.core.input_bytes import InputBytes
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.grpc.admin import AdminServicer
-from jaxserve.server.grpc.inference import InferenceServicer, abort_with
+from jaxserve.server.grpc.inference import InferenceServicer
+from jaxserve.server.grpc.messages import MessageReader, MetadataLimit, refusing, service_of
 from jaxserve.server.readiness import Phase
 from jaxserve.server.security.auth import BearerTokens
 from jaxserve.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
@@ -35,23 +37,15 @@ class TokenInterceptor(aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
     ) -> Any:
-        service = handler_call_details.method.rsplit("/", 1)[0].lstrip("/")
+        service = service_of(handler_call_details.method)
         if service != HEALTH:
             metadata = handler_call_details.invocation_metadata
             given = [value for key, value in metadata if key == "authorization"]
             try:
                 self._tokens.check(given, admin=service == ADMIN)
             except JaxserveError as error:
-                return _refusing(error)
+                return refusing(error)
         return await continuation(handler_call_details)
-
-
-def _refusing(error: JaxserveError) -> grpc.RpcMethodHandler:
-    async def refuse(requests: Any, context: aio.ServicerContext) -> None:
-        await abort_with(context, error)
-
-    # A handler of streams is called before any message is read, and decompressed.
-    return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 class _HealthServicer(health_pb2_grpc.HealthServicer):
@@ -165,9 +159,17 @@ def new_server(
     inference: InferenceServicer | None,
     admin: AdminServicer | None,
     *endpoints: GrpcEndpoint,
+    inputs: InputBytes | None = None,
 ) -> aio.Server:
-    """Return a server with these services, not yet bound to an address."""
-    server = aio.server(interceptors=[TokenInterceptor(tokens)], options=_options(limits))
+    """Return a server with these services, not yet bound to an address.
+
+    Args:
+        inputs: Bytes of requests, if other servers share their limit.
+    """
+    inputs = inputs or InputBytes(limits.max_input_bytes)
+    reader = MessageReader(limits, inputs, {HEALTH, reflection.SERVICE_NAME})
+    interceptors = [MetadataLimit(limits), TokenInterceptor(tokens), reader]
+    server = aio.server(interceptors=interceptors, options=_options(limits))
     names = [HEALTH, reflection.SERVICE_NAME]
     health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)
     if inference:
@@ -213,6 +215,8 @@ def _options(limits: Limits) -> list[tuple[str, int]]:
         ("grpc.max_metadata_size", int(limits.max_header_bytes)),
         ("grpc.absolute_max_metadata_size", int(limits.max_header_bytes)),
         ("grpc.max_concurrent_streams", streams),
+        ("grpc.max_allowed_incoming_connections", limits.max_grpc_connections),
+        ("grpc.per_message_decompression", 0),  # MessageReader does it, within bounds
         # Its protection against reset streams lowers the number of streams below the one above
         # while ended calls wait for the event loop, and refuses the rest without a word.
         ("grpc.http.overload_protection", 0),

@@ -1,6 +1,6 @@
 """Build the HTTP application: its routes, and the checks that precede every one of them."""
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Set
 
 from prometheus_client.metrics_core import Metric
 from starlette.applications import Starlette
@@ -10,24 +10,20 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from jaxserve.errors import JaxserveError, RequestError
+from jaxserve.errors import RequestError
 from jaxserve.server.core.admission import MAX_ID_BYTES
+from jaxserve.server.core.input_bytes import InputBytes
 from jaxserve.server.core.limits import Limits
+from jaxserve.server.http.checks import HostCheck, OneMeaning, TokenCheck
+from jaxserve.server.http.connection import HEALTH
 from jaxserve.server.http.embeddings import Embeddings
-from jaxserve.server.http.errors import (
-    BodyError,
-    HeadersTooLargeError,
-    error_response,
-    refuse_route,
-)
+from jaxserve.server.http.errors import error_response, refuse_route
 from jaxserve.server.http.generation import Generation
 from jaxserve.server.http.info import Info, Tokenization
-from jaxserve.server.http.page import Live, Page, is_page
+from jaxserve.server.http.page import Live, Page
 from jaxserve.server.http.replies import ID_HEADER
 from jaxserve.server.readiness import Readiness
 from jaxserve.server.security.auth import BearerTokens
-
-HEALTH = "/health"
 
 
 def new_app(
@@ -36,11 +32,14 @@ def new_app(
     limits: Limits,
     metrics: Callable[[], Awaitable[bytes]],
     families: Callable[[], Iterable[Metric]] = tuple,
+    hosts: Set[str] = frozenset(),
+    inputs: InputBytes | None = None,
 ) -> Starlette:
     """Return the ASGI application that serves the gate's model.
 
     `metrics` renders Prometheus's text format. `families` returns the metrics for the live view,
-    without the numbers by expert.
+    without the numbers by expert. `hosts` are names as in HostCheck. `inputs` counts
+    the bytes of requests, if other servers share their limit.
     """
     generation = Generation(readiness, limits)
     tokenization = Tokenization(readiness, limits)
@@ -67,9 +66,10 @@ def new_app(
         middleware=[
             Middleware(EchoId),
             Middleware(SendElsewhere, readiness),
-            Middleware(HeaderLimit, limits),
-            Middleware(OneBodyLength),
+            Middleware(OneMeaning),
+            *([Middleware(HostCheck, hosts)] if tokens.client is None else []),
             Middleware(TokenCheck, tokens),
+            Middleware(CountInput, inputs or InputBytes(limits.max_input_bytes)),
         ],
         exception_handlers={HTTPException: refuse_route},
     )
@@ -101,6 +101,27 @@ class EchoId:
         await self._app(scope, receive, echoing)
 
 
+class CountInput:
+    """Counts the body of a request until the request has ended.
+
+    A body without room raises QueueFullError where the application reads it.
+    """
+
+    def __init__(self, app: ASGIApp, inputs: InputBytes):
+        self._app = app
+        self._inputs = inputs
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._inputs.holding() as held:
+
+            async def counted() -> Message:
+                message = await receive()
+                held.add(len(message.get("body", b"")))
+                return message
+
+            await self._app(scope, counted, send)
+
+
 class SendElsewhere:
     """Lets the client of a server that ends open a new connection for its next request."""
 
@@ -115,69 +136,3 @@ class SendElsewhere:
             await send(message)
 
         await self._app(scope, receive, closing)
-
-
-class HeaderLimit:
-    """Refuses requests whose path and headers exceed --max-header-bytes.
-
-    h11 has a limit of its own, but applies it only to headers that arrive in several parts.
-    """
-
-    def __init__(self, app: ASGIApp, limits: Limits):
-        self._app = app
-        self._limit = limits.max_header_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = self._app
-        if scope["type"] == "http":
-            size = (
-                len(scope["raw_path"])
-                + len(scope["query_string"])
-                + sum(len(name) + len(value) for name, value in scope["headers"])
-            )
-            if size > self._limit:
-                problem = (
-                    f"path and headers have {size} bytes; the limit is {self._limit} "
-                    f"(--max-header-bytes)"
-                )
-                answer = error_response(HeadersTooLargeError(problem))
-        await answer(scope, receive, send)
-
-
-class OneBodyLength:
-    """Refuses requests that give two lengths of their body, and closes their connections.
-
-    A proxy that believes the other length would take the rest for a request (RFC 9112, 6.1).
-    """
-
-    def __init__(self, app: ASGIApp):
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = self._app
-        if scope["type"] == "http":
-            headers = Headers(scope=scope)
-            if "content-length" in headers and "transfer-encoding" in headers:
-                problem = "the headers have content-length and transfer-encoding; send one of them"
-                answer = error_response(BodyError(problem), {"connection": "close"})
-        await answer(scope, receive, send)
-
-
-class TokenCheck:
-    """Refuses requests without a valid bearer token.
-
-    Health checks need none, nor does the page, whose files are the same on every server.
-    """
-
-    def __init__(self, app: ASGIApp, tokens: BearerTokens):
-        self._app = app
-        self._tokens = tokens
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = self._app
-        if scope["type"] == "http" and scope["path"] != HEALTH and not is_page(scope["path"]):
-            try:
-                self._tokens.check(Headers(scope=scope).getlist("authorization"), admin=False)
-            except JaxserveError as error:
-                answer = error_response(error)
-        await answer(scope, receive, send)

@@ -1,6 +1,5 @@
 """Read a request: its body as a checked model, and how long the client will wait."""
 
-import asyncio
 import re
 import time
 from typing import Any
@@ -12,7 +11,6 @@ from jaxserve.errors import RequestError
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.http.errors import (
     BodyError,
-    BodyTimeoutError,
     BodyTooLargeError,
     MediaTypeError,
 )
@@ -50,7 +48,7 @@ def timeout_of(request: Request) -> float | None:
 
 
 async def read[T: Body](request: Request, kind: type[T], limits: Limits) -> T:
-    """Read the body as a `kind`; JaxserveError when it is anything else, too large or too slow."""
+    """Read the body as a `kind`; JaxserveError when it is anything else, or too large."""
     # A browser sends a cross-site request without asking the server first (CORS preflight) unless
     # its content-type is unusual. JSON is, so other sites' pages cannot post here unnoticed.
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -61,20 +59,13 @@ async def read[T: Body](request: Request, kind: type[T], limits: Limits) -> T:
         raise MediaTypeError(
             f"the content-encoding is {encoding!r:.80}; send the body as it is, without the header"
         )
-    seconds = limits.slow_client_seconds
-    try:
-        async with asyncio.timeout(seconds):
-            data = await _bytes(request, limits)
-    except TimeoutError:
-        raise BodyTimeoutError(
-            f"the body did not arrive within {seconds:g} s (--slow-client-seconds)"
-        ) from None
-    return _checked(kind, _object(data))
+    return _checked(kind, _object(await _bytes(request, limits)))
 
 
 async def _bytes(request: Request, limits: Limits) -> bytes:
     # The header refuses a large body before it is read; the count also holds without the header.
-    _check_size(int(request.headers.get("content-length", 0)), limits)
+    announced = request.headers.get("content-length", "0").lstrip("0")
+    _check_size(int(announced or 0), limits)
     parts: list[bytes] = []
     size = 0
     async for part in request.stream():

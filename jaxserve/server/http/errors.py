@@ -1,13 +1,16 @@
 """Errors in OpenAI's form: {"error": {"message", "type", "param", "code"}} and retry headers.
 
 JaxserveError                  and, of HTTP alone:
-├── BodyError               400  not JSON, not an object, a header that says nothing
+├── MessageError            400  not HTTP, or a host that is missing
+├── BodyError               400  not JSON, not an object
 ├── UnknownUrlError         404
 ├── MethodError             405
 ├── BodyTimeoutError        408
 ├── BodyTooLargeError       413
 ├── MediaTypeError          415
+├── HostError               421  a name that is not this server's
 ├── HeadersTooLargeError    431
+├── TooManyConnectionsError 503
 └── RequestError
     ├── UnknownFieldError   400  a name that this server does not know
     └── UnsupportedError    400  a field of OpenAI's whose value would have to change the output
@@ -18,9 +21,11 @@ from collections.abc import Awaitable, Callable, Mapping, Set
 from functools import wraps
 from typing import Any
 
+import httptools
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from jaxserve.errors import JaxserveError, RequestError
 from jaxserve.server.core.internal_errors import mask_internal_error
@@ -36,6 +41,12 @@ CODES = {  # OpenAI's names; every other reason is its own code, in lower case
     "NO_VALID_TOKEN": "invalid_api_key",
     "QUEUE_FULL": "rate_limit_exceeded",
 }
+
+
+class MessageError(JaxserveError):
+    code = "INVALID_ARGUMENT"
+    http_status = 400
+    reason = "INVALID_REQUEST"
 
 
 class BodyError(JaxserveError):
@@ -74,10 +85,26 @@ class MediaTypeError(JaxserveError):
     reason = "UNSUPPORTED_MEDIA_TYPE"
 
 
+class HostError(JaxserveError):
+    code = "INVALID_ARGUMENT"
+    http_status = 421
+    reason = "MISDIRECTED_REQUEST"
+
+
 class HeadersTooLargeError(JaxserveError):
     code = "RESOURCE_EXHAUSTED"
     http_status = 431
     reason = "HEADERS_TOO_LARGE"
+
+
+class TooManyConnectionsError(JaxserveError):
+    code = "UNAVAILABLE"
+    http_status = 503
+    reason = "TOO_MANY_CONNECTIONS"
+    retry_after = 1.0
+
+    def __init__(self, limit: int):
+        super().__init__(f"the server has {limit} connections already (--max-http-connections)")
 
 
 class UnknownFieldError(RequestError):
@@ -121,6 +148,23 @@ def error_response(error: JaxserveError, headers: Mapping[str, str] | None = Non
         {**_headers(error), **(headers or {})},
         MEDIA_TYPE,
     )
+
+
+def parser_error(error: httptools.HttpParserError) -> JaxserveError:
+    """Return what is wrong with bytes that the parser refuses, or an incident for a bug."""
+    cause = error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else error
+    if isinstance(cause, JaxserveError):
+        return cause
+    if isinstance(cause, httptools.HttpParserError | UnicodeDecodeError):
+        return MessageError(f"the request is not valid HTTP/1.1: {cause}")
+    return mask_internal_error(cause or error)
+
+
+def closing_response(error: JaxserveError) -> bytes:
+    """Return the error as the bytes of a response that ends its connection."""
+    response = error_response(error, {"connection": "close"})
+    lines = [b"%s: %s\r\n" % header for header in response.raw_headers]
+    return b"".join([STATUS_LINE[response.status_code], *lines, b"\r\n", bytes(response.body)])
 
 
 def _headers(error: JaxserveError) -> dict[str, str]:

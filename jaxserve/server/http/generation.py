@@ -118,9 +118,8 @@ async def _stream(
     writer = _writer(served, body, answers)
     head = envelope(writer.chunk_object, writer, id, served.model.name)
     chunks = Chunks(head, writer, _meter(body), body.stream_options or StreamOptions())
-    seconds = served.service.limits.slow_client_seconds
     # From here on the stream owns the answers: the stack must not end them when this returns.
-    return EventStream(chunks.events(first, events), stack.pop_all(), seconds, id_header(id))
+    return EventStream(chunks.events(first, events), stack.pop_all(), id_header(id))
 
 
 async def _admit(

@@ -12,6 +12,7 @@ from typing import Any
 from jaxserve.addresses import joined, listening_addresses
 from jaxserve.errors import flag_error
 
+UNSENT = 64 * 1024  # bytes of an answer that wait in the kernel for the client to read
 TRIES = 20  # of ports that the system chooses, until one is free at all addresses
 NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
@@ -68,6 +69,10 @@ def _bound(family: int, address: Any, alone: bool) -> socket.socket:
     # asyncio sets TCP_NODELAY only on sockets whose protocol is given as TCP.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Connections inherit it. Without it the kernel takes megabytes, and asks for more only when a
+    # third of them is free: a slow reader could not be told from one that reads nothing.
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
     if family == socket.AF_INET6:
         listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not alone)
     try:

@@ -93,8 +93,7 @@ class Live:
             )
         async with AsyncExitStack() as stack:
             stack.enter_context(self._counted())
-            seconds = self._limits.slow_client_seconds
-            return EventStream(self._events(), stack.pop_all(), seconds, {})
+            return EventStream(self._events(), stack.pop_all(), {})
 
     @contextmanager
     def _counted(self) -> Iterator[None]:

@@ -1,14 +1,13 @@
-"""Send replies: merge several answers, notice a disconnect, and bound a slow reader."""
+"""Send replies: merge several answers, and notice a disconnect."""
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from jaxserve.server.core.answer import Answer
 from jaxserve.server.core.answer_events import AnswerEvent, Done
@@ -17,8 +16,6 @@ HEADERS = {
     "cache-control": "no-cache",
     "x-accel-buffering": "no",  # nginx would collect the events otherwise
 }
-log = logging.getLogger(__name__)
-
 Merged = tuple[int, AnswerEvent | Exception]
 
 
@@ -82,8 +79,8 @@ async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
 class EventStream(StreamingResponse):
     """A response of server-sent events that closes what it owns, however it ends.
 
-    `owned` has the answers behind the events. `seconds` is the time in which a client has to take
-    each part.
+    `owned` has the answers behind the events. A connection whose client reads too slowly ends, and
+    the stream with it: unread events would pile up, since the engine does not wait for a reader.
     """
 
     media_type = "text/event-stream"
@@ -92,33 +89,12 @@ class EventStream(StreamingResponse):
         self,
         events: AsyncGenerator[bytes],
         owned: AsyncExitStack,
-        seconds: float,
         headers: Mapping[str, str],
     ):
         super().__init__(events, headers={**HEADERS, **headers})
         self._events = events
         self._owned = owned
-        self._seconds = seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._owned, aclosing(self._events):
             await super().__call__(scope, receive, send)
-
-    async def stream_response(self, send: Send) -> None:
-        """Send the events; a client that reads too slowly loses its stream.
-
-        The engine does not wait for a reader, so unread events pile up without this limit.
-        """
-
-        async def bounded(message: Message) -> None:
-            async with asyncio.timeout(self._seconds):
-                await send(message)
-
-        try:
-            await super().stream_response(bounded)
-        except TimeoutError:
-            # Returning before the last part makes uvicorn close the connection.
-            log.info(
-                "a stream ends: its client read nothing for %g s (--slow-client-seconds)",
-                self._seconds,
-            )

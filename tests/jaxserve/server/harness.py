@@ -205,6 +205,7 @@ async def running(
     proposer: Proposer | None = None,
     http: bool = False,
     admin_port: int | None = None,
+    allowed_hosts: tuple[str, ...] = (),
     credentials: CredentialOptions = NO_FILES,
     new_metrics: NewMetrics = Metrics,
     **config: Any,
@@ -212,7 +213,8 @@ async def running(
     """A server process over the fake device, listening for gRPC, and for HTTP if asked.
 
     folder: an empty one. seconds: duration of a step of the device. opened: ready from the start.
-    endpoints: on the port of gRPC. admin_port, credentials: of the listeners. handshake: of an
+    endpoints: on the port of gRPC. admin_port, allowed_hosts, credentials: of the
+    listeners. handshake: of an
     engine that exchanges pages. proposer: of drafts. new_metrics: of the process. config: of the
     engine (see `config_of`).
     """
@@ -229,7 +231,9 @@ async def running(
     service, thread = process.connect(engine, prompts, configured, observers, on_failure=failed)
     model = replace(MODEL, embedding_dimensions=2 if configured.embeds else 0)
     state = ServingState(service, thread, model, ENGINE, lambda: 0, handshake=handshake)
-    addresses = AddressOptions(port=0, http_port=0, http=http, admin_port=admin_port)
+    addresses = AddressOptions(
+        port=0, http_port=0, http=http, admin_port=admin_port, allowed_hosts=allowed_hosts
+    )
     options = ServeOptions(addresses=addresses, credentials=credentials)
     await process.listeners.start(options, lambda: server.drain(), failed)
     address = f"127.0.0.1:{process.listeners.ports['gRPC']}"

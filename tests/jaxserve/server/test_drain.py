@@ -31,6 +31,8 @@ from grpc import aio  # type: ignore[attr-defined]
 from jaxserve.client import AsyncClient
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.grpc.server import INFERENCE
+from jaxserve.server.http import connection as http_connection
+from jaxserve.server.http import open_connections, output
 from jaxserve.server.http import server as http_server
 from jaxserve.server.http.listening import begin_no_more, listen
 from jaxserve.server.lifecycle import Lifecycle
@@ -314,7 +316,7 @@ def test_grpc_behind_haproxy(tmp_path: Path, mode: str, protocol: str) -> None:
 
 # ---- one connection, one server
 
-HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 
 
 def request_of(name: str) -> bytes:
@@ -370,7 +372,9 @@ def test_a_kept_connection_serves_its_next_request_and_is_closed(
 def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Stop the clock of HTTP's connections; return its time, which the test sets."""
     passed = [0.0]
-    monkeypatch.setattr(http_server, "time", SimpleNamespace(monotonic=lambda: passed[0]))
+    clock = SimpleNamespace(monotonic=lambda: passed[0])
+    for module in (http_server, http_connection, open_connections, output):
+        monkeypatch.setattr(module, "time", clock)
     return passed
 
 

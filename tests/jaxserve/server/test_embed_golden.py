@@ -57,7 +57,7 @@ async def serving(llm: LLM) -> AsyncIterator[tuple[Readiness, str]]:
 async def over_http(readiness: Readiness, body: dict[str, Any]) -> list[list[float]]:
     app = new_app(readiness, BearerTokens(), Limits(), fake_metrics)
     async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://here"
+        transport=httpx.ASGITransport(app), base_url="http://localhost"
     ) as client:
         answer = (await client.post("/v1/embeddings", json=body)).json()
     return [entry["embedding"] for entry in answer["data"]]

@@ -16,6 +16,7 @@ from uvicorn import Server
 
 from jaxserve.engine.events import Logprob
 from jaxserve.engine.plan import StepOutput, StepPlan
+from jaxserve.server.http.connection import Connection
 from jaxserve.server.observe.metrics import Metrics
 from jaxserve.server.security.auth import BearerTokens
 from tests.byte_tokenizer import ByteTokenizer
@@ -51,6 +52,12 @@ class Http:
     base: str
     raw: httpx.AsyncClient
     client: AsyncOpenAI
+
+    @property
+    def open_connections(self) -> list[Connection]:
+        http = self.server.process.listeners._http
+        assert http
+        return http._connections.all
 
     async def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
         return await self.raw.post(path, json=body, **options)

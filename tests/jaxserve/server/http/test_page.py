@@ -81,9 +81,14 @@ def test_nothing_outside_of_the_folder_is_sent(tmp_path: Path) -> None:
                 reader, writer = await asyncio.open_connection(
                     "127.0.0.1", httpx.URL(http.base).port
                 )
-                writer.write(
-                    f"GET /page/{name} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode()
-                )  # as it is
+                lines = (
+                    f"GET /page/{name} HTTP/1.1",
+                    "host: localhost",
+                    "connection: close",
+                    "",
+                    "",
+                )
+                writer.write("\r\n".join(lines).encode())  # the name as it is
                 answer = await reader.read()
                 writer.close()
                 assert answer.startswith(b"HTTP/1.1 404") and b'"unknown_url"' in answer, name
