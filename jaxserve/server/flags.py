@@ -54,6 +54,11 @@ class ServeOptions:
         "generation_config.json, none takes none of it (default: auto)",
         choices=("auto", "none"),
     )
+    strict_max_tokens: bool = option(
+        False,
+        "refuse a max_tokens beyond what context and page pool leave; by default such an answer is "
+        "as long as they leave",
+    )
     answers: AnswerOptions = options(AnswerOptions, "answers")
     addresses: AddressOptions = options(AddressOptions, "addresses")
     credentials: CredentialOptions = options(CredentialOptions, "credentials")

@@ -57,6 +57,7 @@ class ServerProcess:
         on_ready: Function called once, when the server is ready.
         new_metrics: Function that makes what /metrics shows.
         logs_requests: Whether requests are logged at level info, not debug.
+        strict_max_tokens: Whether a max_tokens that does not fit is refused.
     """
 
     def __init__(
@@ -69,7 +70,9 @@ class ServerProcess:
         on_ready: Callable[[], None] = lambda: None,
         new_metrics: NewMetrics = Metrics,
         logs_requests: bool = False,
+        strict_max_tokens: bool = False,
     ):
+        self._strict_max_tokens = strict_max_tokens
         self._logs_requests = logs_requests
         self.limits = limits
         self.readiness = Readiness(self.on_phase)
@@ -281,5 +284,6 @@ class ServerProcess:
             observers,
             page_fetcher,
             role.for_servers,
+            self._strict_max_tokens,
         )
         return service, thread

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from jaxserve.chat import Rendered
-from jaxserve.errors import DeadlineError, RequestError
+from jaxserve.errors import CapacityError, ContextLengthError, DeadlineError, RequestError
 from jaxserve.prompts import Prepared, Prompt, Prompts, is_conversation
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.server.core.incoming_request import IncomingRequest
@@ -19,15 +19,22 @@ SHORT_PROMPT = 2048  # characters or token ids that are encoded on the event loo
 
 
 class PromptEncoder:
-    """Makes the engine's requests of those that come in. Lives on the event loop."""
+    """Makes the engine's requests of those that come in. Lives on the event loop.
+
+    Args:
+        strict: Whether a max_tokens beyond what context and page pool leave is refused; otherwise
+            the answer may be as long as they leave.
+    """
 
     def __init__(
         self,
         prompts: Prompts,
         workers: Workers,
         max_prompt_bytes: int,
+        strict: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ):
+        self._strict = strict
         self._clock = clock
         self._prompts = prompts
         self._workers = workers
@@ -47,10 +54,10 @@ class PromptEncoder:
         rendered, params, grammar = await self._encode_in_time(incoming)
         if params.seed is None:
             params = replace(params, seed=secrets.randbits(64))
-        return self._prompts.check(
+        check = partial(
+            self._prompts.check,
             rendered,
-            params,
-            incoming.prompt_field,
+            name=incoming.prompt_field,
             id=engine_id,
             priority=incoming.priority,
             salt=incoming.cache_salt,
@@ -58,6 +65,14 @@ class PromptEncoder:
             since=self._clock(),
             grammar=grammar,
         )
+        try:
+            return check(params)
+        except (ContextLengthError, CapacityError):
+            if self._strict or params.max_tokens is None:
+                raise
+            # Clients ask for 32,000 tokens whatever the prompt is; without a number an answer may
+            # be as long as there is room.
+            return check(replace(params, max_tokens=None))
 
     async def _encode_in_time(
         self, incoming: IncomingRequest

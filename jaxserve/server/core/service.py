@@ -41,6 +41,7 @@ class Service:
         observers: What watches requests, such as metrics.
         page_fetcher: What has long prompts computed elsewhere; None if this engine computes all.
         prefill_only: This is a prefill server, which refuses clients.
+        strict_max_tokens: A max_tokens that does not fit is refused, not lowered.
         clock: Function that returns the time in seconds; that of the engine.
     """
 
@@ -54,6 +55,7 @@ class Service:
         observers: tuple[RequestObserver, ...],
         page_fetcher: PageFetcher | None = None,
         prefill_only: bool = False,
+        strict_max_tokens: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ):
         self.prompts = prompts
@@ -64,7 +66,9 @@ class Service:
         self._thread = thread
         self._observers = observers
         self._workers = Workers()
-        self._encoder = PromptEncoder(prompts, self._workers, limits.max_prompt_bytes, clock)
+        self._encoder = PromptEncoder(
+            prompts, self._workers, limits.max_prompt_bytes, strict_max_tokens, clock
+        )
         self._page_fetches = PageFetches(page_fetcher)
         self._load = LoadModel(rows, step_tokens, prompts.max_context, clock)
         self._admission = AdmissionControl(

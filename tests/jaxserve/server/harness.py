@@ -206,17 +206,18 @@ async def running(
     http: bool = False,
     admin_port: int | None = None,
     allowed_hosts: tuple[str, ...] = (),
+    allowed_origins: tuple[str, ...] = (),
     credentials: CredentialOptions = NO_FILES,
     new_metrics: NewMetrics = Metrics,
+    strict_max_tokens: bool = False,
     **config: Any,
 ) -> AsyncIterator[Running]:
     """A server process over the fake device, listening for gRPC, and for HTTP if asked.
 
     folder: an empty one. seconds: duration of a step of the device. opened: ready from the start.
-    endpoints: on the port of gRPC. admin_port, allowed_hosts, credentials: of the
-    listeners. handshake: of an
-    engine that exchanges pages. proposer: of drafts. new_metrics: of the process. config: of the
-    engine (see `config_of`).
+    endpoints: on the port of gRPC. admin_port, allowed_*, credentials: of the listeners.
+    handshake: of an engine that exchanges pages. proposer: of drafts. new_metrics and
+    strict_max_tokens: of the process. config: of the engine (see `config_of`).
     """
     limits = limits or Limits()
     configured = config_of(**SIZES | {"page_exchange": handshake is not None} | config)
@@ -227,12 +228,19 @@ async def running(
         server.fail(error)
 
     role = role_with(new_role, endpoints)
-    process = ServerProcess(limits, tokens, role, new_metrics=new_metrics)
+    process = ServerProcess(
+        limits, tokens, role, new_metrics=new_metrics, strict_max_tokens=strict_max_tokens
+    )
     service, thread = process.connect(engine, prompts, configured, observers, on_failure=failed)
     model = replace(MODEL, embedding_dimensions=2 if configured.embeds else 0)
     state = ServingState(service, thread, model, ENGINE, lambda: 0, handshake=handshake)
     addresses = AddressOptions(
-        port=0, http_port=0, http=http, admin_port=admin_port, allowed_hosts=allowed_hosts
+        port=0,
+        http_port=0,
+        http=http,
+        admin_port=admin_port,
+        allowed_hosts=allowed_hosts,
+        allowed_origins=allowed_origins,
     )
     options = ServeOptions(addresses=addresses, credentials=credentials)
     await process.listeners.start(options, lambda: server.drain(), failed)

@@ -54,7 +54,7 @@ RANGES: dict[str, tuple[list[Any], list[Any]]] = {  # field of SamplingParams ->
     "includeStop": ([True, False], []),
     "ignoreEos": ([True, False], []),
     "minTokens": ([0, 2], [-1, 3, 2**31]),
-    "maxTokens": ([1, 506], [0, -1, 507, 2**31]),
+    "maxTokens": ([1, 506, 507, 2**31 - 1], [0, -1, 2**31]),
     "n": ([1, 16], [0, -1, 17]),
     "logprobs": ([0, 20], [-1, 21]),
     "promptLogprobs": ([0, 20], [-1, 21]),

@@ -242,7 +242,7 @@ def test_what_is_refused_is_named(router: str) -> None:
             schema = {"name": "none", "schema": {"not": {}}}
             chat(client, response_format={"type": "json_schema", "json_schema": schema})
         with pytest.raises(openai.BadRequestError, match="exceed the context of 512"):
-            chat(client, max_tokens=512)
+            chat(client, messages=[{"role": "user", "content": "x" * 600}])
 
 
 def test_a_prefix_goes_where_its_pages_are(router: str) -> None:

@@ -204,7 +204,7 @@ def test_the_numbers_are_those_of_metrics(tmp_path: Path) -> None:
             assert metrics._load
             metrics._load.take(np.array([[3, 1], [5, 0]], np.uint32))
             assert (
-                await http.post("/v1/completions", BODY | {"max_tokens": 999})
+                await http.post("/v1/completions", BODY | {"prompt": "x" * 600})
             ).status_code == 400
             await asyncio.gather(
                 *(http.post("/v1/completions", BODY | {"n": n}) for n in (1, 2, 3))
