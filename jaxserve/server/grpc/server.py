@@ -8,7 +8,6 @@ from typing import Any
 import grpc
 from grpc import aio  # type: ignore[attr-defined]
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from jaxserve.addresses import joined
 from jaxserve.errors import JaxserveError, flag_error
@@ -17,6 +16,7 @@ from jaxserve.server.core.limits import Limits
 from jaxserve.server.grpc.admin import AdminServicer
 from jaxserve.server.grpc.inference import InferenceServicer
 from jaxserve.server.grpc.messages import MessageReader, MetadataLimit, refusing, service_of
+from jaxserve.server.grpc.reflection import SERVICES, add_reflection
 from jaxserve.server.readiness import Phase
 from jaxserve.server.security.auth import BearerTokens
 from jaxserve.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
@@ -167,10 +167,10 @@ def new_server(
         inputs: Bytes of requests, if other servers share their limit.
     """
     inputs = inputs or InputBytes(limits.max_input_bytes)
-    reader = MessageReader(limits, inputs, {HEALTH, reflection.SERVICE_NAME})
+    reader = MessageReader(limits, inputs, {HEALTH, *SERVICES})
     interceptors = [MetadataLimit(limits), TokenInterceptor(tokens), reader]
     server = aio.server(interceptors=interceptors, options=_options(limits))
-    names = [HEALTH, reflection.SERVICE_NAME]
+    names = [HEALTH]
     health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)
     if inference:
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(inference, server)
@@ -181,7 +181,7 @@ def new_server(
     for endpoint in endpoints:
         endpoint.add(server)
         names.append(endpoint.name)
-    reflection.enable_server_reflection(names, server)
+    add_reflection(server, names)
     return server
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import grpc
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.rpc import error_details_pb2 as details
 from google.rpc.status_pb2 import Status
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,14 +60,50 @@ def test_compressed_messages_are_answered_as_others_are(
                 found.append("".join([message.delta.text async for message in call]))
             assert found[0] == found[1]
 
-            reflection = reflection_pb2_grpc.ServerReflectionStub(server.channel)
             request = reflection_pb2.ServerReflectionRequest(
                 list_services="", host="a name that is long enough to be compressed " * 10
             )
-            call = reflection.ServerReflectionInfo(iter([request] * 2), compression=compression)
-            assert len([message async for message in call]) == 2
+            for version in ("v1", "v1alpha"):
+                call = reflected(server, version)(iter([request] * 2), compression=compression)
+                assert len([message async for message in call]) == 2
             await server.at_rest()
             assert held(server) == 0
+
+    asyncio.run(main())
+
+
+def reflected(server: Running, version: str) -> aio.StreamStreamMultiCallable:
+    return server.channel.stream_stream(
+        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+def test_reflection_has_two_names(tmp_path: Path, version: str) -> None:
+    async def main() -> None:
+        async with running(tmp_path) as server:
+            asked = [
+                reflection_pb2.ServerReflectionRequest(list_services=""),
+                reflection_pb2.ServerReflectionRequest(
+                    file_containing_symbol=f"grpc.reflection.{version}.ServerReflection"
+                ),
+                reflection_pb2.ServerReflectionRequest(
+                    file_containing_symbol="jaxserve.v1.InferenceService"
+                ),
+                reflection_pb2.ServerReflectionRequest(file_containing_symbol="nothing"),
+            ]
+            call = reflected(server, version)(iter(asked))
+            services, own, inference, nothing = [message async for message in call]
+            names = [each.name for each in services.list_services_response.service]
+            assert f"grpc.reflection.{version}.ServerReflection" in names
+            assert "jaxserve.v1.InferenceService" in names
+            (file,) = own.file_descriptor_response.file_descriptor_proto
+            described = FileDescriptorProto.FromString(file)
+            assert described.package == f"grpc.reflection.{version}"
+            assert len(inference.file_descriptor_response.file_descriptor_proto) > 1
+            assert nothing.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
 
     asyncio.run(main())
 
