@@ -57,6 +57,7 @@ ROUTES = {
     "/metrics": "Prometheus",
     "/health": "200 when ready, 503 otherwise; without a token",
     "/live": "the metrics, pages and compiled steps once a second, as server-sent events of JSON",
+    "/ping": "the same as /health",
     "/": "the page, for people; without a token, which it asks for",
     "/page/{path:path}": "what belongs to it",
 }
@@ -222,6 +223,11 @@ def http() -> Iterator[str]:
         "`check_embedding_ctx_length=False`. `dimensions` may be what the model has, and "
         "nothing else.\n"
     )
+    yield "A field that was taken and changed nothing is named in the answer's header"
+    yield "`jaxserve-ignored`; so are `stream_options` without `stream`, `top_logprobs` without"
+    yield "`logprobs`, and `cache_control` on a part of a text. Whole numbers may be written 1.0."
+    yield "`max_tokens` beyond what context and page pool leave stands for what they leave, and the"
+    yield "answer ends with length; `--strict-max-tokens` refuses it.\n"
     yield "Accepted, and without effect here:\n"
     yield from (f"- `{field}`: {why}" for field, why in IGNORED.items())
     yield (

@@ -10,7 +10,8 @@ from jaxserve.errors import flag_error
 
 NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")  # also an IPv4 address
 
-ANY_HOST = "*"  # in a list of names: every name
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+")
+ANY_HOST = "*"  # in a list of names or origins: all of them
 
 # Beginnings of gRPC's names of servers (its document naming.md); gRPC says what is wrong with them.
 GRPC_NAMES = tuple("dns: ipv4: ipv6: unix: unix-abstract: vsock: xds: passthrough:".split())
@@ -36,6 +37,21 @@ def host_names(text: str) -> tuple[str, ...]:
                 f"{name!r} is not the name of a host (names are separated by commas, without ports)"
             )
     return names
+
+
+def page_origins(text: str) -> tuple[str, ...]:
+    """Return the origins, in small letters, of a list with commas; ANY_HOST is one of them.
+
+    An origin is that of a web page (RFC 6454), or of a program that shows pages.
+    """
+    origins = tuple(origin.strip().lower() for origin in text.split(","))
+    for origin in origins:
+        if origin not in (ANY_HOST, "null") and not ORIGIN.fullmatch(origin):
+            raise argparse.ArgumentTypeError(
+                f"{origin!r} is no origin, such as https://chat.example or http://localhost:3000 "
+                f"(without a path; separated by commas)"
+            )
+    return origins
 
 
 def address_problem(text: str) -> str | None:

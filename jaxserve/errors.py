@@ -9,6 +9,7 @@ JaxserveError
 ├── RequestIdInUseError     ALREADY_EXISTS       409  a request with this id has not ended yet
 ├── ModelNotFoundError      NOT_FOUND            404  another model is served here
 ├── NotBuiltInError         UNIMPLEMENTED        501  the model or installation lacks this
+│   └── PurposeError                             400  the model embeds, or it generates
 ├── CredentialError         UNAUTHENTICATED      401  no token, or a wrong one
 ├── AdminOnlyError          PERMISSION_DENIED    403  a client's token where an admin's is needed
 ├── QueueFullError          RESOURCE_EXHAUSTED   429  too much waits before; `retry_after` says when
@@ -135,6 +136,13 @@ class NotBuiltInError(JaxserveError):
     code = "UNIMPLEMENTED"
     http_status = 501
     reason = "NOT_IMPLEMENTED"
+
+
+class PurposeError(NotBuiltInError):
+    """The model makes embeddings and generates no text, or the other way around."""
+
+    http_status = 400
+    reason = "PURPOSE"
 
 
 class CredentialError(JaxserveError):

@@ -50,7 +50,7 @@ class LLMCalls:
         Raises:
             RequestError: A prompt or its parameters can never run. The error names the first such
                 prompt as its field, and nothing runs.
-            NotBuiltInError: The model makes embeddings and generates no text.
+            PurposeError: The model makes embeddings and generates no text.
             EngineError: The LLM is closed, or a step has failed.
         """
         named = named_prompts(prompts)
@@ -82,7 +82,7 @@ class LLMCalls:
             RequestError: A message is malformed, or a prompt can never run. The error's field is
                 a path such as messages[2].role.
             ChatError: The chat template is missing, or refuses the messages.
-            NotBuiltInError: The model makes embeddings and generates no text.
+            PurposeError: The model makes embeddings and generates no text.
             EngineError: The LLM is closed, or a step has failed.
         """
         named = named_conversations(messages)
@@ -106,7 +106,7 @@ class LLMCalls:
 
         Raises:
             RequestError: A prompt is a conversation, has no tokens or is too long.
-            NotBuiltInError: The model generates text and makes no embeddings.
+            PurposeError: The model generates text and makes no embeddings.
             EngineError: The LLM is closed, or a step has failed.
         """
         named = named_prompts(prompts)
@@ -175,7 +175,7 @@ class LLMCalls:
 
         Raises:
             RequestError: The prompt or its parameters can never run.
-            NotBuiltInError: The model makes embeddings and generates no text.
+            PurposeError: The model makes embeddings and generates no text.
             EngineError: The LLM is closed, or a step has failed.
         """
         return self.run([self.prepare(prompt, params_of(params, sampling))])
@@ -196,7 +196,7 @@ class LLMCalls:
 
         Raises:
             RequestError: The prompt or its parameters can never run.
-            NotBuiltInError: The model makes embeddings and generates no text.
+            PurposeError: The model makes embeddings and generates no text.
             EngineError: The LLM is closed.
         """
         with self._guard:

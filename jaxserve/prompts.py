@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from jaxserve.chat import Chat, Message, Rendered, Tools
 from jaxserve.chat.answers import Reading
-from jaxserve.errors import ContextLengthError, NotBuiltInError, RequestError
+from jaxserve.errors import ContextLengthError, PurposeError, RequestError
 from jaxserve.request import Request
 from jaxserve.request_values import check_token_ids, integers
 from jaxserve.sampling_params import SamplingParams
@@ -55,13 +55,13 @@ class Prompts:
     embeds: bool = False
 
     def check_purpose(self, embed: bool) -> None:
-        """Raise NotBuiltInError unless the model embeds, or generates, as `embed` asks."""
+        """Raise PurposeError unless the model embeds, or generates, as `embed` asks."""
         if embed and not self.embeds:
-            raise NotBuiltInError(
+            raise PurposeError(
                 "this model generates text and makes no embeddings (serve one that embeds)"
             )
         if self.embeds and not embed:
-            raise NotBuiltInError(
+            raise PurposeError(
                 "this model makes embeddings and generates no text (ask for embeddings)"
             )
 

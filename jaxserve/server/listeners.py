@@ -16,6 +16,7 @@ from jaxserve.server.grpc.admin import AdminServicer
 from jaxserve.server.grpc.inference import InferenceServicer
 from jaxserve.server.grpc.server import GrpcEndpoint, Health, bind, new_server
 from jaxserve.server.http.app import new_app
+from jaxserve.server.http.checks import Callers
 from jaxserve.server.http.server import HttpServer
 from jaxserve.server.observe.profiler import Profiler
 from jaxserve.server.options import AddressOptions
@@ -96,7 +97,10 @@ class Listeners:
                 self._limits,
                 self._metrics,
                 self._families,
-                {addresses.host.lower(), *addresses.allowed_hosts},
+                Callers(
+                    frozenset({addresses.host.lower(), *addresses.allowed_hosts}),
+                    addresses.allowed_origins,
+                ),
                 self._inputs,
             )
             self._http = HttpServer(app, addresses.host, addresses.http_port, tls, self._limits)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from jaxserve.addresses import host_names, without_brackets
+from jaxserve.addresses import host_names, page_origins, without_brackets
 from jaxserve.chat.answers import REASONING_PARSERS, TOOL_PARSERS
 from jaxserve.config.flag_values import number_above_0, port_number
 from jaxserve.config.option import option
@@ -44,6 +44,13 @@ class AddressOptions:
         "beside IP addresses, localhost and --host; * allows any (default: none)",
         metavar="NAMES",
         parse=host_names,
+    )
+    allowed_origins: tuple[str, ...] = option(
+        (),
+        "origins of web pages, separated by commas, that may use HTTP from a browser, such as "
+        "https://chat.example; * allows any (default: none)",
+        metavar="ORIGINS",
+        parse=page_origins,
     )
     port: int = option(
         50051, "port of gRPC; 0 takes any free one (default: 50051)", metavar="N", parse=port_number

@@ -18,7 +18,7 @@ from jaxserve.errors import (
     ContextLengthError,
     ModelError,
     NonFiniteLogitsError,
-    NotBuiltInError,
+    PurposeError,
     RequestError,
 )
 from jaxserve.sharding.mesh import MeshSpec
@@ -130,16 +130,14 @@ def test_a_model_that_embeds_generates_nothing(llm: LLM) -> None:
         lambda: llm.stream("w1"),
         lambda: llm.prepare("w1", SamplingParams()),
     ):
-        with pytest.raises(
-            NotBuiltInError, match="this model makes embeddings and generates no text"
-        ):
+        with pytest.raises(PurposeError, match="this model makes embeddings and generates no text"):
             call()
 
 
 def test_a_model_that_generates_does_not_embed() -> None:
     with (
         LLM(BUNDLED, options=OPTIONS) as llm,
-        pytest.raises(NotBuiltInError, match="this model generates text and makes no embeddings"),
+        pytest.raises(PurposeError, match="this model generates text and makes no embeddings"),
     ):
         llm.embed(["Once"])
 

@@ -1,12 +1,13 @@
 """Build the HTTP application: its routes, and the checks that precede every one of them."""
 
-from collections.abc import Awaitable, Callable, Iterable, Set
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from prometheus_client.metrics_core import Metric
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -14,16 +15,22 @@ from jaxserve.errors import RequestError
 from jaxserve.server.core.admission import MAX_ID_BYTES
 from jaxserve.server.core.input_bytes import InputBytes
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.http.checks import HostCheck, OneMeaning, TokenCheck
+from jaxserve.server.http.checks import Callers, HostCheck, OneMeaning, TokenCheck
 from jaxserve.server.http.connection import HEALTH
 from jaxserve.server.http.embeddings import Embeddings
 from jaxserve.server.http.errors import error_response, refuse_route
 from jaxserve.server.http.generation import Generation
+from jaxserve.server.http.ignored import HEADER as IGNORED_HEADER
+from jaxserve.server.http.ignored import TellIgnored
 from jaxserve.server.http.info import Info, Tokenization
 from jaxserve.server.http.page import Live, Page
 from jaxserve.server.http.replies import ID_HEADER
 from jaxserve.server.readiness import Readiness
 from jaxserve.server.security.auth import BearerTokens
+
+NO_OTHERS = Callers()
+# Headers of answers that pages of other origins may read.
+EXPOSED = (ID_HEADER, IGNORED_HEADER, "retry-after", "retry-after-ms", "x-should-retry")
 
 
 def new_app(
@@ -32,14 +39,14 @@ def new_app(
     limits: Limits,
     metrics: Callable[[], Awaitable[bytes]],
     families: Callable[[], Iterable[Metric]] = tuple,
-    hosts: Set[str] = frozenset(),
+    callers: Callers = NO_OTHERS,
     inputs: InputBytes | None = None,
 ) -> Starlette:
     """Return the ASGI application that serves the gate's model.
 
     `metrics` renders Prometheus's text format. `families` returns the metrics for the live view,
-    without the numbers by expert. `hosts` are names as in HostCheck. `inputs` counts
-    the bytes of requests, if other servers share their limit.
+    without the numbers by expert. `inputs` counts the bytes of requests, if other servers
+    share their limit.
     """
     generation = Generation(readiness, limits)
     tokenization = Tokenization(readiness, limits)
@@ -56,7 +63,7 @@ def new_app(
             Route("/detokenize", tokenization.detokenize, methods=["POST"]),
             Route("/version", info.version),
             Route("/metrics", info.metrics),
-            Route(HEALTH, info.health),
+            *(Route(path, info.health) for path in HEALTH),
             Route("/live", Live(readiness, limits, families).live),
             Route("/", page.index),
             Route("/page/{path:path}", page.file),
@@ -64,18 +71,44 @@ def new_app(
         # The first is the outermost: a refused request has its id echoed too, and the size of the
         # headers is checked before the token in them is read.
         middleware=[
+            *([_cors(callers.origins)] if callers.origins else []),
             Middleware(EchoId),
+            Middleware(WithoutSlash),
+            Middleware(TellIgnored),
             Middleware(SendElsewhere, readiness),
             Middleware(OneMeaning),
-            *([Middleware(HostCheck, hosts)] if tokens.client is None else []),
+            *([Middleware(HostCheck, callers.hosts)] if tokens.client is None else []),
             Middleware(TokenCheck, tokens),
             Middleware(CountInput, inputs or InputBytes(limits.max_input_bytes)),
         ],
         exception_handlers={HTTPException: refuse_route},
     )
-    # A path with a slash too many is an error, not a redirect.
-    app.router.redirect_slashes = False
+    app.router.redirect_slashes = False  # WithoutSlash answers at once
     return app
+
+
+def _cors(origins: Sequence[str]) -> Middleware:
+    """Return what lets pages of these origins call, and answers the browser's question first."""
+    return Middleware(
+        CORSMiddleware,
+        allow_origins=origins,
+        allow_methods=("GET", "HEAD", "POST"),
+        allow_headers=("*",),
+        allow_private_network=True,
+        expose_headers=EXPOSED,
+    )
+
+
+class WithoutSlash:
+    """Answers a path that ends with a slash as the same path without it."""
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope["path"] = scope["path"].rstrip("/") or "/"
+        await self._app(scope, receive, send)
 
 
 class EchoId:

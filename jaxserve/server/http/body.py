@@ -14,6 +14,7 @@ from jaxserve.server.http.errors import (
     BodyTooLargeError,
     MediaTypeError,
 )
+from jaxserve.server.http.ignored import note_ignored
 from jaxserve.server.http.json import MEDIA_TYPE, loads
 from jaxserve.server.http.types import Body
 
@@ -59,7 +60,10 @@ async def read[T: Body](request: Request, kind: type[T], limits: Limits) -> T:
         raise MediaTypeError(
             f"the content-encoding is {encoding!r:.80}; send the body as it is, without the header"
         )
-    return _checked(kind, _object(await _bytes(request, limits)))
+    given = _object(await _bytes(request, limits))
+    body = _checked(kind, given)
+    note_ignored(request, given, kind.model_fields)
+    return body
 
 
 async def _bytes(request: Request, limits: Limits) -> bytes:

@@ -54,7 +54,7 @@ def chat_calls(
 ) -> list[IncomingRequest]:
     """Return the one call of a chat body, as a list like that of `completion_calls`."""
     _check_stream(body)
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise RequestError("top_logprobs", "is given without logprobs; set logprobs to true")
     params = sampling_of(
         body,
@@ -144,8 +144,6 @@ def _max_tokens(body: Sampling) -> int | None:
 
 
 def _check_stream(body: Sampling) -> None:
-    if body.stream_options and not body.stream:
-        raise RequestError("stream_options", "is given without stream; set stream to true")
     if body.stream and body.prompt_logprobs is not None:
         raise RequestError(
             "prompt_logprobs", "cannot be streamed; leave out stream, or use echo with logprobs"

@@ -2,10 +2,12 @@
 
 from typing import Any
 
+from jaxserve.chat.messages import OF_THE_MODEL
 from jaxserve.chat.tools import AUTO, NONE, REQUIRED, Choice, Tools, check_size, tools_of
 from jaxserve.errors import RequestError
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.http.errors import UnsupportedError, check_fields
+from jaxserve.server.http.ignored import PART_HINT
 from jaxserve.server.http.types import ChatBody
 
 FIELDS = frozenset({"name", "description", "parameters", "strict"})  # of a function
@@ -27,6 +29,10 @@ def conversation(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _message(message: dict[str, Any], path: str) -> dict[str, Any]:
     content = message.get("content")
+    # OpenAI's answers have null for an empty text, and come back as history.
+    is_empty = "content" in message and content is None and not message.get("tool_calls")
+    if is_empty and message.get("role") == OF_THE_MODEL:
+        return message | {"content": ""}
     if not isinstance(content, list):
         return message
     for i, part in enumerate(content):
@@ -43,7 +49,7 @@ def _check_part(part: Any, path: str) -> None:
         )
     if not isinstance(part.get("text"), str):
         raise RequestError(f"{path}.text", "is no string")
-    check_fields(part, {"type", "text"}, path, "a text part")
+    check_fields(part, {"type", "text", PART_HINT}, path, "a text part")
 
 
 # ---- tools

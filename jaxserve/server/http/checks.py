@@ -1,6 +1,7 @@
 """Checks of a request's head, which precede every route."""
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
 from ipaddress import ip_address
 
 from starlette.datastructures import Headers
@@ -12,6 +13,14 @@ from jaxserve.server.http.connection import HEALTH
 from jaxserve.server.http.errors import HostError, MessageError, error_response
 from jaxserve.server.http.page import is_page
 from jaxserve.server.security.auth import BearerTokens
+
+
+@dataclass(frozen=True)
+class Callers:
+    """Names and pages by which browsers may call a server."""
+
+    hosts: Set[str] = frozenset()  # names as in HostCheck
+    origins: Sequence[str] = ()  # of pages of other sites; ANY_HOST allows all
 
 
 class Check:
@@ -66,7 +75,7 @@ class HostCheck(Check):
 
     def check(self, scope: Scope, headers: Headers) -> None:
         host = headers.get("host", "localhost")  # none is a client of HTTP/1.0
-        if scope["path"] == HEALTH or ANY_HOST in self._names or self._is_here(host):
+        if scope["path"] in HEALTH or ANY_HOST in self._names or self._is_here(host):
             return
         raise HostError(
             f"the host is {host!r:.80}; without --token-file only IP addresses, localhost, --host "
@@ -103,5 +112,5 @@ class TokenCheck(Check):
         self._tokens = tokens
 
     def check(self, scope: Scope, headers: Headers) -> None:
-        if scope["path"] != HEALTH and not is_page(scope["path"]):
+        if scope["path"] not in HEALTH and not is_page(scope["path"]):
             self._tokens.check(headers.getlist("authorization"), admin=False)

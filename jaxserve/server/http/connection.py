@@ -22,7 +22,7 @@ from jaxserve.server.http.errors import (
 from jaxserve.server.http.open_connections import OpenConnections
 from jaxserve.server.http.output import Output
 
-HEALTH = "/health"
+HEALTH = ("/health", "/ping")  # the second is Amazon SageMaker's name for it
 FIELD_MARKS = 4  # bytes of a header beside its name and value: colon, blank, end of the line
 MAX_PIPELINED = 16  # requests on one connection that wait for the answers of those before them
 LINGER = 2.0  # seconds in which a client that still sends may read why its request is refused
@@ -222,11 +222,12 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0
 
     def on_url(self, url: bytes) -> None:
-        self._count_head(len(url))
-        super().on_url(url)
+        if not self._is_deaf:
+            self._count_head(len(url))
+            super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # what stands behind a body in chunks is no header
+        if self._in_head and not self._is_deaf:  # what stands behind a body in chunks is no header
             self._count_head(len(name) + len(value) + FIELD_MARKS)
             super().on_header(name, value)
 
@@ -248,7 +249,7 @@ class Connection(HttpToolsProtocol):
             return
         self.app = self.config.loaded_app
         path = self.url.partition(b"?")[0].decode("latin-1")
-        if not self._is_served and path != HEALTH:
+        if not self._is_served and path not in HEALTH:
             self._others.count_closed(TooManyConnectionsError.reason)
             self.app = error_response(TooManyConnectionsError(self._limits.max_http_connections))
         super().on_headers_complete()

@@ -38,6 +38,33 @@ IGNORED: Mapping[str, str] = MappingProxyType(
         "out (cache_salt separates)",
         "prompt_cache_options": "how to cache prompts: pages are shared whenever they can be",
         "prompt_cache_retention": "how long prompts stay cached: as long as there is room",
+        "service_tier": "how fast the answer shall be: `priority` says that here",
+        "store": "whether OpenAI keeps the answer: nothing is stored",
+        "prediction": "a text that the answer may resemble: drafts come from elsewhere here",
+    }
+)
+
+# Fields by which other servers know what has another name here.
+OTHER_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("guided_json", "guided_regex", "guided_choice"), "response_format"),
+        **dict.fromkeys(("guided_grammar", "structured_outputs"), "response_format"),
+        **dict.fromkeys(("json_schema", "regex", "ebnf", "grammar"), "response_format"),
+        **dict.fromkeys(("format", "structural_tag"), "response_format"),
+        **dict.fromkeys(("max_new_tokens", "max_output_tokens"), "max_tokens"),
+        **dict.fromkeys(("max_length", "n_predict", "num_predict"), "max_tokens"),
+        **dict.fromkeys(("min_new_tokens", "min_length"), "min_tokens"),
+        **dict.fromkeys(("stop_sequences", "stop_words"), "stop"),
+        "repeat_penalty": "repetition_penalty",
+        **dict.fromkeys(("random_seed", "sampling_seed"), "seed"),
+        "do_sample": "temperature",
+        "num_return_sequences": "n",
+        "no_stop_trim": "include_stop_str_in_output",
+        "return_logprob": "logprobs",
+        "top_logprobs_num": "top_logprobs",
+        "logprob_start_len": "prompt_logprobs",
+        "rid": "request_id",
+        "system": "messages",
     }
 )
 
@@ -50,16 +77,13 @@ ONLY: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "modalities": (["text"],),
         "moderation": (),
         "parallel_tool_calls": (True, False),  # without tools, either value changes nothing
-        "prediction": (),
-        "reasoning_effort": (),
-        "service_tier": ("auto", "default"),
+        "reasoning_effort": ("none",),
         "skip_special_tokens": (True,),
         "spaces_between_special_tokens": (True,),
-        "store": (False,),
         "suffix": ("",),
         "tool_choice": ("none",),
         "tools": ([],),
-        "verbosity": (),
+        "verbosity": ("medium",),
         "web_search_options": (),
     }
 )
@@ -135,10 +159,11 @@ Texts = Annotated[list[str], Field(fail_fast=True), BeforeValidator(_listed)]
 Ids = Annotated[list[int], Field(fail_fast=True)]
 Biases = Annotated[dict[int, Any], PlainValidator(_biases)]
 Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+INTEGERS = (int, int | None)
 
 
 class Body(BaseModel):
-    """A request's body. Types are never converted, except an integer to a float.
+    """A request's body. Types are never converted, except a whole number to the other kind.
 
     `ignored` has fields that are accepted without effect, each with the reason; `only` has fields
     of which some values are accepted.
@@ -158,15 +183,25 @@ class Body(BaseModel):
             if value is not None and name not in cls.model_fields and name not in cls.ignored:
                 cls._check_only(name, value)
         return {
-            name: value
+            name: cls._whole(name, value)
             for name, value in given.items()
             if value is not None and name in cls.model_fields
         }
 
     @classmethod
+    def _whole(cls, name: str, value: Any) -> Any:
+        """Return a float such as 1.0 as an integer where the field is one."""
+        is_whole = isinstance(value, float) and value.is_integer()
+        return int(value) if is_whole and cls.model_fields[name].annotation in INTEGERS else value
+
+    @classmethod
     def _check_only(cls, name: str, value: Any) -> None:
         if name not in cls.only:
-            raise UnknownFieldError(name[:80], "is not a field of this request; leave it out")
+            other = OTHER_NAMES.get(name)
+            advice = "leave it out"
+            if other in cls.model_fields:
+                advice = f"use {other}"
+            raise UnknownFieldError(name[:80], f"is not a field of this request; {advice}")
         if value not in cls.only[name]:
             accepted = " or ".join([*(dumps(value).decode() for value in cls.only[name]), "null"])
             raise UnsupportedError(name, f"is not supported; only {accepted} is accepted")

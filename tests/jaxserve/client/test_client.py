@@ -28,7 +28,7 @@ from jaxserve.errors import (
     AdminOnlyError,
     CredentialError,
     DrainingError,
-    NotBuiltInError,
+    PurposeError,
     RequestError,
 )
 from jaxserve.sampling_params import SamplingParams
@@ -231,7 +231,7 @@ def test_embed(tmp_path: Path, kind: type) -> None:
             assert (done.request_id, done.usage.prompt_tokens) == ("e", len(IDS) + 3)
             assert (await client.model_info()).embedding_dimensions == 2
             with pytest.raises(
-                NotBuiltInError, match="this model makes embeddings and generates no text"
+                PurposeError, match="this model makes embeddings and generates no text"
             ):
                 await client.generate(TEXT)
             with pytest.raises(

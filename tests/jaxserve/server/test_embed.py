@@ -91,7 +91,7 @@ def test_texts_and_token_ids(tmp_path: Path) -> None:
 def test_each_model_does_one_thing(tmp_path: Path) -> None:
     metrics = Metrics(lambda: 0)
     refusal = (
-        "NOT_IMPLEMENTED",
+        "PURPOSE",
         "this model makes embeddings and generates no text (ask for embeddings)",
     )
     messages = [inference_pb2.ChatMessage(role="u", content="hi")]
@@ -113,10 +113,10 @@ def test_each_model_does_one_thing(tmp_path: Path) -> None:
             assert info.embedding_dimensions == 2
         async with running(tmp_path, observers=(metrics,)) as server:
             assert await failure(ask(server, ["x"] * 300), "UNIMPLEMENTED") == (
-                "NOT_IMPLEMENTED",
+                "PURPOSE",
                 "this model generates text and makes no embeddings (serve one that embeds)",
             )
-        assert 'request_failure_total{reason="NOT_IMPLEMENTED"} 6.0' in metrics.render().decode()
+        assert 'request_failure_total{reason="PURPOSE"} 6.0' in metrics.render().decode()
 
     asyncio.run(main())
 

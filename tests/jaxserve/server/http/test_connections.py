@@ -1,5 +1,6 @@
 """What a client may hold of an HTTP server: connections, bytes on the wire, and time."""
 
+import argparse
 import asyncio
 import contextlib
 import json
@@ -11,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from jaxserve.addresses import host_names, page_origins
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.http.connection import MAX_PIPELINED
 from jaxserve.server.http.open_connections import RESERVE
@@ -419,3 +421,56 @@ def test_names_of_the_server(tmp_path: Path, host: str, status: int) -> None:
             assert response.status_code == 200
 
     asyncio.run(main())
+
+
+PAGE = "https://chat.example"
+
+
+@pytest.mark.parametrize("allowed", [(), (PAGE, "http://localhost:3000"), ("*",)])
+def test_pages_of_other_origins(tmp_path: Path, allowed: tuple[str, ...]) -> None:
+    asks = {
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization, content-type",
+    }
+
+    async def main() -> None:
+        async with serving(tmp_path, token="secret", allowed_origins=allowed) as http:
+            path = "/v1/completions"
+            for origin in (PAGE, "https://evil.example"):
+                is_allowed = origin in allowed or "*" in allowed
+                echoed = "*" if "*" in allowed else origin
+                without_token = {"authorization": "", "origin": origin} | asks
+                asked = await http.raw.options(path, headers=without_token)
+                assert (asked.status_code == 200) == is_allowed
+                found = asked.headers.get("access-control-allow-origin")
+                assert found == (echoed if is_allowed else None)
+                if is_allowed:
+                    assert "POST" in asked.headers["access-control-allow-methods"]
+                    wanted = asks["access-control-request-headers"]
+                    assert asked.headers["access-control-allow-headers"] == wanted
+
+                headers = {"origin": origin}
+                body = {"prompt": "x", "max_tokens": 1, "request_id": "r"}
+                answer = await http.post(path, body, headers=headers)
+                assert answer.status_code == 200
+                found = answer.headers.get("access-control-allow-origin")
+                assert found == (echoed if is_allowed else None)
+                refused = await http.raw.get(
+                    "/v1/models", headers={"authorization": "x", "origin": origin}
+                )
+                found = refused.headers.get("access-control-allow-origin")
+                assert refused.status_code == 401 and found == (echoed if is_allowed else None)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("text", ["chat.example", "https://chat.example/", "", "https://"])
+def test_what_is_no_origin(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="is no origin"):
+        page_origins(text)
+
+
+@pytest.mark.parametrize("text", ["a b", "a,", "host:8000", "http://host"])
+def test_what_is_no_name_of_a_host(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="is not the name of a host"):
+        host_names(text)

@@ -106,7 +106,7 @@ def test_what_embeds_completes_nothing(tmp_path: Path) -> None:
                 for stream in (False, True):
                     response = await http.post(f"/v1/{path}", body | {"stream": stream})
                     error = response.json()["error"]
-                    assert (response.status_code, error["code"]) == (501, "not_implemented")
+                    assert (response.status_code, error["code"]) == (400, "purpose")
                     assert error["message"].startswith(
                         "this model makes embeddings and generates no text"
                     )

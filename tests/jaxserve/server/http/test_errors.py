@@ -17,6 +17,7 @@ from jaxserve.server.core.limits import Limits
 from jaxserve.server.http.types import (
     IGNORED,
     ONLY,
+    OTHER_NAMES,
     Body,
     ChatBody,
     CompletionBody,
@@ -32,6 +33,8 @@ COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 EMBEDDINGS = "/v1/embeddings"
 MESSAGES = [{"role": "user", "content": "hi"}]
+CACHED = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
+CACHED_MESSAGE = {"role": "user", "content": [CACHED]}
 KINDS: dict[str, tuple[type[Body], dict[str, Any]]] = {
     COMPLETIONS: (CompletionBody, {"prompt": TEXT, "max_tokens": 2}),
     CHAT: (ChatBody, {"messages": MESSAGES, "max_tokens": 2, "logprobs": True}),
@@ -136,6 +139,56 @@ def test_fields_that_are_not_heeded(tmp_path: Path, path: str) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    "path, body, ignored",
+    [
+        (COMPLETIONS, {}, None),
+        (COMPLETIONS, {"store": True, "service_tier": "flex"}, "store, service_tier"),
+        (COMPLETIONS, {"user": None, "guided_json": None}, None),
+        (COMPLETIONS, {"stream_options": {"include_usage": True}}, "stream_options"),
+        (COMPLETIONS, {"n": 1.0, "max_tokens": 5.0, "seed": 3.0, "top_k": 4.0}, None),
+        (CHAT, {"reasoning_effort": "none", "verbosity": "medium"}, "reasoning_effort, verbosity"),
+        (CHAT, {"prediction": {"type": "content", "content": "x"}}, "prediction"),
+        (CHAT, {"logprobs": False, "top_logprobs": 0}, "top_logprobs"),
+        (CHAT, {"logprobs": True, "top_logprobs": 0}, None),
+        (CHAT, {"messages": [{"role": "user", "content": [CACHED]}]}, "cache_control"),
+        (CHAT, {"messages": [*MESSAGES, {"role": "assistant", "content": None}]}, None),
+        ("/tokenize", {"prompt": None, "messages": [CACHED_MESSAGE]}, "cache_control"),
+    ],
+)
+def test_fields_that_ask_for_nothing(
+    tmp_path: Path, path: str, body: dict[str, Any], ignored: str | None
+) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as http:
+            response = await http.post(path, KINDS[path][1] | body)
+            assert response.status_code == 200, response.text
+            assert response.headers.get("jaxserve-ignored") == ignored
+            if path != "/tokenize":
+                streamed = KINDS[path][1] | body | {"stream": True}
+                response = await http.post(path, streamed)
+                named = ignored if ignored != "stream_options" else None
+                assert response.headers.get("jaxserve-ignored") == named
+
+    asyncio.run(main())
+
+
+def test_fields_of_other_servers(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as http:
+            for name, ours in OTHER_NAMES.items():
+                response = await http.post(CHAT, KINDS[CHAT][1] | {name: 1})
+                error = response.json()["error"]
+                assert (response.status_code, error["param"]) == (400, name)
+                assert error["message"].endswith(f"use {ours}") and ours in ChatBody.model_fields
+            half = {"max_tokens": 1.5, "n": 1e30}
+            for name, value in half.items():
+                response = await http.post(COMPLETIONS, {"prompt": "x"} | {name: value})
+                assert (response.status_code, response.json()["error"]["param"]) == (400, name)
+
+    asyncio.run(main())
+
+
 def test_stream_options(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path) as http:
@@ -185,7 +238,6 @@ OUT_OF_BOUNDS: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
     (COMPLETIONS, {"request_id": "r" * 129}, "request_id"),
     (COMPLETIONS, {"priority": 101}, "priority"),
-    (COMPLETIONS, {"stream_options": {"include_usage": True}}, "stream_options"),
     (COMPLETIONS, {"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
     (CHAT, {"max_tokens": None, "max_completion_tokens": 0}, "max_completion_tokens"),
     (CHAT, {"top_logprobs": 21}, "top_logprobs"),
@@ -422,10 +474,10 @@ def test_the_clients_exceptions(tmp_path: Path) -> None:
             with pytest.raises(openai.NotFoundError):
                 await http.client.models.retrieve("gpt-5")
             with pytest.raises(
-                openai.InternalServerError, match="generates text and makes no embeddings"
+                openai.BadRequestError, match="generates text and makes no embeddings"
             ) as embed:
                 await http.client.embeddings.create(model="fake", input="x")
-            assert (embed.value.status_code, embed.value.code) == (501, "not_implemented")
+            assert (embed.value.status_code, embed.value.code) == (400, "purpose")
             assert embed.value.response.headers["x-should-retry"] == "false"
             with pytest.raises(openai.AuthenticationError) as unknown:
                 await http.client.with_options(api_key="wrong").completions.create(

@@ -9,7 +9,7 @@ import pytest
 
 from tests.jaxserve.server.http.harness import serving
 
-OPEN = {"/health"}
+OPEN = {"/health", "/ping"}
 PATHS = {
     "/v1/completions": "POST",
     "/v1/chat/completions": "POST",
@@ -17,6 +17,7 @@ PATHS = {
     "/v1/models": "GET",
     "/v1/models/fake": "GET",
     "/health": "GET",
+    "/ping": "GET",
     "/metrics": "GET",
     "/tokenize": "POST",
     "/detokenize": "POST",
@@ -112,7 +113,23 @@ def test_wrong_methods_and_paths(tmp_path: Path) -> None:
                     assert (response.status_code, error["code"]) == wanted, (method, path)
                     assert error["type"] == "invalid_request_error" and error["param"] is None
                     assert wanted[0] == 404 or right in response.headers["allow"]
-                assert (await http.raw.request(right, path + "/")).status_code == 404
+
+    asyncio.run(main())
+
+
+def test_a_slash_at_the_end_changes_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path, token="secret") as http:
+            for path in ("/health", "/v1/models", "/v1/models/fake", "/version", "/metrics"):
+                plain = await http.raw.get(path)
+                for slashes in ("/", "//"):
+                    response = await http.raw.get(path + slashes)
+                    assert (response.status_code, response.content) == (200, plain.content)
+            body = {"prompt": "x", "max_tokens": 1}
+            assert (await http.post("/v1/completions/", body)).status_code == 200
+            headers = {"authorization": "Bearer wrong"}
+            assert (await http.raw.get("/health/", headers=headers)).status_code == 200
+            assert (await http.raw.get("/metrics/", headers=headers)).status_code == 401
 
     asyncio.run(main())
 
