@@ -233,8 +233,8 @@ def test_sampling_defaults_of_the_model(tmp_path: Path) -> None:
             others = [ask(SamplingParams(seed=seed)).choices[0].text for seed in range(3)]
             assert others != [greedy] * 3, "SamplingParams says that top_k is 0"
             body = {"model": "model", "prompt": "Once upon a time", "max_tokens": 24}
-            http = openai.OpenAI(base_url=f"{process.http}/v1", api_key="none")
-            assert http.completions.create(**body).choices[0].text == greedy
+            with openai.OpenAI(base_url=f"{process.http}/v1", api_key="none") as http:
+                assert http.completions.create(**body).choices[0].text == greedy
     finally:
         process.popen.send_signal(signal.SIGTERM)
         process.wait()
