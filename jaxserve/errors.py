@@ -9,7 +9,7 @@ JaxserveError
 ├── RequestIdInUseError     ALREADY_EXISTS       409  a request with this id has not ended yet
 ├── ModelNotFoundError      NOT_FOUND            404  another model is served here
 ├── NotBuiltInError         UNIMPLEMENTED        501  the model or installation lacks this
-│   └── PurposeError                             400  the model embeds, or it generates
+│   └── PurposeError                             400  it embeds and generates no text, or vice versa
 ├── CredentialError         UNAUTHENTICATED      401  no token, or a wrong one
 ├── AdminOnlyError          PERMISSION_DENIED    403  a client's token where an admin's is needed
 ├── QueueFullError          RESOURCE_EXHAUSTED   429  too much waits before; `retry_after` says when

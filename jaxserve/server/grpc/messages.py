@@ -91,7 +91,8 @@ class MessageReader(aio.ServerInterceptor):
         self._limit = limits.max_message_bytes
         self._inputs = inputs
         self._small = small
-        # One after the other, so that no more than one message is expanded and not yet counted.
+        # One after the other, so that no more than one is expanded and not counted: between the
+        # end of the lock and the count nothing else runs.
         self._expanding = asyncio.Lock()
         self._waiting = 0
 
@@ -148,9 +149,11 @@ class MessageReader(aio.ServerInterceptor):
     ) -> Any:
         """Return a message; end the call if the message cannot be read, or is too much."""
         try:
-            data = await self._plain(data, limit, held)
-            if len(data) > SMALL:  # small ones end requests, or tell how the server is
-                held.add(len(data))
+            if is_compressed(data):
+                self._count(data, held)
+                data = await self._expanded(data, limit)
+            check_size(len(data), limit)
+            self._count(data, held)
             return parse(data)
         except DecodeError:
             problem = "the message cannot be read: it is not what the method takes"
@@ -158,11 +161,12 @@ class MessageReader(aio.ServerInterceptor):
         except JaxserveError as error:
             await abort_with(context, error)
 
-    async def _plain(self, data: bytes, limit: int, held: HeldBytes) -> bytes:
-        """Return a message without its compression."""
-        if not is_compressed(data):
-            check_size(len(data), limit)
-            return data
+    def _count(self, data: bytes, held: HeldBytes) -> None:
+        if len(data) > SMALL:  # small messages end requests, or tell how the server is
+            held.add(len(data))
+
+    async def _expanded(self, data: bytes, limit: int) -> bytes:
+        """Return a message without its compression; see `expand`."""
         if len(data) <= AT_ONCE:
             return expand(data, limit)
         if self._waiting >= MAX_WAITING:
@@ -171,9 +175,7 @@ class MessageReader(aio.ServerInterceptor):
         self._waiting += 1
         try:
             async with self._expanding:
-                expanded = await asyncio.to_thread(expand, data, limit)
-                self._inputs.check(len(expanded))
-                return expanded
+                return await asyncio.to_thread(expand, data, limit)
         finally:
             self._waiting -= 1
 
@@ -229,5 +231,4 @@ def expand(data: bytes, limit: int) -> bytes:
         return expanded
     if is_gzip:
         raise MessageError("the compressed message cannot be expanded")
-    check_size(len(data), limit)
     return data

@@ -68,8 +68,8 @@ def new_app(
             Route("/", page.index),
             Route("/page/{path:path}", page.file),
         ],
-        # The first is the outermost: a refused request has its id echoed too, and the size of the
-        # headers is checked before the token in them is read.
+        # The first is the outermost: a refused request has its id echoed too, and a body is counted
+        # only behind the token.
         middleware=[
             *([_cors(callers.origins)] if callers.origins else []),
             Middleware(EchoId),

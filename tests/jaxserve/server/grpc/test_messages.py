@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import gc
 import gzip
+import random
+import threading
 import zlib
 from pathlib import Path
 
@@ -247,6 +249,26 @@ def test_small_messages_are_read_when_there_is_no_room(tmp_path: Path) -> None:
             with server.process.listeners._inputs.holding() as everything:
                 everything.add(10_000)
                 await server.inference.Tokenize(inference_pb2.TokenizeRequest(text="x"))
+
+    asyncio.run(main())
+
+
+def test_messages_that_wait_to_be_expanded_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    monkeypatch.setattr(messages, "expand", lambda *given: go_on.wait() and expand(*given))
+    data = gzip.compress(random.Random(0).randbytes(10_000), mtime=0)
+
+    async def main() -> None:
+        async with running(tmp_path, limits=Limits(max_input_bytes=25_000)) as server:
+            call = server.channel.unary_unary(METHOD)
+            waiting = [asyncio.ensure_future(call(data)) for _ in range(2)]
+            await until(lambda: held(server) == 2 * len(data))
+            assert await failure(call(data)) == ("RESOURCE_EXHAUSTED", "QUEUE_FULL")
+            go_on.set()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            await until(lambda: held(server) == 0)
 
     asyncio.run(main())
 
