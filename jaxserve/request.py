@@ -20,6 +20,7 @@ class Request:
     params: SamplingParams = field(default_factory=SamplingParams)
     eos_ids: tuple[int, ...] = ()  # the model's; they end a choice unless `params.ignore_eos`
     priority: int = 0  # rank in the queue; lower goes first, and ties go by arrival
+    client: str = ""  # who asks; clients that wait get rows in turn, see docs/operating.md
     salt: str = ""  # only requests of the same salt share cached pages
     # Seconds on the engine's monotonic clock. The engine does not abort the request then, its
     # caller does; the engine leaves time for that, and launches several decode steps as one only

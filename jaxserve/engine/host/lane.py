@@ -46,7 +46,7 @@ class Lane:
     @property
     def draining(self) -> bool:
         """Return whether pages come back with the step in flight."""
-        return any(seq.preempted or seq.finish for seq in self.running)
+        return any(seq.leaving for seq in self.running)
 
     @property
     def slides(self) -> bool:

@@ -1,6 +1,5 @@
 """Requests from their submission to their end: sequences by id, and those that wait for a row."""
 
-from bisect import insort
 from collections.abc import Sequence as Seq
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -12,6 +11,7 @@ from jaxserve.engine.host.grammar_constraint import Constraint
 from jaxserve.engine.host.lane import Lane
 from jaxserve.engine.host.prefix_cache import DigestChain
 from jaxserve.engine.host.sequence import Sequence
+from jaxserve.engine.host.waiting_choices import WaitingChoices
 from jaxserve.engine.request_limits import max_new_tokens
 from jaxserve.errors import DeadlineError, EngineError, RequestIdInUseError
 from jaxserve.request import Request
@@ -27,7 +27,7 @@ class RequestQueue:
     """
 
     def __init__(self, config: EngineConfig, lanes: Seq[Lane], drafts: DraftPlanner):
-        self.waiting: list[Sequence] = []  # without a row, in order of service
+        self.waiting = WaitingChoices()
         self.requests: dict[str, list[Sequence]] = {}  # choices by request id
         self.sequences: dict[int, Sequence] = {}  # waiting, running and leaving, by sequence id
         self._config = config
@@ -54,7 +54,7 @@ class RequestQueue:
         for seq in choices:
             self._drafts.enter(seq)
             self.sequences[seq.id] = seq
-            self._wait(seq)
+            self.waiting.add(seq)
             if request.start_by is not None:
                 heappush(self._start_limits, (request.start_by, seq.id))
         self._forget_old_limits()
@@ -76,9 +76,6 @@ class RequestQueue:
         seq.times.submitted = now if request.since is None else request.since
         self._next_id += 1
         return seq
-
-    def _wait(self, seq: Sequence) -> None:
-        insort(self.waiting, seq, key=lambda waiting: waiting.rank)
 
     # ---- Requests leave
 
@@ -148,7 +145,7 @@ class RequestQueue:
         if seq.finish:
             self._forget(seq)
         else:
-            self._wait(seq)
+            self.waiting.add(seq)
 
     def _forget(self, seq: Sequence) -> None:
         del self.sequences[seq.id]

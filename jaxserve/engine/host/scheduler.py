@@ -8,6 +8,8 @@ over from what is still cached. Pages of a sequence that ended or was preempted 
 last step launched with it is committed.
 """
 
+from collections.abc import Iterable
+
 from jaxserve.config import EngineConfig
 from jaxserve.engine.events import TokenEvent
 from jaxserve.engine.host.commit import Committer
@@ -16,8 +18,10 @@ from jaxserve.engine.host.lane import FreshPage, Lane
 from jaxserve.engine.host.multi_step import MultiStep
 from jaxserve.engine.host.plan_builder import PlanBuilder, kind_of
 from jaxserve.engine.host.queue import RequestQueue
+from jaxserve.engine.host.rows import Rows
 from jaxserve.engine.host.sequence import Sequence
 from jaxserve.engine.host.speculation import Speculation
+from jaxserve.engine.host.waiting_choices import WaitingChoices
 from jaxserve.engine.plan import StepKind, StepOutput, StepPlan
 from jaxserve.engine.request_limits import max_new_tokens
 from jaxserve.request import Request
@@ -35,9 +39,11 @@ class Scheduler:
         self.config = config
         self.lanes = [Lane(i, config, fingerprint) for i in range(config.lanes)]
         self.preemptions = 0  # since the engine was built
+        self.admitted: list[Sequence] = []  # by the last plan, those that had never had a row
         self.drafts = DraftPlanner(config, self.lanes, speculation)
         self.queue = RequestQueue(config, self.lanes, self.drafts)
         self._committer = Committer(config, self.lanes, self.queue, self.drafts)
+        self.rows = Rows(config, self.lanes, self.queue.waiting)
         self._multi_step = MultiStep(config, self.lanes)
         self._steps = 0
         self._last_kind: StepKind = "decode"
@@ -46,8 +52,8 @@ class Scheduler:
     # ---- Requests in, requests out
 
     @property
-    def waiting(self) -> list[Sequence]:
-        """Return the sequences without a row, in order of service."""
+    def waiting(self) -> WaitingChoices:
+        """Return the sequences without a row."""
         return self.queue.waiting
 
     @property
@@ -92,6 +98,7 @@ class Scheduler:
 
     def plan(self, now: float = 0.0) -> StepPlan | None:
         """Return the next step, or None when nothing can be launched."""
+        self.admitted = []
         # Steps that verify drafted tokens have no prompts in them, so prompts go first.
         verifying = self.drafts.active and not self._prompts_due()
         self.drafts.wake(verifying)
@@ -100,11 +107,14 @@ class Scheduler:
             step = PlanBuilder(self.config, only, decodes)
             if verifying:
                 self.drafts.plan(step, self._last_kind)
+            outweighed: list[Sequence] = []
             if step.kind != "draft":
                 for lane in self.lanes:
-                    self._continue_running(step, lane)
+                    outweighed += self._continue_running(step, lane)
             if step.kind not in ("verify", "draft"):
                 self._admit_waiting(step, now)
+            step.reserved = [0] * len(self.lanes)
+            self._schedule_each(step, outweighed)
             if step.scheduled:
                 self._note(step, now)
                 return step.build(self._steps)
@@ -135,33 +145,49 @@ class Scheduler:
         """Return whether a prompt has a chunk to compute, in a row already or by an admission."""
         if any(seq.runnable and not seq.decoding for lane in self.lanes for seq in lane.running):
             return True
-        first = next((seq for seq in self.waiting if not self._waits_for_leader(seq)), None)
+        first = next(self.rows.candidates(), None)
         if first is None:
             return False
         empty_step = PlanBuilder(self.config, None, 1)
-        return self._choose_lane(empty_step, first) is not None
+        return self.rows.choose_lane(empty_step, first) is not None
 
     # ---- Running sequences
 
-    def _continue_running(self, step: PlanBuilder, lane: Lane) -> None:
+    def _continue_running(self, step: PlanBuilder, lane: Lane) -> list[Sequence]:
         """Add the next chunks of the lane's rows: decodes first, then prompts in rank order.
 
         Decodes go first since a long prompt must not hold up the streams. The one exception is a
         sequence that lacked pages in the step before: while nothing is scheduled yet, it may
-        preempt every sequence of lower rank.
+        preempt every sequence behind it.
+
+        Returns:
+            Prompts that go on after much shorter ones of other clients, which half of the budget
+            is for.
         """
         if lane.blocked is None and step.allows("decode") and lane.has_page_for_everyone():
             step.add_decodes(lane)
         wanting = [seq for seq in lane.running if step.wants(seq)]
         wanting.sort(key=lambda seq: (seq is not lane.blocked, not seq.decoding))
+        first = [seq for seq in wanting if seq.decoding or seq is lane.blocked]
+        prompts = wanting[len(first) :]
         lane.blocked = None
-        decodes = {seq.id for seq in wanting if seq.decoding}
+        decodes = {seq.id for seq in first if seq.decoding}
         step.reserved[lane.index] = len(decodes)
-        for seq in wanting:
+        for seq in first:
             if seq.id in decodes:
                 step.reserved[lane.index] -= 1
-            if step.wants(seq):  # An earlier one may have preempted it.
-                self._schedule(step, lane, seq)
+            self._schedule_each(step, [seq])
+        outweighed = self.rows.outweighed(prompts)
+        if outweighed:
+            step.reserved[lane.index] = (step.budgets[lane.index] + 1) // 2
+        self._schedule_each(step, [seq for seq in prompts if seq not in outweighed])
+        return outweighed
+
+    def _schedule_each(self, step: PlanBuilder, seqs: Iterable[Sequence]) -> None:
+        """Add the next chunks of running sequences, of those that are not preempted meanwhile."""
+        for seq in seqs:
+            if step.wants(seq):
+                self._schedule(step, self.lanes[seq.lane], seq)
 
     def _schedule(self, step: PlanBuilder, lane: Lane, seq: Sequence) -> None:
         """Add the sequence's next chunk to the step, if budget and pages allow."""
@@ -170,8 +196,7 @@ class Scheduler:
             return
         fresh = self._make_room(step, lane, seq, seq.num_computed + size)
         if fresh is None:
-            if lane.blocked is None or seq.rank < lane.blocked.rank:
-                lane.blocked = seq
+            lane.blocked = self.rows.first_of([lane.blocked, seq]) if lane.blocked else seq
             return
         drafted = step.drafts_for(lane, seq, size)
         fresh_for_drafts = lane.extend(seq, seq.num_computed + size + len(drafted))
@@ -184,17 +209,18 @@ class Scheduler:
     def _make_room(
         self, step: PlanBuilder, lane: Lane, seq: Sequence, tokens: int
     ) -> list[FreshPage] | None:
-        """Return new pages for `tokens` positions, preempting sequences of lower rank if need be.
+        """Return new pages for `tokens` positions, preempting sequences behind it if need be.
 
         None if the pages are not available in this step.
         """
         while (fresh := lane.extend(seq, tokens)) is None:
             if lane.draining:
                 return None  # Pages come back with the step in flight: preempt no more for them.
-            victims = [s for s in lane.running if s.rank > seq.rank and s.id not in step.scheduled]
-            if not victims:
+            behind = self.rows.behind(seq, lane)
+            victim = next((each for each in behind if each.id not in step.scheduled), None)
+            if victim is None:
                 return None
-            self._preempt(victims[-1])
+            self._preempt(victim)
         return fresh
 
     def _preempt(self, seq: Sequence) -> None:
@@ -206,57 +232,27 @@ class Scheduler:
     # ---- Waiting sequences
 
     def _admit_waiting(self, step: PlanBuilder, now: float) -> None:
-        """Give rows to waiting sequences in rank order, while the first of them finds room."""
-        for seq in list(self.waiting):
-            if self._waits_for_leader(seq):
-                continue
-            found = self._choose_lane(step, seq) if step.allows(kind_of(seq)) else None
+        """Give rows to waiting sequences in turn, while the first of them finds room."""
+        for seq in self.rows.candidates():
+            found = self.rows.choose_lane(step, seq) if step.allows(kind_of(seq)) else None
             if found is None:
+                for victim in self.rows.victims():
+                    victim.gave_way = True
+                    self._preempt(victim)
                 return  # No sequence overtakes it: otherwise long prompts could wait for ever.
             lane, hit = found
-            self.waiting.remove(seq)
+            self.waiting.take(seq)
+            seq.gave_way = False
             lane.enter(seq, hit)
             if not seq.times.admitted:
                 seq.times.admitted = now
                 seq.times.cached = seq.num_computed
+                self.admitted.append(seq)
             if self.config.deterministic:
                 # Whether pages run out depends on the load, so all of them are taken at once.
                 lane.reserve(seq, seq.limit)
             step.admit(seq)
             self._schedule(step, lane, seq)
-
-    def _waits_for_leader(self, seq: Sequence) -> bool:
-        """Return whether the choice waits for choice 0 to publish the pages of their prompt."""
-        leader = seq.leader
-        if leader is None or leader.finish or not self.config.prefix_cache:
-            return False
-        unit = self.config.chunk_border if self.config.deterministic else self.config.page_size
-        if seq.prompt_len <= unit:
-            return False  # The prompt has no full page that could be shared.
-        return leader.num_generated == 0 or leader.settled < leader.prompt_len
-
-    def _choose_lane(self, step: PlanBuilder, seq: Sequence) -> tuple[Lane, list[list[int]]] | None:
-        """Return the lane for a waiting sequence, and the pages per group that it has cached there.
-
-        Among the lanes that can take the sequence now, the longest cached prefix wins, then the
-        most available pages. None if no lane can.
-        """
-        reserve = seq.limit if self.config.deterministic else len(seq.tokens) + 1
-        reserve = min(reserve, self.config.capacity)
-        best: tuple[Lane, list[list[int]]] | None = None
-        best_score = (-1, -1)
-        for lane in self.lanes:
-            if not lane.has_row or lane.blocked or step.budgets[lane.index] == 0:
-                continue
-            hit = lane.hit(seq)
-            cached_pages = len(hit[0])
-            if not lane.fits(seq, hit, reserve) or step.chunk_size(lane, seq, cached_pages) == 0:
-                continue
-            score = (cached_pages, lane.available_pages())
-            if score > best_score:
-                best = lane, hit
-                best_score = score
-        return best
 
     # ---- After a step
 

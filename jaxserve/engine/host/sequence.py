@@ -44,6 +44,7 @@ class Sequence:
     chains: list[DigestChain] = field(default_factory=list)  # per page group
     newest_on_device: bool = False  # the row holds the newest token
     scored: int = 0  # prompt tokens whose log-probabilities were reported
+    gave_way: bool = False  # waits since it left its row to another client
     preempted: bool = False  # gives its pages back when nothing is in flight, and starts over
     finish: Finish | None = None
     times: Times = field(default_factory=Times)
@@ -122,6 +123,17 @@ class Sequence:
         # The last token of an output is never computed: no token comes behind it.
         wanted = self.embeds or self.num_tokens < self.limit
         return wanted and self.num_computed < self.num_tokens
+
+    @property
+    def leaving(self) -> bool:
+        """Return whether the sequence gives its row back when nothing of it is in flight."""
+        return self.preempted or self.finish is not None
+
+    @property
+    def request_has_begun(self) -> bool:
+        """Return whether a choice of the request has had a row; choice 0 gets the first."""
+        first = self.leader or self
+        return bool(first.times.admitted or first.finish)
 
     @property
     def rank(self) -> tuple[int, int]:

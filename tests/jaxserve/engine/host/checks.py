@@ -143,18 +143,19 @@ def check_deterministic(kind: StepKind, lane: LanePlan, config: EngineConfig) ->
 
 
 def check_order(plan: StepPlan, scheduler: Scheduler) -> None:
-    """Check that no waiting sequence is overtaken by one of lower rank.
+    """Check that no waiting sequence is overtaken by one of lower rank of the same client.
 
-    A sequence that waits for its leader may be.
+    Nor by one of another client with a lower priority. A sequence that waits for its leader may be.
     """
     entered = {(a.lane, a.row) for a in plan.admissions}
-    ranks = [
-        s.rank for lane in scheduler.lanes for s in lane.running if (lane.index, s.row) in entered
+    admitted = [
+        s for lane in scheduler.lanes for s in lane.running if (lane.index, s.row) in entered
     ]
     for seq in scheduler.waiting:
-        assert scheduler._waits_for_leader(seq) or all(rank < seq.rank for rank in ranks), (
-            f"sequence {seq.id} was overtaken"
-        )
+        if not scheduler.rows.waits_for_leader(seq):
+            first = [s for s in admitted if s.request.client == seq.request.client]
+            assert all(s.rank < seq.rank for s in first), f"sequence {seq.id} was overtaken"
+            assert all(s.request.priority <= seq.request.priority for s in admitted)
 
 
 def check_held(seq: Sequence, start: int, size: int, runner: FakeRunner) -> None:

@@ -65,6 +65,7 @@ def request(
     prompt: tuple[int, ...] = PROMPT,
     priority: int = 0,
     salt: str = "",
+    client: str = "",
     **params: Any,
 ) -> Request:
     """Return a request with seed 1 for 4 tokens, unless `params` say otherwise."""
@@ -74,6 +75,7 @@ def request(
         prompt=prompt,
         priority=priority,
         salt=salt,
+        client=client,
         params=SamplingParams(**chosen),
     )
 

@@ -119,7 +119,14 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
     }
     salt = draw(st.sampled_from(["", "", "w", "x"]))
     priority = draw(st.integers(0, 1))
-    return {"prompt": prompt, "params": params, "salt": salt, "priority": priority}
+    client = draw(st.sampled_from("abc"))
+    return {
+        "prompt": prompt,
+        "params": params,
+        "salt": salt,
+        "priority": priority,
+        "client": client,
+    }
 
 
 ACTIONS = st.one_of(
