@@ -35,7 +35,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "sharding": ("sharding",),
     "pallas_kernels": ("pallas_kernels",),
     "checkpoints": ("checkpoints", "sharding"),
-    "training": ("training",),
+    "training": ("training", "jaxserve.tokenizer"),
     # The entry point of the command hands over to jaxserve, which knows the models.
     "checkpoints.convert": ("jaxserve.convert", "jaxserve.sigint"),
     "jaxserve.errors": (),

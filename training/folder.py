@@ -7,6 +7,7 @@ import jax
 from flax import nnx
 from safetensors.flax import save
 
+from jaxserve.tokenizer.sentencepiece_json import tokenizer_json
 from training.recipe import Recipe
 from training.tokens import BOS, CHAT_TEMPLATE, EOS, IM_END, IM_START, MARKS, UNK
 
@@ -88,4 +89,5 @@ def write_folder(
     for name, content in jsons.items():
         (out / name).write_text(json.dumps(content, indent=2) + "\n")
     (out / "tokenizer.model").write_bytes(tokenizer)
+    (out / "tokenizer.json").write_text(tokenizer_json(out))  # all that many programs read
     (out / "model.safetensors").write_bytes(save(tensors(weights), metadata={"format": "pt"}))

@@ -18,6 +18,7 @@ from safetensors import safe_open
 from safetensors.flax import load_file
 
 from jaxserve import LLM, SamplingParams
+from jaxserve.tokenizer.sentencepiece_json import tokenizer_json
 from training.corpus import KINDS, LONG, documents
 from training.llama import Llama
 from training.loop import Budget, answer_loss, compile_training
@@ -113,6 +114,7 @@ def check_folder(folder: Path) -> None:
         "eos_token_id": [IM_END, EOS],
     }
     assert read(folder, "tokenizer_config.json")["chat_template"] == CHAT_TEMPLATE
+    assert (folder / "tokenizer.json").read_text() == tokenizer_json(folder)
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
     assert (pieces.vocab_size(), pieces.bos_id(), pieces.eos_id()) == (
         config["vocab_size"],
@@ -261,8 +263,9 @@ def test_a_committed_folder_is_what_its_config_and_account_say(name: str, parame
 def test_the_committed_folders_are_small_and_share_their_vocabulary():
     files = [path for folder in FOLDERS.values() for path in folder.iterdir()]
     assert sum(path.stat().st_size for path in files) < 12_000_000
-    target, draft = (FOLDERS[name] / "tokenizer.model" for name in ("target", "draft"))
-    assert target.read_bytes() == draft.read_bytes()
+    for file in ("tokenizer.model", "tokenizer.json"):
+        target, draft = (FOLDERS[name] / file for name in ("target", "draft"))
+        assert target.read_bytes() == draft.read_bytes()
 
 
 def stored_params(folder: Path, recipe: Recipe) -> nnx.State:
