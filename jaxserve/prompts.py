@@ -24,12 +24,13 @@ class Prepared:
     """Checked prompt, which can run.
 
     `text` is the prompt as text. `reading` says how the answer to a conversation is parsed; with
-    `echo` all of the answer is content, as it begins with the prompt.
+    `echo` all of the answer is content, as it begins with the prompt. `unread` is as in Rendered.
     """
 
     request: Request
     text: str
     reading: Reading
+    unread: tuple[str, ...] = ()
 
 
 def is_conversation(prompt: object) -> bool:
@@ -65,13 +66,22 @@ class Prompts:
                 "this model makes embeddings and generates no text (ask for embeddings)"
             )
 
-    def encode(self, prompt: Prompt, name: str, tools: Tools | None = None) -> Rendered:
+    def encode(
+        self,
+        prompt: Prompt,
+        name: str,
+        tools: Tools | None = None,
+        *,
+        add_special_tokens: bool = True,
+        add_generation_prompt: bool = True,
+    ) -> Rendered:
         """Return a prompt's text and token ids; any thread may call this.
 
-        `name` is the prompt's field for RequestError; `tools` are those of a conversation.
+        `name` is the prompt's field for RequestError; `tools` are those of a conversation, whose
+        assistant's turn `add_generation_prompt` opens. `add_special_tokens` is for texts.
         """
         if is_conversation(prompt):
-            return self.chat.render(prompt, name, tools)
+            return self.chat.render(prompt, name, tools, add_generation_prompt)
         if not isinstance(prompt, str):
             # The number is checked before the ids: one message of a client can hold millions.
             if isinstance(prompt, Sized) and len(prompt) > self.max_context:
@@ -82,7 +92,7 @@ class Prompts:
             ids = integers(name, prompt)
             return Rendered(self.decode(ids, name), ids)
         try:
-            return Rendered(prompt, tuple(self.tokenizer.encode(prompt)))
+            return Rendered(prompt, tuple(self.tokenizer.encode(prompt, add_special_tokens)))
         except TokenizerError as error:
             raise RequestError(name, f"cannot be tokenized: {error}") from None
 
@@ -125,6 +135,7 @@ class Prompts:
         id: str,
         grammar: Grammar | None = None,
         priority: int = 0,
+        client: str = "",
         salt: str = "",
         deadline: float | None = None,
         since: float | None = None,
@@ -141,6 +152,7 @@ class Prompts:
             params=params,
             eos_ids=self.eos_ids,
             priority=priority,
+            client=client,
             salt=salt,
             deadline=deadline,
             since=since,
@@ -148,4 +160,5 @@ class Prompts:
         )
         request.check(self.vocab_size, name)
         self.max_tokens(request, name)
-        return Prepared(request, prompt.text, Reading() if params.echo else prompt.reading)
+        reading = Reading() if params.echo else prompt.reading
+        return Prepared(request, prompt.text, reading, prompt.unread)

@@ -20,8 +20,9 @@ class ByteTokenizer:
     def token_id(self, name: str) -> int | None:
         return self.special_tokens.get(name)
 
-    def encode(self, text: str) -> list[int]:
-        return [self.bos_id, *text.encode("utf-8")]
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        ids = [*text.encode("utf-8")]
+        return [self.bos_id, *ids] if add_special_tokens else ids
 
     def encode_special(self, text: str) -> list[int]:
         parts = re.split("(<bos>|<eos>)", text)

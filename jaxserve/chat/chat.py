@@ -26,13 +26,15 @@ class Rendered:
     """Prompt of a conversation, up to where the answer begins.
 
     `reading` says how the answer is parsed, `structure` what it has to follow where functions must
-    be called or called strictly; None leaves it free.
+    be called or called strictly; None leaves it free. `unread` are keys of messages that changed
+    nothing and that OpenAI's API does not have.
     """
 
     text: str
     token_ids: tuple[int, ...]
     reading: Reading = CONTENT_ONLY
     structure: Structure | None = None
+    unread: tuple[str, ...] = ()
 
 
 class Chat:
@@ -113,18 +115,25 @@ class Chat:
         )
 
     def render(
-        self, messages: object, name: str = "messages", tools: Tools | None = None
+        self,
+        messages: object,
+        name: str = "messages",
+        tools: Tools | None = None,
+        add_generation_prompt: bool = True,
     ) -> Rendered:
         """Return the prompt for the assistant's next message.
 
         `messages` is a list of {"role": ..., "content": ...}, `name` its path in the request, and
-        `tools` what the answer may call. RequestError is raised for malformed messages, ChatError
-        where the template refuses them or takes no tools.
+        `tools` what the answer may call. Without `add_generation_prompt` it is the conversation so
+        far. RequestError is raised for malformed messages, ChatError where the template refuses
+        them or takes no tools.
         """
         template = self.with_tools if tools else self.default
         if tools:
             self._check_tools()
-        text = template.render(plain_messages(messages, name), name, tools)
+        plain = plain_messages(messages, name)
+        text = template.render(plain, name, tools, add_generation_prompt)
+        unread = template.unread_keys(plain, name, tools, text) if add_generation_prompt else ()
         try:
             ids = self._tokenizer.encode_special(text)
         except TokenizerError as error:
@@ -132,7 +141,7 @@ class Chat:
         # The marks have done their work once the ids exist; the text is for people.
         text = text.replace(MARK, "")
         reading = self._reading(text, tools, template.formats)
-        return Rendered(text, tuple(ids), reading, self._structure(tools, reading))
+        return Rendered(text, tuple(ids), reading, self._structure(tools, reading), unread)
 
     def _check_tools(self) -> None:
         """Raise ChatError where the template takes no tools, or calls could not be parsed."""

@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import Any
 
 from jaxserve.chat.answers import AnswerFormats, choose_formats
+from jaxserve.chat.errors import ChatError
 from jaxserve.chat.marking import Marker, lowered
 from jaxserve.chat.marks import is_mark_like
 from jaxserve.chat.renderer import Look, TemplateRenderer
@@ -14,6 +15,11 @@ from jaxserve.tokenizer import Tokenizer
 from jaxserve.tokenizer.special import NO_WORD
 
 DEVELOPER = "developer"  # OpenAI's newer name of the system's role
+# Keys of OpenAI's messages, those of its answers included, which come back as history.
+KEYS = frozenset(
+    {"role", "content", "name", "tool_calls", "tool_call_id"}
+    | {"refusal", "annotations", "audio", "function_call"}
+)
 ROLES = frozenset({"system", DEVELOPER, "user", "assistant", "tool"})
 
 
@@ -51,10 +57,17 @@ class GuardedTemplate:
         """Return whether the template uses the tools of a request."""
         return self._look.takes_tools
 
-    def render(self, messages: list[dict[str, Any]], name: str, tools: Tools | None) -> str:
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        name: str,
+        tools: Tools | None,
+        add_generation_prompt: bool = True,
+    ) -> str:
         """Return the text of a conversation, with marks in what clients wrote.
 
-        `messages` are plain messages, `name` their path in the request. RequestError is raised for
+        `messages` are plain messages, `name` their path in the request. With
+        `add_generation_prompt` the assistant's turn is opened. RequestError is raised for
         arguments of calls that the template cannot use, ChatError where it fails or refuses.
         """
         messages = self._with_known_roles(messages)
@@ -63,9 +76,30 @@ class GuardedTemplate:
             # None and not an empty list: templates ask whether tools are none.
             "tools": self._marker.marked(list(tools.offered)) if tools else None,
             "documents": None,
-            "add_generation_prompt": True,
+            "add_generation_prompt": add_generation_prompt,
         }
         return self._renderer.render(self._template.source, self._template.tokens | variables)
+
+    def unread_keys(
+        self, messages: list[dict[str, Any]], name: str, tools: Tools | None, text: str
+    ) -> tuple[str, ...]:
+        """Return the keys of messages that changed nothing, of those that OpenAI's API lacks.
+
+        Args:
+            messages: Those that were rendered; so are `name` and `tools`.
+            text: What `render` has made of them.
+        """
+        named = self._look.attributes | self._look.words | KEYS
+        keys = dict.fromkeys(key for message in messages for key in message if key not in named)
+        if not keys:
+            return ()
+        # A template may also use a message as a whole, or names that it puts together.
+        others = [{key: message[key] for key in message if key not in keys} for message in messages]
+        try:
+            is_same = self.render(others, name, tools) == text
+        except ChatError:
+            return ()
+        return tuple(keys) if is_same else ()
 
     def _with_known_roles(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the messages, the developer's as the system's if the template has no such role.

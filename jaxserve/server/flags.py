@@ -15,6 +15,7 @@ from jaxserve.cli.parser import Parser
 from jaxserve.cluster.hosts import HostOptions
 from jaxserve.config.option import option, options
 from jaxserve.errors import ConfigError, flag_error
+from jaxserve.server.core.client_rules import ClientRules
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.disaggregation.flags import TWO_MESHES, Meshes, RoleOptions, meshes
 from jaxserve.server.options import (
@@ -24,7 +25,7 @@ from jaxserve.server.options import (
     OperationOptions,
 )
 from jaxserve.server.security.auth import BearerTokens
-from jaxserve.server.security.files import read_token
+from jaxserve.server.security.files import read_token, read_tokens
 
 
 def _name(text: str) -> str:
@@ -54,11 +55,7 @@ class ServeOptions:
         "generation_config.json, none takes none of it (default: auto)",
         choices=("auto", "none"),
     )
-    strict_max_tokens: bool = option(
-        False,
-        "refuse a max_tokens beyond what context and page pool leave; by default such an answer is "
-        "as long as they leave",
-    )
+    rules: ClientRules = options(ClientRules)
     answers: AnswerOptions = options(AnswerOptions, "answers")
     addresses: AddressOptions = options(AddressOptions, "addresses")
     credentials: CredentialOptions = options(CredentialOptions, "credentials")
@@ -153,6 +150,6 @@ def meshes_of(options: ServeOptions) -> Meshes | None:
 def tokens(credentials: CredentialOptions) -> BearerTokens:
     """Return the tokens that clients send; ConfigError for a file without one."""
     return BearerTokens(
-        read_token(credentials.token_file, "--token-file"),
+        read_tokens(credentials.token_file, "--token-file"),
         read_token(credentials.admin_token_file, "--admin-token-file"),
     )

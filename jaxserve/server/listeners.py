@@ -119,7 +119,7 @@ class Listeners:
         admin_port = addresses.admin_port
         vllm_endpoints: list[GrpcEndpoint] = []
         if addresses.vllm_port is not None:  # refused without its package before any port is taken
-            vllm_endpoints.append(_vllm_endpoint(self._readiness))
+            vllm_endpoints.append(_vllm_endpoint(self._readiness, self._tokens))
 
         def bind_server(
             name: str,
@@ -148,7 +148,7 @@ class Listeners:
             "--port",
             addresses.port,
             *self._endpoints,
-            inference=InferenceServicer(self._readiness),
+            inference=InferenceServicer(self._readiness, self._tokens),
             admin=admin if admin_port is None else None,
         )
         if admin_port is not None:
@@ -199,7 +199,7 @@ class Listeners:
         await asyncio.gather(*stopping, *self._closing)
 
 
-def _vllm_endpoint(readiness: Readiness) -> GrpcEndpoint:
+def _vllm_endpoint(readiness: Readiness, tokens: BearerTokens) -> GrpcEndpoint:
     """Return vLLM's service; ConfigError without the package that has its messages."""
     try:
         from jaxserve.server.grpc.vllm import vllm_endpoint
@@ -209,4 +209,4 @@ def _vllm_endpoint(readiness: Readiness) -> GrpcEndpoint:
         raise ConfigError(
             "--vllm-port needs the package smg-grpc-proto (pip install 'jaxserve[smg]')"
         ) from None
-    return vllm_endpoint(readiness)
+    return vllm_endpoint(readiness, tokens)

@@ -79,7 +79,8 @@ class CredentialOptions:
 
     token_file: Path | None = option(
         None,
-        "file with the token that clients have to send (default: none is asked for)",
+        "file with the token that clients have to send, or with one token in each line, whose "
+        "clients then share the rows evenly (default: none is asked for)",
         metavar="F",
     )
     admin_token_file: Path | None = option(

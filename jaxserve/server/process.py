@@ -17,6 +17,7 @@ from jaxserve.errors import RestartingError
 from jaxserve.llm import LLM
 from jaxserve.prompts import Prompts
 from jaxserve.server import cards
+from jaxserve.server.core.client_rules import ANY_CLIENT, ClientRules
 from jaxserve.server.core.engine_thread import ComputeTotals, EngineThread
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.core.request_observer import RequestObserver
@@ -57,7 +58,7 @@ class ServerProcess:
         on_ready: Function called once, when the server is ready.
         new_metrics: Function that makes what /metrics shows.
         logs_requests: Whether requests are logged at level info, not debug.
-        strict_max_tokens: Whether a max_tokens that does not fit is refused.
+        rules: What clients may ask for.
     """
 
     def __init__(
@@ -70,9 +71,9 @@ class ServerProcess:
         on_ready: Callable[[], None] = lambda: None,
         new_metrics: NewMetrics = Metrics,
         logs_requests: bool = False,
-        strict_max_tokens: bool = False,
+        rules: ClientRules = ANY_CLIENT,
     ):
-        self._strict_max_tokens = strict_max_tokens
+        self._rules = rules
         self._logs_requests = logs_requests
         self.limits = limits
         self.readiness = Readiness(self.on_phase)
@@ -284,6 +285,7 @@ class ServerProcess:
             observers,
             page_fetcher,
             role.for_servers,
-            self._strict_max_tokens,
+            self._rules,
+            gives_way=not config.deterministic,
         )
         return service, thread

@@ -97,7 +97,7 @@ async def serve(
         operation.step_timeout,
         on_ready,
         logs_requests=operation.log_requests,
-        strict_max_tokens=options.strict_max_tokens,
+        rules=options.rules,
     )
     load = partial(
         process.load, loader, exchanges_pages=bool(plan), meshes=separate_meshes, provider=provider

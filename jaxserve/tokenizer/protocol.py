@@ -64,10 +64,13 @@ class Tokenizer(Protocol):
         """Return the id of the token of this name in the vocabulary, of any kind; None without."""
         ...
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Encode a text, with BOS and EOS as the checkpoint says.
 
         Names of special tokens in the text are text.
+
+        Args:
+            add_special_tokens: False leaves BOS and EOS out.
 
         Raises:
             TokenizerError: The text is not valid Unicode, or the vocabulary cannot spell a special

@@ -80,11 +80,11 @@ class SentencePieceTokenizer:
         token_id = self._declared_ids.get(name, piece_id(self._processor, name))
         return token_id if token_id in range(self.vocab_size) else None
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         require_unicode(text)
         ids = self._plain_splitter.encode(text, self._encode_plain)
         require_text(ids, self._control)
-        return [*self._prefix, *ids, *self._suffix]
+        return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
 
     @property
     def added_tokens(self) -> dict[str, int]:

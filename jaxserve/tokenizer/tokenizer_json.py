@@ -139,11 +139,11 @@ class JsonTokenizer:
     def token_id(self, name: str) -> int | None:
         return self._missing.of_model(self._library.token_to_id(name))
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         require_unicode(text)
         ids = self._library.encode(text, add_special_tokens=False).ids
         require_text(ids, self._control)
-        return [*self._prefix, *ids, *self._suffix]
+        return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
 
     def encode_special(self, text: str) -> list[int]:
         require_unicode(text)

@@ -30,8 +30,8 @@ SILENCE = 5.0  # seconds without a report after which a server is taken for gone
 class PrefillPrompt:
     """A prompt that another server shall compute.
 
-    `salt` and `priority` are those of the request. The caller has the tokens before `start`, and
-    makes pages of `page_size` tokens.
+    `salt`, `priority` and `client` are those of the request. The caller has the tokens before
+    `start`, and makes pages of `page_size` tokens.
     """
 
     token_ids: tuple[int, ...]
@@ -39,6 +39,7 @@ class PrefillPrompt:
     start: int = 0
     page_size: int
     priority: int = 0
+    client: str = ""
 
 
 class Source(Protocol):
@@ -183,6 +184,7 @@ def _prompt_to_proto(prompt: PrefillPrompt, handshake: Handshake) -> pb.PrefillR
         start=prompt.start,
         page_size=prompt.page_size,
         priority=prompt.priority,
+        client=prompt.client,
         **handshake.fields(),
     )
 
@@ -197,4 +199,5 @@ def _prompt_from_proto(request: pb.PrefillRequest) -> PrefillPrompt:
         start=request.start,
         page_size=request.page_size,
         priority=request.priority,
+        client=request.client,
     )

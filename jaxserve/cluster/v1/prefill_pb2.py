@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from jaxserve.cluster.v1 import cluster_pb2 as jaxserve_dot_cluster_dot_v1_dot_cluster__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!jaxserve/cluster/v1/prefill.proto\x12\x13jaxserve.cluster.v1\x1a!jaxserve/cluster/v1/cluster.proto\"\xa0\x01\n\x0ePrefillRequest\x12)\n\x05\x66\x61\x63ts\x18\x01 \x01(\x0b\x32\x1a.jaxserve.cluster.v1.Facts\x12\x0e\n\x06\x64types\x18\x02 \x03(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04salt\x18\x04 \x01(\t\x12\r\n\x05start\x18\x05 \x01(\r\x12\x11\n\tpage_size\x18\x06 \x01(\r\x12\x10\n\x08priority\x18\x07 \x01(\x05\"k\n\x0fPrefillResponse\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\x12\r\n\x05group\x18\x02 \x01(\r\x12\r\n\x05start\x18\x03 \x01(\r\x12*\n\x06\x61rrays\x18\x04 \x03(\x0b\x32\x1a.jaxserve.cluster.v1.Array\"3\n\x05\x41rray\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\r\"a\n\x0cWatchRequest\x12)\n\x05\x66\x61\x63ts\x18\x01 \x01(\x0b\x32\x1a.jaxserve.cluster.v1.Facts\x12\x0e\n\x06\x64types\x18\x02 \x03(\t\x12\x16\n\x0eweight_digests\x18\x03 \x01(\t\"\'\n\rWatchResponse\x12\x16\n\x0ewaiting_tokens\x18\x01 \x01(\x04\"\x1e\n\x0c\x46\x65tchRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\"\x1d\n\rFetchResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32\xba\x01\n\x0ePrefillService\x12V\n\x07Prefill\x12#.jaxserve.cluster.v1.PrefillRequest\x1a$.jaxserve.cluster.v1.PrefillResponse0\x01\x12P\n\x05Watch\x12!.jaxserve.cluster.v1.WatchRequest\x1a\".jaxserve.cluster.v1.WatchResponse0\x01\x32\x63\n\x0fTransferService\x12P\n\x05\x46\x65tch\x12!.jaxserve.cluster.v1.FetchRequest\x1a\".jaxserve.cluster.v1.FetchResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!jaxserve/cluster/v1/prefill.proto\x12\x13jaxserve.cluster.v1\x1a!jaxserve/cluster/v1/cluster.proto\"\xb0\x01\n\x0ePrefillRequest\x12)\n\x05\x66\x61\x63ts\x18\x01 \x01(\x0b\x32\x1a.jaxserve.cluster.v1.Facts\x12\x0e\n\x06\x64types\x18\x02 \x03(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04salt\x18\x04 \x01(\t\x12\r\n\x05start\x18\x05 \x01(\r\x12\x11\n\tpage_size\x18\x06 \x01(\r\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\x0e\n\x06\x63lient\x18\x08 \x01(\t\"k\n\x0fPrefillResponse\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\x12\r\n\x05group\x18\x02 \x01(\r\x12\r\n\x05start\x18\x03 \x01(\r\x12*\n\x06\x61rrays\x18\x04 \x03(\x0b\x32\x1a.jaxserve.cluster.v1.Array\"3\n\x05\x41rray\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\r\"a\n\x0cWatchRequest\x12)\n\x05\x66\x61\x63ts\x18\x01 \x01(\x0b\x32\x1a.jaxserve.cluster.v1.Facts\x12\x0e\n\x06\x64types\x18\x02 \x03(\t\x12\x16\n\x0eweight_digests\x18\x03 \x01(\t\"\'\n\rWatchResponse\x12\x16\n\x0ewaiting_tokens\x18\x01 \x01(\x04\"\x1e\n\x0c\x46\x65tchRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\"\x1d\n\rFetchResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32\xba\x01\n\x0ePrefillService\x12V\n\x07Prefill\x12#.jaxserve.cluster.v1.PrefillRequest\x1a$.jaxserve.cluster.v1.PrefillResponse0\x01\x12P\n\x05Watch\x12!.jaxserve.cluster.v1.WatchRequest\x1a\".jaxserve.cluster.v1.WatchResponse0\x01\x32\x63\n\x0fTransferService\x12P\n\x05\x46\x65tch\x12!.jaxserve.cluster.v1.FetchRequest\x1a\".jaxserve.cluster.v1.FetchResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,21 +33,21 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'jaxserve.cluster.v1.prefill
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PREFILLREQUEST']._serialized_start=94
-  _globals['_PREFILLREQUEST']._serialized_end=254
-  _globals['_PREFILLRESPONSE']._serialized_start=256
-  _globals['_PREFILLRESPONSE']._serialized_end=363
-  _globals['_ARRAY']._serialized_start=365
-  _globals['_ARRAY']._serialized_end=416
-  _globals['_WATCHREQUEST']._serialized_start=418
-  _globals['_WATCHREQUEST']._serialized_end=515
-  _globals['_WATCHRESPONSE']._serialized_start=517
-  _globals['_WATCHRESPONSE']._serialized_end=556
-  _globals['_FETCHREQUEST']._serialized_start=558
-  _globals['_FETCHREQUEST']._serialized_end=588
-  _globals['_FETCHRESPONSE']._serialized_start=590
-  _globals['_FETCHRESPONSE']._serialized_end=619
-  _globals['_PREFILLSERVICE']._serialized_start=622
-  _globals['_PREFILLSERVICE']._serialized_end=808
-  _globals['_TRANSFERSERVICE']._serialized_start=810
-  _globals['_TRANSFERSERVICE']._serialized_end=909
+  _globals['_PREFILLREQUEST']._serialized_end=270
+  _globals['_PREFILLRESPONSE']._serialized_start=272
+  _globals['_PREFILLRESPONSE']._serialized_end=379
+  _globals['_ARRAY']._serialized_start=381
+  _globals['_ARRAY']._serialized_end=432
+  _globals['_WATCHREQUEST']._serialized_start=434
+  _globals['_WATCHREQUEST']._serialized_end=531
+  _globals['_WATCHRESPONSE']._serialized_start=533
+  _globals['_WATCHRESPONSE']._serialized_end=572
+  _globals['_FETCHREQUEST']._serialized_start=574
+  _globals['_FETCHREQUEST']._serialized_end=604
+  _globals['_FETCHRESPONSE']._serialized_start=606
+  _globals['_FETCHRESPONSE']._serialized_end=635
+  _globals['_PREFILLSERVICE']._serialized_start=638
+  _globals['_PREFILLSERVICE']._serialized_end=824
+  _globals['_TRANSFERSERVICE']._serialized_start=826
+  _globals['_TRANSFERSERVICE']._serialized_end=925
 # @@protoc_insertion_point(module_scope)

@@ -2,22 +2,31 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from jaxserve.errors import DeadlineError, JaxserveError, QueueFullError, RequestError, RoleError
+from jaxserve.server.core.client_rules import ANY_PRIORITY, ClientRules
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.core.load_model import LoadModel
 from jaxserve.server.core.page_fetches import PageFetches
 from jaxserve.server.core.place_forecast import LATE
 from jaxserve.server.core.prompt_encoder import utf8_size
+from jaxserve.server.core.queue_bounds import QueueBounds
 from jaxserve.server.core.wait_forecast import Work
 
 MAX_ID_BYTES = 128
 MAX_SALT_BYTES = 128
 WORK_SECONDS = 0.05  # for which the work ahead is taken to be the same
 PROBE_SECONDS = 1.0  # between two requests that are admitted to find out whether they are late
-MAX_PRIORITY = 100  # of either sign; a smaller number goes first
+
+
+@dataclass(frozen=True)
+class Displaced:
+    """A request that has to leave the queue for another one, and the error that it ends with."""
+
+    id: str
+    error: QueueFullError
 
 
 class AdmissionControl:
@@ -32,14 +41,16 @@ class AdmissionControl:
     def __init__(
         self,
         limits: Limits,
+        rules: ClientRules,
         load: LoadModel,
         page_fetches: PageFetches,
         prefill_only: bool,
         running: Callable[[], Work],
     ):
         self._limits = limits
+        self._rules = rules
         self._load = load
-        self._page_fetches = page_fetches
+        self._bounds = QueueBounds(limits, load.queue, page_fetches)
         self._prefill_only = prefill_only
         self._running = running
         self._work = Work(())
@@ -49,12 +60,12 @@ class AdmissionControl:
     @property
     def waiting_tokens(self) -> int:
         """Prompt tokens of all requests that wait in the engine for their first token."""
-        return self._load.queue.ahead(MAX_PRIORITY).prompt_tokens
+        return self._load.queue.all.prompt_tokens
 
     @property
     def queue_seconds(self) -> float:
-        """Seconds that a request of the lowest priority would wait for its row."""
-        ahead = self._load.queue.ahead(MAX_PRIORITY)
+        """Seconds that a request behind all others would wait for its row."""
+        ahead = self._load.queue.all
         work = self._work_ahead()
         return self._load.waits.seconds_to_start(ahead.choices + 1, ahead.prompt_tokens, work)
 
@@ -72,23 +83,31 @@ class AdmissionControl:
         """RequestError for a field that is out of its bounds."""
         _check_size("request_id", request_id, MAX_ID_BYTES)
         _check_size("cache_salt", incoming.cache_salt, MAX_SALT_BYTES)
-        if abs(incoming.priority) > MAX_PRIORITY:
+        # Decode servers pass on what they let their own clients ask for.
+        allowed = ANY_PRIORITY if incoming.prefill else self._rules.client_priorities
+        if incoming.priority not in allowed:
             raise RequestError(
                 "priority",
-                f"is {incoming.priority}; it must be between -{MAX_PRIORITY} and {MAX_PRIORITY}",
+                f"is {incoming.priority}; clients may ask for {allowed.first} to {allowed.last} "
+                "(--client-priorities)",
             )
 
-    def check_queue(self, incoming: IncomingRequest) -> None:
-        """QueueFullError when as many requests wait as may."""
-        if len(self._load.queue) >= self._limits.max_waiting_requests:
-            raise self._queue_full(
-                f"{len(self._load.queue)} requests wait already, as many as --max-waiting-requests "
-                f"allows",
-                incoming,
-            )
+    def check_queue(self, incoming: IncomingRequest) -> bool:
+        """Return whether a request needs the place of another one, as the queue is full.
 
-    def check_room(self, tokens: int, incoming: IncomingRequest) -> float | None:
+        Raises QueueFullError where none would be given up.
+        """
+        if self._bounds.is_full and not self._bounds.may_enter(incoming):
+            raise self._queue_full(self._bounds.requests_problem, incoming)
+        return self._bounds.is_full
+
+    def check_room(
+        self, tokens: int, incoming: IncomingRequest, needs_place: bool = False
+    ) -> float | None:
         """Check that a prompt of `tokens` tokens fits the queue, and its answer its deadline.
+
+        Args:
+            needs_place: What `check_queue` has returned.
 
         Returns:
             Time on the clock until which the request has to begin; None: at any time.
@@ -97,15 +116,12 @@ class AdmissionControl:
             QueueFullError: The request would have to wait too long.
             DeadlineError: The deadline could not be met if nothing else ran.
         """
-        waiting = self.waiting_tokens + self._page_fetches.tokens
-        # A single prompt may be longer than the limit: it is admitted when nothing else waits.
-        if waiting and waiting + tokens > self._limits.max_waiting_tokens:
-            raise self._queue_full(
-                f"{waiting} prompt tokens wait already; with {tokens} more they exceed "
-                f"--max-waiting-tokens {self._limits.max_waiting_tokens}",
-                incoming,
-                self._places_of(waiting + tokens - self._limits.max_waiting_tokens, tokens),
-            )
+        if self._bounds.displaced_by(tokens, incoming, needs_place) is None:
+            missing = self._bounds.tokens_over(tokens)
+            if missing <= 0:
+                raise self._queue_full(self._bounds.requests_problem, incoming)
+            places = self._places_of(missing, tokens)
+            raise self._queue_full(self._bounds.tokens_problem(tokens), incoming, places)
         if incoming.deadline is None:
             return None
         now = self._load.clock()
@@ -113,6 +129,17 @@ class AdmissionControl:
             raise DeadlineError("the deadline has passed")
         latest = self._latest_start(tokens, incoming, incoming.deadline - now)
         return None if latest is None else now + latest
+
+    def displaced_by(
+        self, tokens: int, incoming: IncomingRequest, needs_place: bool
+    ) -> list[Displaced]:
+        """Return the requests that leave the queue for one that `check_room` let pass."""
+        ids = self._bounds.displaced_by(tokens, incoming, needs_place) or []
+        problem = (
+            "the queue is full, and a place was given to a client that has less in it "
+            "(--max-waiting-requests, --max-waiting-tokens)"
+        )
+        return [Displaced(id, self._queue_full(problem, incoming)) for id in ids]
 
     def _latest_start(self, tokens: int, incoming: IncomingRequest, left: float) -> float | None:
         """Return the seconds within which a request has to begin that has `left` seconds.
@@ -122,15 +149,16 @@ class AdmissionControl:
 
         Raises QueueFullError or DeadlineError if the answer would take longer.
         """
-        ahead = self._load.queue.ahead(incoming.priority)
+        choices = incoming.params.n
+        ahead = self._load.queue.ahead(incoming.priority, incoming.client, choices)
         work = self._work_ahead(incoming)
         if not (work.seconds_left or work.beginning or ahead.choices):
             return None
         pace = self._load.pace
         expected = self._expected_tokens(tokens, incoming)
-        own = pace.prompt_seconds(tokens) + expected * pace.seconds_per_token
-        choices = ahead.choices + incoming.params.n
-        wait = self._load.waits.seconds_to_start(choices, ahead.prompt_tokens, work)
+        rounds = self._load.rounds(incoming.client, choices, work)
+        own = pace.prompt_seconds(tokens) + rounds * expected * pace.seconds_per_token
+        wait = self._load.waits.seconds_to_start(ahead.choices + choices, ahead.prompt_tokens, work)
         if own > left or LATE * wait + own > left:
             if not wait and self._may_probe():
                 return None
@@ -221,19 +249,25 @@ class AdmissionControl:
         if now - self._work_at > WORK_SECONDS:
             self._work = self._running()
             self._work_at = now
+        if incoming:
+            work = self._load.work_before(
+                incoming.client, incoming.priority, incoming.params.n, self._work
+            )
+        else:
+            work = replace(self._work, unbegun=sum(self._work.unbegun_of.values()))
         if mean := self._load.queue.mean():
             return replace(
-                self._work,
+                work,
                 choices=mean.choices,
                 prompt_tokens=mean.tokens,
                 max_tokens=mean.max_tokens,
             )
         if incoming is None:
-            return replace(self._work, max_tokens=self._load.max_context)
+            return replace(work, max_tokens=self._load.max_context)
         # None of those that wait is tokenized: they are taken to be like this request.
         params = incoming.params
         most = params.max_tokens or self._load.max_context
-        return replace(self._work, choices=params.n, max_tokens=most)
+        return replace(work, choices=params.n, max_tokens=most)
 
 
 def _check_size(name: str, text: str, limit: int) -> None:

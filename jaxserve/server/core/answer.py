@@ -1,5 +1,6 @@
 """The answer to one admitted request: from the engine's events to what its client reads."""
 
+import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -56,6 +57,8 @@ class Answer:
         self.completions: list[Completion] = []
         self.error: JaxserveError | None = None
         self.finished = False
+        self.begun = asyncio.Event()  # set once the request has a row
+        self.cached_tokens: int | None = None  # of the prompt, once the request has a row
         self.exported = False  # all pages of a prefill request have left this server
         arrived = prepared.request.since
         self.submitted = time.monotonic() if arrived is None else arrived
@@ -149,6 +152,11 @@ class Answer:
             self._outbox.fail(error)
             self._end(error)
 
+    def begin(self, cached_tokens: int) -> None:
+        """Take note that the request has got a row, and what is cached of its prompt."""
+        self.cached_tokens = cached_tokens
+        self.begun.set()
+
     def take(self, event: TokenEvent, totals: ComputeTotals) -> int:
         """Take in an event of the engine; return the number of tokens that the client gets."""
         if self.finished or event.index not in self._choices:
@@ -181,6 +189,7 @@ class Answer:
         elif self.times is None and event.prompt_logprobs:
             self.times = Times()
         if self.times and not was_started:
+            self.begin(self.times.cached)
             self._outbox.put(Started(self.prompt_tokens, self.times.cached))
 
     def _finish_choice(self, completion: Completion, totals: ComputeTotals) -> None:

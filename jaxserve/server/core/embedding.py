@@ -1,8 +1,8 @@
 """Embedding of several inputs in one request: each input is an answer of its own."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -48,7 +48,8 @@ async def embed(service: Service, requests: Sequence[IncomingRequest]) -> list[C
             ):
                 for request in requests:
                     answer = answers.enter_context(await _admit(service, request, running))
-                    tasks.append(running.add(group.create_task(_embedded(answer))))
+                    task = group.create_task(_embedded(service, request, answer, running))
+                    tasks.append(running.add(task))
         return [task.result() for task in tasks]
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
@@ -86,8 +87,19 @@ async def _admit(service: Service, request: IncomingRequest, running: "_Running"
     return await service.answer(request)
 
 
-async def _embedded(answer: Answer) -> Completion:
-    (completion,) = (await answer.whole()).completions
+async def _embedded(
+    service: Service, request: IncomingRequest, answer: Answer, running: "_Running"
+) -> Completion:
+    """Return an input's embedding; an input that left a full queue for others enters it again."""
+    while True:
+        with answer:
+            try:
+                (completion,) = (await answer.whole()).completions
+                break
+            except QueueFullError:
+                pass
+        with running.aside():
+            answer = await _admit(service, request, running)
     if completion.finish_reason == "abort":
         raise AbortedError(f"request {answer.id!r} was aborted before it was embedded")
     return completion
@@ -102,12 +114,21 @@ class _Running:
 
     def add[T](self, task: "asyncio.Task[T]") -> "asyncio.Task[T]":
         self.count += 1
-        task.add_done_callback(self._end)
+        task.add_done_callback(lambda _: self._end())
         return task
 
-    def _end(self, task: "asyncio.Task[Any]") -> None:
+    def _end(self) -> None:
         self.count -= 1
         self._ended.set()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Count an input as ended while it is not in the engine."""
+        self._end()
+        try:
+            yield
+        finally:
+            self.count += 1
 
     async def wait_for_end(self) -> None:
         """Wait until an input has ended; return at once when none runs."""

@@ -7,9 +7,9 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from jaxserve.engine.engine import Engine
@@ -51,6 +51,8 @@ class StepReport:
     seconds: float  # duration of the step
     host_seconds: float  # the part of `seconds` not spent waiting for the device
     collected: float  # time at which the step's output was there, on the clock of the thread
+    # Cached tokens of the prompts of requests that have got a row since, by request id.
+    begun: Mapping[str, int] = field(default_factory=dict)
 
 
 class EngineThread:
@@ -185,19 +187,23 @@ class EngineThread:
     def _step(self) -> None:
         events = self._immediate
         self._immediate = []
+        begun: dict[str, int] = {}
         waited_before = self._engine.waited
         began = time.monotonic()
         self._busy_since = began
         if self._engine.has_work:
             events += self._engine.step()
+            admitted = self._engine.scheduler.admitted
+            begun = {seq.request.id: seq.times.cached for seq in admitted if seq.index == 0}
         self._busy_since = None
         seconds = time.monotonic() - began
         loads = self.loads()
-        if events or loads != self._reported:
+        if events or begun or loads != self._reported:
             self._reported = loads
             host_seconds = seconds - (self._engine.waited - waited_before)
+            now = self._clock()
             self._deliver(
-                StepReport(events, loads, self._totals(), seconds, host_seconds, self._clock())
+                StepReport(events, loads, self._totals(), seconds, host_seconds, now, begun)
             )
 
     def _submit(self, request: Request) -> None:

@@ -22,7 +22,9 @@ class IncomingRequest:
     prefill: bool = False  # a decode server asks for the prompt's KV pages only
     tools: Tools | None = None  # functions that the answer to a conversation may call
     request_id: str = ""
+    call_id: str = ""  # of the client's call, where several requests are one
     priority: int = 0
+    client: str = ""  # who asks, see `BearerTokens.client_of`
     cache_salt: str = ""
     # Seconds from `arrived` until the client gives up; None: only --max-request-seconds applies.
     timeout: float | None = None

@@ -1,9 +1,13 @@
 """Queue and forecasts of an engine, brought together with what they learn from."""
 
+import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from jaxserve.engine.events import Times, TokenEvent
+from jaxserve.engine.host.row_shares import HEAVIER
 from jaxserve.server.core.answer import Answer
 from jaxserve.server.core.answer_lengths import AnswerLengths
 from jaxserve.server.core.engine_thread import Loads, StepReport
@@ -21,6 +25,7 @@ class LoadModel:
         step_tokens: Most tokens that a step computes in one lane.
         max_context: Most tokens of a prompt and its answer.
         clock: Function that returns the time in seconds; that of the engine.
+        gives_way: Whether the engine takes rows back from clients above their share.
     """
 
     def __init__(
@@ -29,8 +34,11 @@ class LoadModel:
         step_tokens: int,
         max_context: int,
         clock: Callable[[], float] = time.monotonic,
+        gives_way: bool = True,
     ):
         self.max_context = max_context
+        self._rows = rows
+        self._gives_way = gives_way
         self.clock = clock
         self.queue = WaitingQueue(max_context)
         self.pace = Pace(step_tokens)
@@ -56,9 +64,68 @@ class LoadModel:
         return Work(
             sorted(left),
             beginning=max(0, loads.running - len(left)),
-            unbegun=sum(answer.unbegun_choices for answer in started),
             engine_waits=loads.waiting > 0,
+            held=_by_client(started, lambda answer: len(answer.running_choices)),
+            unbegun_of=_by_client(started, lambda answer: answer.unbegun_choices),
         )
+
+    def work_before(self, client: str, priority: int, choices: int, work: Work) -> Work:
+        """Return the work as it is for a request of so many choices.
+
+        It is the engine that lets some choices of other clients begin first, and takes rows back
+        from clients above their share; see WaitingChoices and RowShares there.
+        """
+        turns = self.queue.choices_of(client) + choices
+        unbegun = 0
+        for (other_priority, other), count in work.unbegun_of.items():
+            if other_priority < priority or other == client:
+                unbegun += count
+            elif other_priority == priority:
+                unbegun += min(count, turns)
+        if not self._gives_way:
+            return replace(work, unbegun=unbegun)
+        return replace(
+            work, unbegun=unbegun, given_up=self._rows_given_up(client, priority, turns, work)
+        )
+
+    def _rows_given_up(self, client: str, priority: int, turns: int, work: Work) -> int:
+        held = self._rows_of_clients(work)
+        share = self._share(client, held)
+        may_give = Counter[str]()  # rows of no higher priority
+        for (other_priority, other), rows in work.held.items():
+            may_give[other] += rows * (other_priority >= priority)
+        asked = held[client] + turns
+        above = sum(
+            min(may_give[other], max(0, rows - share))
+            for other, rows in held.items()
+            if rows + self.queue.choices_of(other) > HEAVIER * asked
+        )
+        return min(above, max(0, share - held[client]))
+
+    def rounds(self, client: str, choices: int, work: Work) -> int:
+        """Return in how many rounds the choices of a request run, one after the other.
+
+        It has all rows but those that clients take from it which ask for far less.
+        """
+        if not self._gives_way or choices == 1:
+            return 1
+        held = self._rows_of_clients(work)
+        asked = held[client] + self.queue.choices_of(client) + choices
+        lights = 0
+        for other in (held.keys() | self.queue.clients) - {client}:
+            others_asked = held[other] + self.queue.choices_of(other)
+            lights += others_asked if HEAVIER * others_asked < asked else 0
+        rows = max(self._share(client, held), self._rows - lights)
+        return math.ceil(choices / rows)
+
+    def _share(self, client: str, held: Counter[str]) -> int:
+        return max(1, self._rows // len({client, *held, *self.queue.clients}))
+
+    def _rows_of_clients(self, work: Work) -> Counter[str]:
+        held = Counter[str]()
+        for (_, client), rows in work.held.items():
+            held[client] += rows
+        return held
 
     def observe_step(self, report: StepReport) -> None:
         """Take in the time between two messages of a choice that is followed to its end."""
@@ -112,3 +179,14 @@ class LoadModel:
                 self.lengths.add(tokens, cut=completion.finish_reason != "stop")
         for index in answer.running_choices:
             self.lengths.add(answer.received[index], cut=True)
+
+
+def _by_client(
+    answers: Iterable[Answer], number: Callable[[Answer], int]
+) -> Counter[tuple[int, str]]:
+    """Return the sums of a number over the answers of each priority and client."""
+    sums = Counter[tuple[int, str]]()
+    for answer in answers:
+        if count := number(answer):
+            sums[answer.incoming.priority, answer.incoming.client] += count
+    return sums

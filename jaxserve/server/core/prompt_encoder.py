@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from jaxserve.chat import Rendered
 from jaxserve.errors import CapacityError, ContextLengthError, DeadlineError, RequestError
@@ -60,6 +61,7 @@ class PromptEncoder:
             name=incoming.prompt_field,
             id=engine_id,
             priority=incoming.priority,
+            client=incoming.client,
             salt=incoming.cache_salt,
             deadline=incoming.deadline,
             since=self._clock(),
@@ -89,10 +91,11 @@ class PromptEncoder:
                 "the deadline passed while the prompt was tokenized or the grammar compiled"
             ) from None
 
-    async def tokenize(self, prompt: Prompt, name: str) -> Rendered:
-        """Return text and token ids for a call of Tokenize; `name` is the prompt's field."""
+    async def tokenize(self, prompt: Prompt, name: str, **options: Any) -> Rendered:
+        """Return text and token ids for a call of Tokenize; arguments as in `Prompts.encode`."""
         self._check_size(prompt, name)
-        return await self._workers.serve_tokenize_call(partial(self._prompts.encode, prompt, name))
+        work = partial(self._prompts.encode, prompt, name, **options)
+        return await self._workers.serve_tokenize_call(work)
 
     async def detokenize(self, ids: list[int], name: str) -> str:
         """Return the text of token ids for a call of Detokenize; `name` is their field."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from jaxserve.chat import Rendered
 from jaxserve.engine.events import TokenEvent
@@ -15,6 +16,7 @@ from jaxserve.prompts import Prepared, Prompt, Prompts
 from jaxserve.server.core.admission import AdmissionControl
 from jaxserve.server.core.answer import Answer
 from jaxserve.server.core.answer_events import Outbox
+from jaxserve.server.core.client_rules import ANY_CLIENT, ClientRules
 from jaxserve.server.core.engine_thread import ComputeTotals, EngineThread, StepReport
 from jaxserve.server.core.event_queue import EventQueue
 from jaxserve.server.core.incoming_request import IncomingRequest
@@ -41,7 +43,8 @@ class Service:
         observers: What watches requests, such as metrics.
         page_fetcher: What has long prompts computed elsewhere; None if this engine computes all.
         prefill_only: This is a prefill server, which refuses clients.
-        strict_max_tokens: A max_tokens that does not fit is refused, not lowered.
+        rules: What clients may ask for.
+        gives_way: Whether the engine takes rows back from clients above their share.
         clock: Function that returns the time in seconds; that of the engine.
     """
 
@@ -55,7 +58,8 @@ class Service:
         observers: tuple[RequestObserver, ...],
         page_fetcher: PageFetcher | None = None,
         prefill_only: bool = False,
-        strict_max_tokens: bool = False,
+        rules: ClientRules = ANY_CLIENT,
+        gives_way: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ):
         self.prompts = prompts
@@ -67,12 +71,12 @@ class Service:
         self._observers = observers
         self._workers = Workers()
         self._encoder = PromptEncoder(
-            prompts, self._workers, limits.max_prompt_bytes, strict_max_tokens, clock
+            prompts, self._workers, limits.max_prompt_bytes, rules.strict_max_tokens, clock
         )
         self._page_fetches = PageFetches(page_fetcher)
-        self._load = LoadModel(rows, step_tokens, prompts.max_context, clock)
+        self._load = LoadModel(rows, step_tokens, prompts.max_context, clock, gives_way)
         self._admission = AdmissionControl(
-            limits, self._load, self._page_fetches, prefill_only, self._running
+            limits, rules, self._load, self._page_fetches, prefill_only, self._running
         )
         self._answers: dict[str, Answer] = {}  # by the engine's id
         # By the client's id; None before the request is submitted to the engine.
@@ -102,29 +106,38 @@ class Service:
 
     async def _admit(self, incoming: IncomingRequest) -> Answer:
         request_id = incoming.request_id or new_id()
-        self._check(incoming, request_id)
+        needs_place = self._check(incoming, request_id)
         self._requests[request_id] = None
-        self._load.queue.enter(request_id)
+        self._load.queue.enter(request_id, incoming.client, incoming.call_id)
         try:
             # A client may use an id again: the number tells events of its requests apart.
             engine_id = f"{request_id}#{next(self._numbers)}"
             prepared = await self._encoder.prepare(incoming, engine_id)
-            start_by = self._admission.check_room(len(prepared.request.prompt), incoming)
+            tokens = len(prepared.request.prompt)
+            start_by = self._admission.check_room(tokens, incoming, needs_place)
             prepared = replace(prepared, request=replace(prepared.request, start_by=start_by))
             if not (request_id in self._aborted or self._failure):
+                self._make_room(tokens, incoming, needs_place)
                 await self._page_fetches.fetch(request_id, prepared.request)
             return self._submit(incoming, request_id, prepared)
         except BaseException:
             self._forget(request_id)
             raise
 
-    def _check(self, incoming: IncomingRequest, request_id: str) -> None:
+    def _check(self, incoming: IncomingRequest, request_id: str) -> bool:
+        """Check what can be before the prompt is tokenized; see AdmissionControl.check_queue."""
         self._admission.check_role(incoming)
         self.prompts.check_purpose(incoming.embed)
         self._admission.check_fields(incoming, request_id)
         if request_id in self._requests:
             raise RequestIdInUseError(f"request_id {request_id!r} is in flight already")
-        self._admission.check_queue(incoming)
+        return self._admission.check_queue(incoming)
+
+    def _make_room(self, tokens: int, incoming: IncomingRequest, needs_place: bool) -> None:
+        """End requests that leave the queue for this one."""
+        for displaced in self._admission.displaced_by(tokens, incoming, needs_place):
+            if answer := self._requests[displaced.id]:
+                answer.fail(displaced.error)
 
     def abort(self, request_id: str) -> bool:
         """End a request by its client's id; return whether it was in flight.
@@ -170,9 +183,9 @@ class Service:
 
     # ---- work beside requests
 
-    async def tokenize(self, prompt: Prompt, name: str) -> Rendered:
-        """Return text and token ids of a prompt; `name` is its field, for errors."""
-        return await self._encoder.tokenize(prompt, name)
+    async def tokenize(self, prompt: Prompt, name: str, **options: Any) -> Rendered:
+        """Return text and token ids of a prompt; arguments as in `Prompts.encode`."""
+        return await self._encoder.tokenize(prompt, name, **options)
 
     async def detokenize(self, ids: list[int], name: str) -> str:
         """Return the text of token ids; `name` is their field, for errors."""
@@ -236,6 +249,10 @@ class Service:
         self.totals = report.totals
         now = self._load.clock()
         self._load.observe_step(report)
+        for engine_id, cached_tokens in report.begun.items():
+            if answer := self._answers.get(engine_id):
+                answer.begin(cached_tokens)
+                self._load.queue.begin(answer.id)
         self._events.add(report, now)
         for observer in self._observers:
             observer.stepped(report)
@@ -265,8 +282,15 @@ class Service:
         self._forget(answer.id)
         self._timers.pop(answer).cancel()
         self._load.observe_end(answer)
+        if _enters_again(answer, error):
+            return
         for observer in self._observers:
             observer.ended(answer, error)
+
+
+def _enters_again(answer: Answer, error: JaxserveError | None) -> bool:
+    """Return whether a request left the queue for another one and enters it again by itself."""
+    return answer.incoming.embed and isinstance(error, QueueFullError)
 
 
 def new_id() -> str:

@@ -1,7 +1,7 @@
 """Forecast of when waiting requests get their rows and their first tokens."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from jaxserve.server.core.answer_lengths import AnswerLengths
 from jaxserve.server.core.pace import Pace
@@ -16,9 +16,14 @@ class Work:
     # Seconds of each choice that has a token, until its row is free; ascending.
     seconds_left: Sequence[float]
     beginning: int = 0  # choices that have a row and no token yet
-    unbegun: int = 0  # choices without a token of requests that have one
+    unbegun: int = 0  # choices without a token of requests that have one, if they go before it
     # Choices wait in the engine, so that a row that is free cannot be used, for lack of pages.
     engine_waits: bool = False
+    # Of requests that have a token, by priority and client: choices that have one too and have not
+    # ended, and choices without.
+    held: Mapping[tuple[int, str], int] = field(default_factory=dict)
+    unbegun_of: Mapping[tuple[int, str], int] = field(default_factory=dict)
+    given_up: int = 0  # rows that others give up for the client of the request
     choices: float = 1.0  # of a waiting request, on average
     prompt_tokens: float = 0.0  # of a waiting request, on average; 0: no prompt is known yet
     max_tokens: float = 0.0  # of a waiting request, on average
@@ -56,7 +61,7 @@ class WaitForecast:
         if work.engine_waits and busy:
             free = work.beginning
         rounds, row = divmod(number - 1, free + busy)
-        first = 0.0 if row < free else work.seconds_left[row - free]
+        first = 0.0 if row < free + work.given_up else work.seconds_left[row - free]
         round_seconds = self.seconds_of(work.max_tokens)
         if work.prompt_tokens:
             round_seconds += self._pace.prompt_seconds(work.prompt_tokens)

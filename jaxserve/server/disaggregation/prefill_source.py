@@ -84,6 +84,7 @@ async def exporting(
         params=ONE_TOKEN,
         prefill=True,
         priority=prompt.priority,
+        client=prompt.client,
         cache_salt=prompt.salt,
         timeout=seconds,
     )

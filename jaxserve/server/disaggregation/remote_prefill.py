@@ -176,6 +176,7 @@ class RemotePrefill:
             start=arriving.cached,
             page_size=self._page_size,
             priority=request.priority,
+            client=request.client,
         )
         async with (
             asyncio.timeout_at(deadline) as limit,

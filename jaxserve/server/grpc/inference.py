@@ -26,6 +26,7 @@ from jaxserve.server.grpc.parse import (
 )
 from jaxserve.server.grpc.render import Renderer, StreamEvent, usage_of
 from jaxserve.server.readiness import Readiness
+from jaxserve.server.security.auth import BearerTokens
 from jaxserve.v1 import inference_pb2 as pb
 from jaxserve.v1 import inference_pb2_grpc
 
@@ -56,11 +57,14 @@ async def abort_with(context: ServicerContext, error: JaxserveError) -> None:
     await context.abort(grpc.StatusCode[error.code], str(error), trailers(error))
 
 
-def fields_of_call(context: ServicerContext) -> dict[str, Any]:
+def fields_of_call(context: ServicerContext, tokens: BearerTokens) -> dict[str, Any]:
     """Return the fields of IncomingRequest that come with the call and not in its message."""
+    metadata = context.invocation_metadata() or ()
+    given = [str(value) for key, value in metadata if key == "authorization"]
     return {
+        "client": tokens.client_of(given, context.peer()),
         "timeout": context.time_remaining(),
-        "trace": trace_of(context.invocation_metadata() or ()),
+        "trace": trace_of(metadata),
     }
 
 
@@ -71,8 +75,9 @@ def _renderer(answer: Answer, service: Service) -> Renderer:
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     """Generation, scoring, embedding and tokenizing over gRPC."""
 
-    def __init__(self, readiness: Readiness):
+    def __init__(self, readiness: Readiness, tokens: BearerTokens):
         self._readiness = readiness
+        self._tokens = tokens
 
     @with_status
     async def Generate(
@@ -97,7 +102,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     @with_status
     async def Score(self, request: pb.ScoreRequest, context: ServicerContext) -> pb.ScoreResponse:
         service = self._readiness.require_serving().service
-        incoming = parse_score_request(request, **fields_of_call(context))
+        incoming = parse_score_request(request, **fields_of_call(context, self._tokens))
         with await service.answer(incoming) as answer:
             completion = (await answer.whole()).completions[0]
         if completion.finish_reason == "abort":
@@ -114,7 +119,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Embed(self, request: pb.EmbedRequest, context: ServicerContext) -> pb.EmbedResponse:
         service = self._readiness.require_serving().service
         request_id = request.request_id or new_id()
-        requests = parse_embed_request(request, request_id, **fields_of_call(context))
+        requests = parse_embed_request(request, request_id, **fields_of_call(context, self._tokens))
         completions = await embed(service, requests)
         embeddings = await render_each(
             service, completions, lambda _, completion: pb.Embedding(values=completion.embedding)
@@ -142,7 +147,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def _whole(self, request: Any, context: ServicerContext) -> dict[str, Any]:
         state = self._readiness.require_serving()
         service = state.service
-        incoming = parse_request(request, service.limits, state.defaults, **fields_of_call(context))
+        call = fields_of_call(context, self._tokens)
+        incoming = parse_request(request, service.limits, state.defaults, **call)
         with await service.answer(incoming) as answer:
             return _renderer(answer, service).whole(await answer.whole())
 
@@ -151,7 +157,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> None:
         state = self._readiness.require_serving()
         service = state.service
-        incoming = parse_request(request, service.limits, state.defaults, **fields_of_call(context))
+        call = fields_of_call(context, self._tokens)
+        incoming = parse_request(request, service.limits, state.defaults, **call)
         with await service.answer(incoming) as answer:
             renderer = _renderer(answer, service)
             async with service.slow_clients.watching() as write:

@@ -28,7 +28,7 @@ from jaxserve.server.grpc.tokenizer_bundle import tokenizer_bundle
 from jaxserve.server.grpc.vllm_parse import parse_embed, parse_generate, sampling_path
 from jaxserve.server.grpc.vllm_render import VllmRenderer
 from jaxserve.server.readiness import Phase, Readiness
-from jaxserve.server.security.auth import token_of
+from jaxserve.server.security.auth import BearerTokens, token_of
 
 NAME = pb.DESCRIPTOR.services_by_name["VllmEngine"].full_name
 SERVER_TYPE = "jaxserve"
@@ -47,8 +47,9 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     profiles, which AdminService has.
     """
 
-    def __init__(self, readiness: Readiness):
+    def __init__(self, readiness: Readiness, tokens: BearerTokens):
         self._readiness = readiness
+        self._tokens = tokens
         # Calls in flight by token and request id. The service refuses all but the first of an id,
         # but each is counted, so that a refused call does not make the first one unabortable.
         self._calls = Counter[Call]()
@@ -56,7 +57,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     @with_status
     async def Generate(self, request: pb.GenerateRequest, context: ServicerContext) -> None:
         service = self._readiness.require_serving().service
-        incoming = parse_generate(request, **fields_of_call(context))
+        incoming = parse_generate(request, **fields_of_call(context, self._tokens))
         with (
             self._abortable(context, request.request_id),
             sampling_path(),
@@ -73,7 +74,8 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     async def Embed(self, request: pb.EmbedRequest, context: ServicerContext) -> pb.EmbedResponse:
         service = self._readiness.require_serving().service
         request_id = request.request_id or new_id()
-        requests = embedding_requests([parse_embed(request)], request_id, **fields_of_call(context))
+        call = fields_of_call(context, self._tokens)
+        requests = embedding_requests([parse_embed(request)], request_id, **call)
         with self._abortable(context, request_id):
             (completion,) = await embed(service, requests)
         values = completion.embedding or ()
@@ -206,7 +208,7 @@ def _call(context: ServicerContext, request_id: str) -> Call:
     return token_of(str(authorization)), request_id
 
 
-def vllm_endpoint(readiness: Readiness) -> GrpcEndpoint:
+def vllm_endpoint(readiness: Readiness, tokens: BearerTokens) -> GrpcEndpoint:
     """Return the service for a gRPC server's port."""
     add = vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server
-    return GrpcEndpoint(NAME, partial(add, VllmEngineServicer(readiness)))
+    return GrpcEndpoint(NAME, partial(add, VllmEngineServicer(readiness, tokens)))

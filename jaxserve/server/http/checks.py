@@ -104,7 +104,8 @@ def _is_address(name: str) -> bool:
 class TokenCheck(Check):
     """Refuses requests without a valid bearer token.
 
-    Health checks need none, nor does the page, whose files are the same on every server.
+    Health checks need none, nor does the page, whose files are the same on every server. Other
+    requests get `request.state.client`, as in IncomingRequest.
     """
 
     def __init__(self, app: ASGIApp, tokens: BearerTokens):
@@ -112,5 +113,10 @@ class TokenCheck(Check):
         self._tokens = tokens
 
     def check(self, scope: Scope, headers: Headers) -> None:
-        if scope["path"] not in HEALTH and not is_page(scope["path"]):
-            self._tokens.check(headers.getlist("authorization"), admin=False)
+        if scope["path"] in HEALTH or is_page(scope["path"]):
+            return
+        given = headers.getlist("authorization")
+        self._tokens.check(given, admin=False)
+        host, port = scope.get("client") or ("", 0)
+        client = self._tokens.client_of(given, f"{host}:{port}")
+        scope.setdefault("state", {})["client"] = client

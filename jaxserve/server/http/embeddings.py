@@ -41,7 +41,13 @@ class Embeddings:
         # Asked again, since the server may have ended while the body was read.
         served = self._readiness.require_serving()
         check_model(body.model, served)
-        calls = _calls(body, id, timeout=timeout, trace=trace_of(request.headers.items()))
+        calls = _calls(
+            body,
+            id,
+            client=request.state.client,
+            timeout=timeout,
+            trace=trace_of(request.headers.items()),
+        )
         _check_dimensions(body, served)
         done = await while_connected(request, embed(served.service, calls))
         content = await _content(body, served, done)

@@ -13,7 +13,7 @@ SCHEME = "bearer"  # in lower case; clients may write it in any case (RFC 7235)
 class BearerTokens:
     """The tokens that callers must send. Without either of them every call is allowed."""
 
-    client: str | None = None  # token of clients; None: clients need none
+    clients: tuple[str, ...] = ()  # tokens of clients, any of them; none: clients need none
     # Token of administrators, who may also do what clients may; None: AdminService is closed
     # wherever clients need a token.
     admin: str | None = None
@@ -25,23 +25,42 @@ class BearerTokens:
         have checked another one; AdminOnlyError for a client's token where an administrator's is
         needed.
         """
-        if self.client is None and self.admin is None:
+        if not self.clients and self.admin is None:
             return
         if len(authorization) > 1:
             raise CredentialError(f"there are {len(authorization)} authorization headers; send one")
         given = token_of(authorization[0] if authorization else "")
-        # Both are compared in any case, so that the time does not say which one matched.
-        is_client = _same(given, self.client)
+        # All are compared in any case, so that the time does not say which one matched.
+        is_client = self._number_of(given) > 0
         is_admin = _same(given, self.admin)
         if is_admin:
             return
-        if not admin and (is_client or self.client is None):
+        if not admin and (is_client or not self.clients):
             return
         if admin and is_client:
             raise AdminOnlyError(
                 "this needs the admin's token, not a client's (the server's --admin-token-file)"
             )
         raise CredentialError('a valid token is missing (send "authorization: Bearer TOKEN")')
+
+    def client_of(self, authorization: Sequence[str], connection: str) -> str:
+        """Return who sends a call that `check` let pass, for sharing rows between clients.
+
+        A client is whoever has a token where there are several. One token tells nobody apart: then
+        each connection is a client.
+
+        Args:
+            connection: Address of the connection's other end.
+        """
+        if len(self.clients) < 2:
+            return connection
+        number = self._number_of(token_of(authorization[0] if authorization else ""))
+        return f"token {number}" if number else "admin"
+
+    def _number_of(self, given: str) -> int:
+        """Return which of the clients' tokens was given, counted from 1; 0 if none."""
+        matches = [_same(given, token) for token in self.clients]
+        return matches.index(True) + 1 if any(matches) else 0
 
 
 def _same(given: str, token: str | None) -> bool:

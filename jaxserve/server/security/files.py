@@ -6,6 +6,7 @@ from jaxserve.errors import flag_error
 from jaxserve.tls_files import check_certificates
 
 MAX_TOKEN_BYTES = 4096
+MAX_TOKENS = 100  # of clients; each call's token is compared with all of them
 
 
 def read_file(path: Path, flag: str) -> bytes:
@@ -25,6 +26,21 @@ def read_certificates(path: Path | None, flag: str) -> bytes | None:
     return pem
 
 
+def read_tokens(path: Path | None, flag: str) -> tuple[str, ...]:
+    """Return the tokens in a file, one in each line that is not empty; none without a file.
+
+    Raises ConfigError when the file cannot be read, or a line does not hold exactly one token.
+    """
+    if path is None:
+        return ()
+    lines = [line.strip() for line in _text(path, flag).splitlines()]
+    given = [(number, line) for number, line in enumerate(lines, 1) if line] or [(1, "")]
+    tokens = dict.fromkeys(_checked(token, path, flag, number) for number, token in given)
+    if len(tokens) > MAX_TOKENS:
+        raise flag_error(flag, path, f"it holds {len(tokens)} tokens; the limit is {MAX_TOKENS}")
+    return tuple(tokens)
+
+
 def read_token(path: Path | None, flag: str) -> str | None:
     """Return the token in a file, None without a file.
 
@@ -32,10 +48,19 @@ def read_token(path: Path | None, flag: str) -> str | None:
     """
     if path is None:
         return None
-    token = read_file(path, flag).decode("utf-8", "replace").strip()
+    return _checked(_text(path, flag).strip(), path, flag)
+
+
+def _text(path: Path, flag: str) -> str:
+    return read_file(path, flag).decode("utf-8", "replace")
+
+
+def _checked(token: str, path: Path, flag: str, line: int = 1) -> str:
     is_word = token.isascii() and token.isprintable() and " " not in token
     if not is_word or not 1 <= len(token) <= MAX_TOKEN_BYTES:
         raise flag_error(
-            flag, path, f"it holds no token (one line of 1 to {MAX_TOKEN_BYTES} ASCII letters)"
+            flag,
+            path,
+            f"line {line} holds no token (1 to {MAX_TOKEN_BYTES} ASCII letters without a space)",
         )
     return token

@@ -281,7 +281,7 @@ def test_a_server_that_tells_only_admins(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("secret\n")
 
     async def run() -> None:
-        async with harness.running(tmp_path, tokens=BearerTokens("secret", None)) as server:
+        async with harness.running(tmp_path, tokens=BearerTokens(("secret",))) as server:
             flags = [
                 "--rate",
                 "1",

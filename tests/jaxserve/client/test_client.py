@@ -291,7 +291,7 @@ def test_for_operators(tmp_path: Path, kind: type) -> None:
 @both
 def test_tokens(tmp_path: Path, kind: type) -> None:
     async def main() -> None:
-        async with running(tmp_path, tokens=BearerTokens("for-clients", "for-admins")) as server:
+        async with running(tmp_path, tokens=BearerTokens(("for-clients",), "for-admins")) as server:
             async with opened(kind, server.address) as client:
                 with pytest.raises(CredentialError, match="token"):
                     await client.generate(TEXT, **GREEDY)

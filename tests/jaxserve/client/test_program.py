@@ -137,7 +137,7 @@ def test_a_token_file(tell: Callable[..., None], tmp_path: Path) -> None:
                 and err.count("\n") == 1
             )
 
-    tell(story, tokens=BearerTokens("secret"))
+    tell(story, tokens=BearerTokens(("secret",)))
 
 
 WRONG = [

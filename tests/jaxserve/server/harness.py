@@ -23,6 +23,7 @@ from jaxserve.engine.host.speculation import Proposer, Speculation
 from jaxserve.engine.plan import StepOutput, StepPlan
 from jaxserve.errors import RestartingError
 from jaxserve.prompts import Prompts
+from jaxserve.server.core.client_rules import ANY_CLIENT, ClientRules
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.core.request_observer import RequestObserver
 from jaxserve.server.core.service import Service
@@ -209,7 +210,7 @@ async def running(
     allowed_origins: tuple[str, ...] = (),
     credentials: CredentialOptions = NO_FILES,
     new_metrics: NewMetrics = Metrics,
-    strict_max_tokens: bool = False,
+    rules: ClientRules = ANY_CLIENT,
     **config: Any,
 ) -> AsyncIterator[Running]:
     """A server process over the fake device, listening for gRPC, and for HTTP if asked.
@@ -217,7 +218,7 @@ async def running(
     folder: an empty one. seconds: duration of a step of the device. opened: ready from the start.
     endpoints: on the port of gRPC. admin_port, allowed_*, credentials: of the listeners.
     handshake: of an engine that exchanges pages. proposer: of drafts. new_metrics and
-    strict_max_tokens: of the process. config: of the engine (see `config_of`).
+    rules: of the process. config: of the engine (see `config_of`).
     """
     limits = limits or Limits()
     configured = config_of(**SIZES | {"page_exchange": handshake is not None} | config)
@@ -228,9 +229,7 @@ async def running(
         server.fail(error)
 
     role = role_with(new_role, endpoints)
-    process = ServerProcess(
-        limits, tokens, role, new_metrics=new_metrics, strict_max_tokens=strict_max_tokens
-    )
+    process = ServerProcess(limits, tokens, role, new_metrics=new_metrics, rules=rules)
     service, thread = process.connect(engine, prompts, configured, observers, on_failure=failed)
     model = replace(MODEL, embedding_dimensions=2 if configured.embeds else 0)
     state = ServingState(service, thread, model, ENGINE, lambda: 0, handshake=handshake)

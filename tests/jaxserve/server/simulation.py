@@ -15,6 +15,7 @@ from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.plan import StepOutput, StepPlan
 from jaxserve.errors import DeadlineError, QueueFullError
 from jaxserve.sampling_params import SamplingParams
+from jaxserve.server.core.client_rules import ANY_CLIENT, ClientRules
 from jaxserve.server.core.engine_thread import EngineThread, StepReport
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.limits import Limits
@@ -117,6 +118,8 @@ class Mix:
     output_tokens: Sequence[int] = (64,)
     deadlines: Sequence[float] = (2.0,)
     choices: int = 1
+    clients: int = 1  # that send them
+    client: str = "client"  # first part of their names
 
 
 @dataclass
@@ -138,17 +141,32 @@ class Outcomes:
 class Simulation:
     """One server and its clients."""
 
-    def __init__(self, folder: Path, rows: int = 16, **config: Any):
+    def __init__(
+        self,
+        folder: Path,
+        rows: int = 16,
+        limits: Limits | None = None,
+        rules: ClientRules = ANY_CLIENT,
+        **config: Any,
+    ):
+        limits = limits or Limits()
         self.loop = SimulatedLoop()
         self.rows = rows
         sizes = {"max_context": 512, "num_pages": 4096, "step_tokens": 128} | config
         self.config: EngineConfig = config_of(max_batch=rows, page_size=4, **sizes)
         self.runner = TimedRunner(self.config)
         self.engine = Engine(Scheduler(self.config), self.runner, self.loop.time)
-        prompts = new_prompts(folder, self.engine, self.config, Limits())
+        prompts = new_prompts(folder, self.engine, self.config, limits)
         thread = SimulatedThread(self.engine, self.runner, self.loop)
         self.service = Service(
-            prompts, thread, rows, self.config.step_tokens, Limits(), (), clock=self.loop.time
+            prompts,
+            thread,
+            rows,
+            self.config.step_tokens,
+            limits,
+            (),
+            rules=rules,
+            clock=self.loop.time,
         )
         thread.service = self.service
         self.draw = random.Random(1)
@@ -198,6 +216,7 @@ class Simulation:
         """Send a request, and return the seconds until its client may come back."""
         began = self.loop.time()
         timeout = self.draw.choice(mix.deadlines)
+        number = self.draw.randrange(mix.clients) if mix.clients > 1 else 0
         incoming = IncomingRequest(
             prompt=[
                 self.draw.randrange(1, ByteTokenizer.vocab_size - 1)
@@ -207,6 +226,7 @@ class Simulation:
                 max_tokens=self.draw.choice(mix.output_tokens), ignore_eos=True, n=mix.choices
             ),
             timeout=timeout,
+            client=f"{mix.client} {number}",
             arrived=began,
         )
         outcomes.sent += 1

@@ -85,7 +85,7 @@ TOKEN_IDS = (
 PROMPTS = {"text": (["", "x" * 500], ["x" * 512]), "tokenIds": TOKEN_IDS}
 COMMON = {
     "requestId": (["", "r" * 128], ["r" * 129, "é" * 65]),
-    "priority": ([-100, 100], [-101, 101]),
+    "priority": ([0, 100], [-1, 101]),
     "cacheSalt": (["", "s" * 128], ["s" * 129]),
     "sampling": ([{}], []),
 }

@@ -276,7 +276,7 @@ def test_a_deadline_that_cannot_be_met_is_refused_at_once(tmp_path: Path) -> Non
             with pytest.raises(QueueFullError, match="of them in the queue") as refused:
                 await server.service.answer(IncomingRequest(prompt="x" * 10, timeout=0.5))
             assert (refused.value.retry_after or 0) > 0
-            first = start(server, "unary", text="x" * 10, timeout=60, priority=-1)
+            first = start(server, "unary", text="x" * 10, timeout=60)
             assert await outcome(first, "unary") == "OK"
             assert [await outcome(call, "unary") for call in before] == ["OK"] * 3
             await server.at_rest()
@@ -393,10 +393,10 @@ def test_priorities(tmp_path: Path) -> None:
             with server.holding(step=2):
                 calls = [asyncio.create_task(one(0))]
                 await until(lambda: server.runner.steps)
-                calls += [asyncio.create_task(one(priority)) for priority in (5, 1, -3)]
+                calls += [asyncio.create_task(one(priority)) for priority in (5, 3, 1)]
                 await until(lambda: len(server.service._answers) == 4)
             await asyncio.gather(*calls)
-            assert order == [0, -3, 1, 5]
+            assert order == [0, 1, 3, 5]
             await server.at_rest()
 
     asyncio.run(main())

@@ -387,7 +387,7 @@ def test_a_port_is_not_shared(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-TOKENS = BearerTokens(client="c-token", admin="a-token")
+TOKENS = BearerTokens(("c-token",), admin="a-token")
 
 
 @pytest.mark.parametrize(
@@ -467,7 +467,7 @@ async def code(call: Any) -> str:
 def test_admin_without_a_token_of_its_own_is_closed_to_clients() -> None:
     BearerTokens().check([], admin=True)
     with pytest.raises(Exception, match="admin's token"):
-        BearerTokens(client="c").check(["Bearer c"], admin=True)
+        BearerTokens(("c",)).check(["Bearer c"], admin=True)
 
 
 def test_admin_answers(tmp_path: Path) -> None:

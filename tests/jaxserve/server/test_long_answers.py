@@ -7,11 +7,14 @@ import httpx
 import pytest
 from grpc import aio
 
+from jaxserve.server.core.client_rules import ClientRules
 from jaxserve.v1 import common_pb2, inference_pb2
 from tests.jaxserve.server.grpc.vllm_harness import IDS, answered, refused, request
 from tests.jaxserve.server.grpc.vllm_harness import serving as serving_vllm
 from tests.jaxserve.server.harness import running
 from tests.jaxserve.server.http.harness import Http, serving
+
+STRICT = ClientRules(strict_max_tokens=True)
 
 CONTEXT = 512
 LARGE = 32_000
@@ -60,17 +63,17 @@ def test_vllms_door(tmp_path: Path) -> None:
 
 def test_they_are_refused_if_the_operator_says_so(tmp_path: Path) -> None:
     async def main() -> None:
-        async with serving(tmp_path, strict_max_tokens=True) as http:
+        async with serving(tmp_path, rules=STRICT) as http:
             response = await completion(http, "hello", LARGE)
             error = response.json()["error"]
             assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
             assert "max_tokens 32000 exceed the context of 512" in error["message"]
-        async with running(tmp_path, strict_max_tokens=True) as server:
+        async with running(tmp_path, rules=STRICT) as server:
             sampling = common_pb2.SamplingParams(max_tokens=LARGE)
             asked = inference_pb2.GenerateRequest(text="hello", sampling=sampling)
             with pytest.raises(aio.AioRpcError, match="exceed the context of 512"):
                 await server.inference.Generate(asked)
-        async with serving_vllm(tmp_path, strict_max_tokens=True) as (_, engine):
+        async with serving_vllm(tmp_path, rules=STRICT) as (_, engine):
             await refused(engine.Generate(request(max_tokens=LARGE)), "INVALID_ARGUMENT")
 
     asyncio.run(main())

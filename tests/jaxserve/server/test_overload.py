@@ -22,6 +22,8 @@ MIXES = {
     "mixed deadlines": Mix(deadlines=(1.0, 2.0, 6.0)),
     "four choices": Mix(output_tokens=(32,), choices=4),
     "whole context": Mix(prompt_tokens=(480,), output_tokens=(16,)),
+    "each a client of its own": Mix(output_tokens=(32,), choices=4, clients=10**9),
+    "eight clients": Mix(clients=8),
 }
 
 

@@ -235,7 +235,7 @@ def test_tokens(refusal: Callable[..., str], tmp_path: Path, flag: str) -> None:
     run = partial(refusal, *(DECODE if "prefill" in flag else ()))
     for text in ("", "two words", "\N{SNOWMAN}", "x" * 5000):
         file.write_text(text, encoding="utf-8")
-        assert f"{flag} is {file}; it holds no token" in run(flag, file)
+        assert f"{flag} is {file}; line 1 holds no token" in run(flag, file)
 
 
 @pytest.mark.usefixtures("no_weights")

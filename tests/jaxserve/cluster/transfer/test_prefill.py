@@ -268,7 +268,7 @@ def test_it_stands_behind_the_servers_tokens() -> None:
 
         face = GrpcEndpoint("jaxserve.cluster.v1.PrefillService", add)
         server = new_server(
-            Limits(), BearerTokens(client="secret"), Health(False, False, face), None, None, face
+            Limits(), BearerTokens(("secret",)), Health(False, False, face), None, None, face
         )
         port = bind(server, "127.0.0.1", 0, None, "--port")
         await server.start()

@@ -138,7 +138,7 @@ def test_what_has_no_token_is_not_expanded(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(messages, "expand", lambda *given: expanded.append(1) or expand(*given))
 
     async def main() -> None:
-        async with running(tmp_path, tokens=BearerTokens("secret", None)) as server:
+        async with running(tmp_path, tokens=BearerTokens(("secret",))) as server:
             request = inference_pb2.TokenizeRequest(text=TEXT)
             found = await failure(server.inference.Tokenize(request, compression=GZIP))
             assert found == ("UNAUTHENTICATED", "NO_VALID_TOKEN") and not expanded
@@ -225,7 +225,7 @@ def test_services_without_a_token_take_small_messages(tmp_path: Path) -> None:
     """Watches of the health service last as long as their clients like."""
 
     async def main() -> None:
-        async with running(tmp_path, tokens=BearerTokens("secret", None)) as server:
+        async with running(tmp_path, tokens=BearerTokens(("secret",))) as server:
             health = health_pb2_grpc.HealthStub(server.channel)
             for compression in (None, GZIP):
                 for method in (health.Check, health.Watch):

@@ -207,7 +207,7 @@ def test_abort_leaves_other_doors_alone(tmp_path: Path) -> None:
 
 def test_abort_needs_the_token_of_the_request(tmp_path: Path) -> None:
     async def main() -> None:
-        tokens = BearerTokens("client's", "admin's")
+        tokens = BearerTokens(("client's",), "admin's")
         async with serving(tmp_path, seconds=0.002, tokens=tokens) as (server, engine):
             client, admin = ([("authorization", f"Bearer {of}")] for of in ("client's", "admin's"))
             asked = request(stream=True, request_id="mine", max_tokens=LONG)
@@ -356,7 +356,7 @@ def test_what_it_says_of_itself(tmp_path: Path) -> None:
 
 def test_tokens_are_asked_for_as_on_every_port(tmp_path: Path) -> None:
     async def main() -> None:
-        async with serving(tmp_path, tokens=BearerTokens(client="secret")) as (_, engine):
+        async with serving(tmp_path, tokens=BearerTokens(("secret",))) as (_, engine):
             unknown = grpc.StatusCode.UNAUTHENTICATED
             assert await failed(engine.GetModelInfo(pb.GetModelInfoRequest())) is unknown
             assert await failed(engine.Abort(pb.AbortRequest(request_ids=["x"]))) is unknown

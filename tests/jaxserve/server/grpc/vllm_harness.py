@@ -13,7 +13,10 @@ from grpc_status import rpc_status
 from smg_grpc_proto import vllm_engine_pb2 as pb
 from smg_grpc_proto import vllm_engine_pb2_grpc
 
+from jaxserve.server.grpc.server import GrpcEndpoint
 from jaxserve.server.grpc.vllm import vllm_endpoint
+from jaxserve.server.readiness import Readiness
+from jaxserve.server.security.auth import BearerTokens
 from tests.byte_tokenizer import ByteTokenizer
 from tests.jaxserve.server.grpc.test_inference import TEXT
 from tests.jaxserve.server.harness import Running, running
@@ -25,9 +28,12 @@ IDS = ByteTokenizer().encode(TEXT)
 async def serving(
     folder: Path, **given: Any
 ) -> AsyncIterator[tuple[Running, vllm_engine_pb2_grpc.VllmEngineStub]]:
-    async with running(
-        folder, endpoints=lambda readiness: (vllm_endpoint(readiness),), **given
-    ) as server:
+    tokens = given.get("tokens") or BearerTokens()
+
+    def endpoints(readiness: Readiness) -> tuple[GrpcEndpoint, ...]:
+        return (vllm_endpoint(readiness, tokens),)
+
+    async with running(folder, endpoints=endpoints, **given) as server:
         yield server, vllm_engine_pb2_grpc.VllmEngineStub(server.channel)
 
 

@@ -42,7 +42,8 @@ async def listening(
     """Listen once more for the service, with this token and certificates; yield the addresses."""
     addresses = AddressOptions(port=0, admin_port=0, vllm_port=0, http_port=0)
     options = ServeOptions(addresses=addresses, credentials=CredentialOptions(**files))
-    listeners = Listeners(server.readiness, Limits(), BearerTokens(token, token), fake_metrics)
+    tokens = BearerTokens((token,) if token else (), token)
+    listeners = Listeners(server.readiness, Limits(), tokens, fake_metrics)
     ended: list[BaseException] = []
     await listeners.start(options, lambda: None, ended.append)
     try:
