@@ -31,6 +31,7 @@ from jaxserve.server.http.types import (
     CompletionBody,
     EmbeddingBody,
     Sampling,
+    TokenizeBody,
 )
 from jaxserve.server.readiness import Readiness
 from jaxserve.server.security.auth import BearerTokens
@@ -53,6 +54,8 @@ ROUTES = {
     "/v1/models/{id:path}": "the same by name",
     "/tokenize": "`prompt` or `messages` to `tokens`",
     "/detokenize": "`tokens` to `prompt`",
+    "/tokenizer_info": "names of BOS, EOS and so on, and the chat template, for who renders "
+    "conversations",
     "/version": "of jaxserve",
     "/metrics": "Prometheus",
     "/health": "200 when ready, 503 otherwise; without a token",
@@ -203,6 +206,7 @@ def http() -> Iterator[str]:
         ("/v1/completions", own[0]),
         ("/v1/chat/completions", own[1]),
         ("/v1/embeddings", EmbeddingBody.model_fields),
+        ("/tokenize", TokenizeBody.model_fields),
     ):
         yield f"- {name}: " + ", ".join(f"`{field}`" for field in sorted(fields))
     yield ""
@@ -225,9 +229,13 @@ def http() -> Iterator[str]:
     )
     yield "A field that was taken and changed nothing is named in the answer's header"
     yield "`jaxserve-ignored`; so are `stream_options` without `stream`, `top_logprobs` without"
-    yield "`logprobs`, and `cache_control` on a part of a text. Whole numbers may be written 1.0."
+    yield "`logprobs`, `cache_control` on a part of a text, and keys of messages that OpenAI's API"
+    yield "does not have and that change nothing in what the chat template makes of them. Whole"
+    yield "numbers may be written 1.0."
     yield "`max_tokens` beyond what context and page pool leave stands for what they leave, and the"
     yield "answer ends with length; `--strict-max-tokens` refuses it.\n"
+    yield "A stream begins when its request has a row, or after 10 s of waiting; until then an"
+    yield "error has a status of its own. While no token is there, a comment comes every 15 s.\n"
     yield "Accepted, and without effect here:\n"
     yield from (f"- `{field}`: {why}" for field, why in IGNORED.items())
     yield (

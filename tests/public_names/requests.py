@@ -94,7 +94,8 @@ def _parts_of_tools(body: type[types.Body]) -> Iterator[str]:
     if "tools" not in body.model_fields:
         return
     yield from (f"tools[].function.{name}" for name in chat_fields.FIELDS)
-    yield from (f"tool_choice = {word}" for word in (AUTO, NONE, REQUIRED))
+    if "tool_choice" in body.model_fields:
+        yield from (f"tool_choice = {word}" for word in (AUTO, NONE, REQUIRED))
 
 
 def _parts_of_formats(body: type[types.Body]) -> Iterator[str]:

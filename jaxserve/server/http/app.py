@@ -22,9 +22,10 @@ from jaxserve.server.http.errors import error_response, refuse_route
 from jaxserve.server.http.generation import Generation
 from jaxserve.server.http.ignored import HEADER as IGNORED_HEADER
 from jaxserve.server.http.ignored import TellIgnored
-from jaxserve.server.http.info import Info, Tokenization
+from jaxserve.server.http.info import Info
 from jaxserve.server.http.page import Live, Page
 from jaxserve.server.http.replies import ID_HEADER
+from jaxserve.server.http.tokenization import Tokenization
 from jaxserve.server.readiness import Readiness
 from jaxserve.server.security.auth import BearerTokens
 
@@ -61,6 +62,7 @@ def new_app(
             Route("/v1/models/{id:path}", info.model),  # names may have slashes
             Route("/tokenize", tokenization.tokenize, methods=["POST"]),
             Route("/detokenize", tokenization.detokenize, methods=["POST"]),
+            Route("/tokenizer_info", tokenization.info),
             Route("/version", info.version),
             Route("/metrics", info.metrics),
             *(Route(path, info.health) for path in HEALTH),
@@ -77,7 +79,7 @@ def new_app(
             Middleware(TellIgnored),
             Middleware(SendElsewhere, readiness),
             Middleware(OneMeaning),
-            *([Middleware(HostCheck, callers.hosts)] if tokens.client is None else []),
+            *([Middleware(HostCheck, callers.hosts)] if not tokens.clients else []),
             Middleware(TokenCheck, tokens),
             Middleware(CountInput, inputs or InputBytes(limits.max_input_bytes)),
         ],

@@ -43,10 +43,11 @@ def completion_calls(
     params = _completion_sampling(body, defaults)
     if len(body.prompt) == 1:
         return [_call(body, body.prompt[0], "prompt", request_id, timeout, params)]
-    return [
+    calls = [
         _call(body, prompt, f"prompt[{i}]", f"{request_id}-{i}", timeout, params)
         for i, prompt in enumerate(body.prompt)
     ]
+    return [replace(call, call_id=request_id) for call in calls]
 
 
 def chat_calls(

@@ -1,5 +1,6 @@
 """Parse the fields of chat bodies that hold objects: `messages`, `tools` and `tool_choice`."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from jaxserve.chat.messages import OF_THE_MODEL
@@ -12,6 +13,7 @@ from jaxserve.server.http.types import ChatBody
 
 FIELDS = frozenset({"name", "description", "parameters", "strict"})  # of a function
 TOOL = "a function tool"
+NO_CHOICE = Choice()  # what a body without tool_choice asks for
 
 
 # ---- messages
@@ -57,16 +59,26 @@ def _check_part(part: Any, path: str) -> None:
 
 def tools_in(body: ChatBody, limits: Limits) -> Tools | None:
     """Return the tools that the body offers; RequestError with the path of a wrong field."""
-    check_size(body.tools or (), limits.max_tools, limits.max_tool_bytes)
-    functions = [_function(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ())]
     choice = _choice(body.tool_choice)
-    return tools_of(functions, choice, body.parallel_tool_calls, lambda i: f"tools[{i}].function")
+    return offered(body.tools or (), limits, choice, body.parallel_tool_calls)
+
+
+def offered(
+    tools: Sequence[dict[str, Any]],
+    limits: Limits,
+    choice: Choice = NO_CHOICE,
+    parallel: bool = True,
+) -> Tools | None:
+    """Return the tools of a body, None without any; errors as in `tools_in`."""
+    check_size(tools, limits.max_tools, limits.max_tool_bytes)
+    functions = [_function(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
+    return tools_of(functions, choice, parallel, lambda i: f"tools[{i}].function")
 
 
 def _choice(given: Any) -> Choice:
     match given:
         case None:
-            return Choice()
+            return NO_CHOICE
         case "auto" | "none" | "required":
             return Choice(given)
         case {"type": "function", "function": {"name": str(name)}}:

@@ -1,5 +1,6 @@
 """Serve POST /v1/completions and /v1/chat/completions."""
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
@@ -24,9 +25,17 @@ from jaxserve.server.http.calls import (
 from jaxserve.server.http.chat_replies import ChatWriter
 from jaxserve.server.http.completion_replies import CompletionWriter
 from jaxserve.server.http.errors import errors_to_responses
+from jaxserve.server.http.ignored import note_also
 from jaxserve.server.http.json import MEDIA_TYPE, dumps
 from jaxserve.server.http.replies import Chunks, UsageMeter, Writer, envelope, id_header
-from jaxserve.server.http.streams import EventStream, merged, while_connected
+from jaxserve.server.http.streams import (
+    EventStream,
+    cancel,
+    merged,
+    until_begun,
+    while_connected,
+    with_keep_alive,
+)
 from jaxserve.server.http.types import ChatBody, CompletionBody, Sampling, StreamOptions
 from jaxserve.server.readiness import Readiness
 from jaxserve.server.serving_state import ServingState
@@ -66,14 +75,16 @@ class Generation:
         # Asked again, since the server may have ended while the body was read.
         served = self._readiness.require_serving()
         check_model(body.model, served)
+        client = request.state.client
         trace = trace_of(request.headers.items())
-        calls = [replace(call, trace=trace) for call in calls]
+        calls = [replace(call, client=client, trace=trace) for call in calls]
         async with AsyncExitStack() as stack:
             work = _stream if body.stream else _whole
-            return await while_connected(request, work(served, body, id, calls, stack))
+            return await while_connected(request, work(request, served, body, id, calls, stack))
 
 
 async def _whole(
+    request: Request,
     served: ServingState,
     body: Sampling,
     id: str,
@@ -81,7 +92,8 @@ async def _whole(
     stack: AsyncExitStack,
 ) -> Response:
     answers = await _admit(served.service, body, calls, stack)
-    meter = _meter(body)
+    note_also(request, answers[0].prepared.unread)
+    meter = _meter(body, answers)
     dones: dict[int, Done] = {}
     async for prompt, event in await stack.enter_async_context(aclosing(merged(answers))):
         meter.count(prompt, event)
@@ -105,6 +117,7 @@ async def _whole(
 
 
 async def _stream(
+    request: Request,
     served: ServingState,
     body: Sampling,
     id: str,
@@ -112,14 +125,21 @@ async def _stream(
     stack: AsyncExitStack,
 ) -> Response:
     answers = await _admit(served.service, body, calls, stack)
+    note_also(request, answers[0].prepared.unread)
     events = await stack.enter_async_context(aclosing(merged(answers)))
-    # The response begins with the first event, so that an earlier error still sets its status.
-    first = await anext(events)
+    first = asyncio.ensure_future(anext(events))
+    stack.push_async_callback(cancel, [first])
+    # An error before the response begins still sets its status.
+    await until_begun(first, answers)
+    if first.done():
+        first.result()
     writer = _writer(served, body, answers)
     head = envelope(writer.chunk_object, writer, id, served.model.name)
-    chunks = Chunks(head, writer, _meter(body), body.stream_options or StreamOptions())
+    meter = _meter(body, answers)
+    chunks = Chunks(head, writer, meter, body.stream_options or StreamOptions())
+    stream = chunks.events(with_keep_alive(first, events))
     # From here on the stream owns the answers: the stack must not end them when this returns.
-    return EventStream(chunks.events(first, events), stack.pop_all(), id_header(id))
+    return EventStream(stream, stack.pop_all(), id_header(id))
 
 
 async def _admit(
@@ -130,8 +150,8 @@ async def _admit(
         return [stack.enter_context(await service.answer(call)) for call in calls]
 
 
-def _meter(body: Sampling) -> UsageMeter:
-    return UsageMeter(body.n, counts_output=not scores_only(body))
+def _meter(body: Sampling, answers: Sequence[Answer]) -> UsageMeter:
+    return UsageMeter(body.n, answers, counts_output=not scores_only(body))
 
 
 def _writer(served: ServingState, body: Sampling, answers: Sequence[Answer]) -> Writer:

@@ -1,6 +1,7 @@
 """Fields of bodies that are accepted and change nothing, and the header that names them."""
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from starlette.datastructures import MutableHeaders
@@ -10,6 +11,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 HEADER = "jaxserve-ignored"
 PART_HINT = "cache_control"  # of Anthropic's API: where a prefix that is shared ends
 STATE = "ignored"  # of a request: names of its fields
+NAME = re.compile("[A-Za-z0-9_.-]{1,64}")  # that the header can hold
+MOST_KEYS = 16
+MORE = "..."
 
 
 def note_ignored(request: Request, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
@@ -20,6 +24,17 @@ def note_ignored(request: Request, given: Mapping[str, Any], known: Mapping[str,
         known: Fields that its kind has.
     """
     setattr(request.state, STATE, [*_ignored(given, known)])
+
+
+def note_also(request: Request, keys: Sequence[str]) -> None:
+    """Remember keys of a client's own choice that the answer shall name as ignored.
+
+    A header cannot hold each of them, nor any number: MORE stands for those that are left out.
+    """
+    noted = getattr(request.state, STATE, [])
+    named = [key for key in keys if NAME.fullmatch(key)][:MOST_KEYS]
+    more = [MORE] if len(named) < len(keys) else []
+    setattr(request.state, STATE, list(dict.fromkeys([*noted, *named, *more])))
 
 
 def _ignored(given: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[str]:

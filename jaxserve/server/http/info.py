@@ -1,4 +1,4 @@
-"""Serve questions that the engine has no part in: models, health, metrics, version and tokens."""
+"""Serve questions that the engine has no part in: models, health, metrics and version."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -8,14 +8,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxserve.errors import RequestError
-from jaxserve.server.core.limits import Limits
-from jaxserve.server.http.body import read
 from jaxserve.server.http.calls import check_model
-from jaxserve.server.http.chat_fields import conversation
 from jaxserve.server.http.errors import errors_to_responses
 from jaxserve.server.http.json import MEDIA_TYPE, dumps
-from jaxserve.server.http.types import DetokenizeBody, TokenizeBody
 from jaxserve.server.readiness import Phase, Readiness
 from jaxserve.server.serving_state import ModelCard
 
@@ -67,35 +62,6 @@ class Info:
             "has_chat_template": model.has_chat_template,
             "embedding_dimensions": model.embedding_dimensions,
         }
-
-
-class Tokenization:
-    """Endpoints of the tokenizer, in vLLM's form."""
-
-    def __init__(self, readiness: Readiness, limits: Limits):
-        self._readiness = readiness
-        self._limits = limits
-
-    @errors_to_responses
-    async def tokenize(self, request: Request) -> Response:
-        served = self._readiness.require_loaded()
-        body = await read(request, TokenizeBody, self._limits)
-        check_model(body.model, served)
-        if (body.prompt is None) == (body.messages is None):
-            raise RequestError("prompt", "is missing; give either prompt or messages")
-        if body.messages is None:
-            rendered = await served.service.tokenize(body.prompt or "", "prompt")
-        else:
-            rendered = await served.service.tokenize(conversation(body.messages), "messages")
-        ids = list(rendered.token_ids)
-        return _json({"tokens": ids, "count": len(ids), "max_model_len": served.model.max_context})
-
-    @errors_to_responses
-    async def detokenize(self, request: Request) -> Response:
-        served = self._readiness.require_loaded()
-        body = await read(request, DetokenizeBody, self._limits)
-        check_model(body.model, served)
-        return _json({"prompt": await served.service.detokenize(body.tokens, "tokens")})
 
 
 def _json(value: dict[str, Any], status: int = 200) -> Response:

@@ -3,19 +3,22 @@
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from jaxserve.chat.answers import ended_by
 from jaxserve.completion import Completion
-from jaxserve.server.core.answer_events import AnswerEvent, Done, Started, Update
+from jaxserve.server.core.answer import Answer
+from jaxserve.server.core.answer_events import AnswerEvent, Done, Update
 from jaxserve.server.core.internal_errors import mask_internal_error
 from jaxserve.server.http.errors import error_body
 from jaxserve.server.http.json import dumps
 from jaxserve.server.http.types import StreamOptions
 
 ID_HEADER = "x-request-id"
+KEEP_ALIVE = b": keep-alive\n\n"  # a comment, which clients skip
 STREAM_END = b"data: [DONE]\n\n"
 HEADER_SAFE = re.compile("[!-~]+")  # printable ASCII without the space
 
@@ -74,8 +77,8 @@ class UsageMeter:
     """Counts a request's tokens; choice k of prompt i has the index i * n + k."""
 
     n: int
+    answers: Sequence[Answer]  # one for each prompt
     counts_output: bool = True
-    prompts: dict[int, Started] = field(default_factory=dict)
     generated: Counter[int] = field(default_factory=Counter)  # tokens by choice
     drafted: int = 0  # tokens of choices that have ended
     accepted: int = 0
@@ -83,8 +86,6 @@ class UsageMeter:
     def count(self, prompt: int, event: AnswerEvent) -> None:
         """Take an event of a prompt's answer into account."""
         match event:
-            case Started():
-                self.prompts[prompt] = event
             case Update():
                 if self.counts_output:
                     self.generated[prompt * self.n + event.index] += len(event.token_ids)
@@ -95,7 +96,7 @@ class UsageMeter:
 
     def total(self) -> dict[str, Any]:
         """Return the usage of the request, with OpenAI's prediction fields for drafted tokens."""
-        usage = _usage(list(self.prompts.values()), self.generated.total())
+        usage = _usage(self.answers, self.generated.total())
         if not self.drafted:
             return usage
         predicted = {
@@ -106,18 +107,19 @@ class UsageMeter:
 
     def of_choice(self, index: int) -> dict[str, Any]:
         """Return the usage of one choice so far."""
-        started = self.prompts.get(index // self.n)
-        return _usage([started] if started else [], self.generated[index])
+        return _usage([self.answers[index // self.n]], self.generated[index])
 
 
-def _usage(prompts: list[Started], generated: int) -> dict[str, Any]:
-    tokens = sum(started.prompt_tokens for started in prompts)
-    cached = sum(started.cached_tokens for started in prompts)
+def _usage(answers: Sequence[Answer], generated: int) -> dict[str, Any]:
+    """Return the usage of prompts and their outputs; what is cached is not known before a row."""
+    tokens = sum(answer.prompt_tokens for answer in answers)
+    cached = [answer.cached_tokens for answer in answers if answer.cached_tokens is not None]
+    details = {"cached_tokens": sum(cached)} if len(cached) == len(answers) else None
     return {
         "prompt_tokens": tokens,
         "completion_tokens": generated,
         "total_tokens": tokens + generated,
-        "prompt_tokens_details": {"cached_tokens": cached},
+        "prompt_tokens_details": details,
     }
 
 
@@ -133,14 +135,21 @@ class Chunks:
         self._options = options
 
     async def events(
-        self, first: tuple[int, AnswerEvent], rest: AsyncIterator[tuple[int, AnswerEvent]]
+        self, events: AsyncGenerator[tuple[int, AnswerEvent] | None]
     ) -> AsyncGenerator[bytes]:
-        """Yield the stream's events, from the first one to [DONE] or to an error."""
+        """Yield the stream's events, from the opening to [DONE] or to an error.
+
+        Args:
+            events: Those of the answers, with their positions; None stands for a comment that
+                keeps the connection open.
+        """
         try:
-            yield self._frames(self._writer.opening()) + self._render(*first)
-            async for prompt, event in rest:
-                if rendered := self._render(prompt, event):
-                    yield rendered
+            if opening := self._frames(self._writer.opening()):
+                yield opening
+            async with aclosing(events):
+                async for event in events:
+                    if rendered := KEEP_ALIVE if event is None else self._render(*event):
+                        yield rendered
             yield self._usage() + STREAM_END
         except Exception as error:
             # The status was sent long ago, so an error can only be an event of the stream.

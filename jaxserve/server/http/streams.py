@@ -10,16 +10,20 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from jaxserve.server.core.answer import Answer
-from jaxserve.server.core.answer_events import AnswerEvent, Done
+from jaxserve.server.core.answer_events import AnswerEvent, Done, Update
 
 HEADERS = {
     "cache-control": "no-cache",
     "x-accel-buffering": "no",  # nginx would collect the events otherwise
 }
+ROW_SECONDS = 10.0  # until the status line of a stream is sent, whether or not it has begun
+KEEP_ALIVE_SECONDS = 15.0  # between comments in a stream that has no token yet
+
+Item = tuple[int, AnswerEvent]  # position of an answer among the request's, and its event
 Merged = tuple[int, AnswerEvent | Exception]
 
 
-async def merged(answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, AnswerEvent]]:
+async def merged(answers: Sequence[Answer]) -> AsyncGenerator[Item]:
     """Yield the answers' events as they come, each with its answer's position.
 
     The first error is raised and ends all of them.
@@ -41,7 +45,7 @@ async def merged(answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, AnswerE
                 unfinished -= 1
             yield i, event
     finally:
-        await _cancel(tasks)
+        await cancel(tasks)
 
 
 async def _forward(i: int, answer: Answer, queue: asyncio.Queue[Merged]) -> None:
@@ -62,7 +66,7 @@ async def while_connected[T](request: Request, work: Coroutine[Any, Any, T]) -> 
             return task.result()
         raise ClientDisconnect
     finally:
-        await _cancel([task, gone])
+        await cancel([task, gone])
 
 
 async def _disconnect(request: Request) -> None:
@@ -70,10 +74,47 @@ async def _disconnect(request: Request) -> None:
         pass
 
 
-async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+async def cancel(tasks: "Sequence[asyncio.Future[Any]]") -> None:
+    """Cancel what still runs, and wait until it has ended."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def until_begun(first: "asyncio.Future[Any]", answers: Sequence[Answer]) -> None:
+    """Wait until a request has its row, its first event has come, or ROW_SECONDS have passed."""
+    rows = [asyncio.create_task(answer.begun.wait()) for answer in answers]
+    try:
+        await asyncio.wait((first, *rows), timeout=ROW_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await cancel(rows)
+
+
+async def with_keep_alive(
+    first: "asyncio.Future[Item]", rest: AsyncGenerator[Item]
+) -> AsyncGenerator[Item | None]:
+    """Yield the events of a stream, and None after each KEEP_ALIVE_SECONDS without a token.
+
+    Args:
+        first: The first event, which may be still to come.
+        rest: The events behind it.
+    """
+    pending = first
+    try:
+        while True:
+            done, _ = await asyncio.wait((pending,), timeout=KEEP_ALIVE_SECONDS)
+            if not done:
+                yield None
+                continue
+            item = pending.result()
+            yield item
+            if isinstance(item[1], Update | Done):
+                break
+            pending = asyncio.ensure_future(anext(rest))
+    finally:
+        await cancel([pending])
+    async for item in rest:
+        yield item
 
 
 class EventStream(StreamingResponse):

@@ -298,9 +298,16 @@ class EmbeddingBody(Body):
 
 
 class TokenizeBody(Body):
+    """Body of vLLM's /tokenize: a prompt or a conversation."""
+
     model: Text | None = None
     prompt: Text | None = None
     messages: Objects | None = None
+    tools: Objects | None = None
+    # Of a prompt: with BOS and EOS as the checkpoint says, by default. Templates write their own.
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True  # of messages: the assistant's turn is opened
+    return_token_strs: bool = False
 
 
 class DetokenizeBody(Body):

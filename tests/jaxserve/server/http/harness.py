@@ -97,7 +97,7 @@ async def serving(
     """
     if metrics:
         options["observers"] = (*options.get("observers", ()), metrics)
-    tokens = BearerTokens(client=token, admin=None)
+    tokens = BearerTokens((token,) if token else ())
     async with running(
         folder,
         http=True,
