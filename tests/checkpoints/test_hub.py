@@ -65,7 +65,9 @@ def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
 @pytest.fixture
 def tiny(hub: FakeHub) -> HubRepo:
-    return hub.add(NAME, BUNDLED, modeling_tiny__py=b"import os", pytorch_model__bin=b"pickle")
+    repo = hub.add(NAME, BUNDLED, modeling_tiny__py=b"import os", pytorch_model__bin=b"pickle")
+    del repo.files["tokenizer.json"]  # so that no model is whole without its tokenizer.model
+    return repo
 
 
 @pytest.fixture
@@ -439,7 +441,8 @@ def test_a_commit_with_the_same_weights_fetches_none(
     hub: FakeHub, tiny: HubRepo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetched()
-    hub.add(NAME, BUNDLED, generation_config__json=b"{}")
+    commit = hub.add(NAME, BUNDLED, generation_config__json=b"{}")
+    del commit.files["tokenizer.json"]
     usage = shutil.disk_usage("/")._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     seen: list[tuple[int, int]] = []

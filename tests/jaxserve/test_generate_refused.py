@@ -63,6 +63,7 @@ def only_pickle(folder: Path) -> None:
 
 def no_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.model").unlink()
+    (folder / "tokenizer.json").unlink()
 
 
 def wrong_shape(folder: Path) -> None:

@@ -242,7 +242,7 @@ def test_a_client_that_goes_ends_all_of_its_requests(tmp_path: Path) -> None:
             long = b'{"prompt": "x", "max_tokens": 400, "ignore_eos": true}'
             async with connected(http) as (_, writer):
                 writer.write(POST + b"content-length: %d\r\n\r\n%s" % (len(long), long) + GET)
-                await until(lambda: http.server.service.in_flight)
+                await until(lambda: http.server.runner.launches)
             await http.server.at_rest()
             assert max(http.server.runner.launches.values()) < 300
 
