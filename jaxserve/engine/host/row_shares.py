@@ -50,11 +50,11 @@ class RowShares:
         return places
 
     def precedence(self, seq: Sequence) -> Precedence:
-        """Return the order in which sequences get pages and budget; the lowest goes first.
+        """Return the order in which sequences with a row get pages; the lowest goes first.
 
         Within a priority, the first two sequences of each client precede the next six of any
-        client, these the next 24, and so on; then arrival decides. Thus a light client does not
-        wait for all that a heavy one has in its rows, and the first of all goes on to its end.
+        client, these the next 24, and so on; then arrival decides. Thus a light client keeps its
+        pages beside a heavy one, and the first sequence of all goes on to its end.
         """
         place = self.places.get(seq.id, self.held[seq.request.client])
         return seq.request.priority, place.bit_length() // 2, seq.id
