@@ -41,8 +41,9 @@ def data(line: str) -> Any:
     return json.loads(line[6:])
 
 
-def test_the_opening_comes_with_the_row(tmp_path: Path) -> None:
+def test_the_opening_comes_with_the_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The prompt's first step has begun, and no token is there."""
+    monkeypatch.setattr(streams, "ROW_SECONDS", 3600.0)
 
     async def main() -> None:
         async with serving(tmp_path) as http:
@@ -132,21 +133,22 @@ def test_a_client_that_leaves_before_the_first_token_ends_its_request(
     asyncio.run(main())
 
 
-def test_an_error_behind_the_opening_is_an_event(tmp_path: Path) -> None:
+def test_an_error_behind_the_opening_is_an_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "ROW_SECONDS", 3600.0)
+
     async def main() -> None:
         async with serving(tmp_path) as http:
+            http.server.runner.spoils = lambda number, lane, row: True
             with http.server.holding(step=2) as go_on:
-                async with (
-                    asyncio.timeout(60),
-                    http.raw.stream(
-                        "POST", PATH, json=BODY, headers={"x-request-timeout": "0.2"}
-                    ) as response,
-                ):
+                async with asyncio.timeout(60), opened(http) as response:
                     assert response.status_code == 200
-                    found = [line async for line in frames(response)]
-                    assert data(found[0])["choices"][0]["delta"]["role"] == "assistant"
-                    assert "deadline" in data(found[-1])["error"]["message"]
-                go_on()
+                    lines = frames(response)
+                    assert data(await anext(lines))["choices"][0]["delta"]["role"] == "assistant"
+                    go_on()
+                    *_, last = [line async for line in lines]
+                    assert data(last)["error"]["code"] == "non_finite_logits"
             await http.server.at_rest()
 
     asyncio.run(main())
