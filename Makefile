@@ -17,6 +17,7 @@ JOBS           ?= auto
 CONSTRAINTS    ?= constraints.txt
 RUNS           ?= 2
 DEVICELESS := .venv-deviceless-$(DEVICELESS_JAX)
+LM_EVAL    := .venv-lm-eval
 
 # What an older jax may do otherwise: compile, shard, sample, lower kernels, read its cache, load.
 DIFFERS_BY_JAX := $(addprefix tests/,sharding pallas_kernels jaxserve/engine/device \
@@ -41,7 +42,7 @@ INSTALL   = sed '$(PINS)' $(or $(CONSTRAINTS),/dev/null) >$(VENV)/constraints.tx
   $(UV) pip install --quiet --python $(VENV)/bin/python --constraints $(VENV)/constraints.txt \
     --build-constraints $(VENV)/constraints.txt --editable
 
-.PHONY: help demo test test-repeat mutants test-slow test-oldest test-kernels support-matrix feature-pairs deviceless deviceless-full soak check protos completions wheel lock fmt clean links
+.PHONY: help demo test test-repeat mutants test-slow test-lm-eval test-oldest test-kernels support-matrix feature-pairs deviceless deviceless-full soak check protos completions wheel lock fmt clean links
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name text; do \
@@ -62,6 +63,9 @@ mutants: $(VENV)/.dev ## put faults into the sources, one after the other: the t
 
 test-slow: $(VENV)/.dev ## more cases of what they show with one: an hour
 	$(RUN) pytest -q $(SPREAD) -m "slow and not random_kernels and not matrix and not deviceless" $(PYTEST_ARGS)
+
+test-lm-eval: $(VENV)/.dev $(LM_EVAL)/.installed ## lm_eval through a server and through transformers, in an environment of its own
+	$(RUN) pytest -q tests/jaxserve/server/test_lm_eval.py -m "" --lm-eval $(LM_EVAL)/bin/lm_eval $(PYTEST_ARGS)
 
 test-oldest: ## run the tests of what may differ on the oldest jax, in an environment of its own
 	@$(MAKE) --no-print-directory test VENV=.venv-oldest JAX_VERSION=$(OLDEST_JAX) \
@@ -128,6 +132,11 @@ $(VENV)/.dev: pyproject.toml $(CONSTRAINTS) | links $(VENV)/bin/python $(filter-
 
 $(VENV)/.compilers: $(VENV)/.dev
 	$(INSTALL) '.[compilers]' $(PIN)
+	@touch $@
+
+$(LM_EVAL)/.installed: tests/jaxserve/server/lm_eval/requirements.txt
+	@$(MAKE) --no-print-directory $(LM_EVAL)/bin/python VENV=$(LM_EVAL)
+	$(LM_EVAL)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	@touch $@
 
 $(VENV)/bin/uv: | $(VENV)/bin/python

@@ -43,6 +43,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--page-picture", type=Path, metavar="FILE", help="write what the server's page looks like"
     )
     parser.addoption(
+        "--lm-eval",
+        type=Path,
+        metavar="FILE",
+        help="the program lm_eval, in an environment with torch",
+    )
+    parser.addoption(
         "--rerun-system",
         action="store_true",
         help="try a test marked `system` a second time when it fails, and name it at the end",
