@@ -172,7 +172,7 @@ complete -c jaxserve -n '_shtab_jaxserve_using serve' -l max-tools -x -d 'most f
 complete -c jaxserve -n '_shtab_jaxserve_using serve' -l max-tool-bytes -x -d 'most bytes of the names, descriptions and schemas of a request'"'"'s tools, as JSON (default: 256 KiB)'
 complete -c jaxserve -n '_shtab_jaxserve_using serve' -l max-grammar-bytes -x -d 'most bytes of a JSON schema, regular expression or grammar for structured output (default: 64 KiB)'
 complete -c jaxserve -n '_shtab_jaxserve_using serve' -l grammar-seconds -x -d 'most seconds to compile a grammar in a process of its own, which is then killed (default: 2 s)'
-complete -c jaxserve -n '_shtab_jaxserve_using serve' -l grammar-cache-bytes -x -d 'most bytes of compiled grammars that are kept, estimated from their source (default: 64 MiB)'
+complete -c jaxserve -n '_shtab_jaxserve_using serve' -l grammar-cache-bytes -x -d 'most bytes of grammars that passed and are kept, as they came and as they are compiled (default: 64 MiB)'
 complete -c jaxserve -n '_shtab_jaxserve_using serve' -l max-input-bytes -x -d 'most bytes of all messages and bodies that are received or worked on together (default: 512 MiB)'
 complete -c jaxserve -n '_shtab_jaxserve_using serve' -l max-message-bytes -x -d 'most bytes of a gRPC message, expanded if compressed (default: 16 MiB)'
 complete -c jaxserve -n '_shtab_jaxserve_using serve' -l max-body-bytes -x -d 'most bytes of an HTTP body: all other requests wait while its JSON is parsed (default: 8 MiB)'

@@ -2,18 +2,17 @@
 
 import json
 import sys
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from sys import getsizeof
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 from jaxserve.errors import GrammarError, NotBuiltInError, RequestError
 from jaxserve.sandbox_process import LineProcess
+from jaxserve.structure.checked import CheckedGrammars
 from jaxserve.structure.spec import Structure
 from jaxserve.structure.vocabulary import Vocabulary
 from jaxserve.tokenizer import Tokenizer
@@ -46,7 +45,7 @@ class Bounds:
 
     max_bytes: int = 64 * 1024  # size of a grammar's text
     seconds: float = 2.0  # clock time to check one grammar
-    cache_bytes: int = 64 * 2**20  # size of the checked grammars that are remembered
+    cache_bytes: int = 64 * 2**20  # size of the checked grammars that are kept, with their texts
 
 
 DEFAULT_BOUNDS: Final = Bounds()
@@ -77,9 +76,7 @@ class Grammars:
         command = [sys.executable, "-P", str(WORKER), *limits]
         self._worker = LineProcess(command, bounds.seconds, MAX_ANSWER_BYTES)
         self._checking = Lock()  # held while the worker checks a grammar: up to bounds.seconds
-        self._lock = Lock()  # guards _valid, and is never held for long
-        # (kind, text) of the structure -> llguidance's form, the most recently used last
-        self._valid: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._checked = CheckedGrammars(bounds.cache_bytes)
 
     def compile(self, structure: Structure) -> "LLGrammar":
         """Compile a structure, after the worker has checked it.
@@ -96,11 +93,11 @@ class Grammars:
         if size > limit:
             problem = f"has {size} bytes; the limit is {limit} (--max-grammar-bytes)"
             raise RequestError(structure.field, problem)
-        found = self._known(structure)
+        found = self._checked.get(structure)
         if found is None:
             with self._checking:
                 # Looked up again: another thread may have checked the same one in the meantime.
-                found = self._known(structure) or self._checked(structure)
+                found = self._checked.get(structure) or self._check(structure)
         try:
             return LLGrammar(self._library, found, self._vocab_size)
         except ValueError as error:
@@ -116,22 +113,13 @@ class Grammars:
 
     def knows(self, structure: Structure) -> bool:
         """Return whether the structure was checked before, without waiting for a check."""
-        return self._known(structure) is not None
-
-    def _known(self, structure: Structure) -> str | None:
-        """Return llguidance's form of a structure that was checked before; otherwise None."""
-        key = structure.kind, structure.text
-        with self._lock:
-            found = self._valid.get(key)
-            if found:
-                self._valid.move_to_end(key)
-            return found
+        return self._checked.get(structure) is not None
 
     def close(self) -> None:
         """End the process; a later use starts another."""
         self._worker.close()
 
-    def _checked(self, structure: Structure) -> str:
+    def _check(self, structure: Structure) -> str:
         """Return llguidance's form of a structure that the worker checks now, and remember it."""
         try:
             answer = self._worker.ask(json.dumps({"kind": structure.kind, "text": structure.text}))
@@ -145,14 +133,8 @@ class Grammars:
             raise GrammarError(structure.field, problem)
         if "error" in answer:
             raise GrammarError(structure.field, f"cannot be used: {answer['error']}")
-        with self._lock:
-            self._valid[structure.kind, structure.text] = answer["grammar"]
-            while len(self._valid) > 1 and self._cached_bytes() > self.bounds.cache_bytes:
-                self._valid.popitem(last=False)
+        self._checked.add(structure, answer["grammar"])
         return answer["grammar"]
-
-    def _cached_bytes(self) -> int:
-        return sum(map(getsizeof, self._valid.values()))
 
     @cached_property
     def _library(self) -> "LLTokenizer":

@@ -52,7 +52,8 @@ class Limits:
         2.0, "seconds to compile a grammar in a process of its own, which is then killed"
     )
     grammar_cache_bytes: int = _bound(
-        64 * MEBI, "bytes of compiled grammars that are kept, estimated from their source"
+        64 * MEBI,
+        "bytes of grammars that passed and are kept, as they came and as they are compiled",
     )
     max_input_bytes: int = _bound(
         512 * MEBI, "bytes of all messages and bodies that are received or worked on together"

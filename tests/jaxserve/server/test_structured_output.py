@@ -261,8 +261,8 @@ def test_a_grammar_that_is_known_waits_for_no_other(tmp_path: Path) -> None:
         async with running(tmp_path) as server:
             await server.inference.Generate(asked(regex="ab"))
             grammars = server.service.prompts.grammars
-            check = grammars._checked
-            grammars._checked = lambda asked: (go_on.wait(60), check(asked))[1]  # type: ignore[method-assign]
+            check = grammars._check
+            grammars._check = lambda asked: (go_on.wait(60), check(asked))[1]  # type: ignore[method-assign]
             others = [
                 asyncio.ensure_future(server.inference.Generate(asked(regex="cd")))
                 for _ in range(70)

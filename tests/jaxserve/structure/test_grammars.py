@@ -16,6 +16,7 @@ import pytest
 
 from jaxserve.errors import GrammarError, NotBuiltInError, RequestError
 from jaxserve.structure import KINDS, Matcher, Structure, grammars
+from jaxserve.structure.checked import CheckedGrammars
 from jaxserve.structure.grammars import Bounds, Grammars
 from jaxserve.structure.worker import definition
 from jaxserve.tokenizer import Tokenizer, load_tokenizer
@@ -164,21 +165,38 @@ def accepts_all(matcher: Matcher, text: bytes) -> bool:
 
 
 def test_grammars_are_kept_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = Grammars(
-        ByteTokenizer(), (END,), 258, Bounds(cache_bytes=3 * getsizeof(definition("regex", "a")))
-    )
+    one = getsizeof("a") + getsizeof(definition("regex", "a"))
+    compiler = Grammars(ByteTokenizer(), (END,), 258, Bounds(cache_bytes=3 * one))
     checked = list[str]()
-    once = compiler._checked
-    monkeypatch.setattr(
-        compiler, "_checked", lambda asked: checked.append(asked.text) or once(asked)
-    )
+    once = compiler._check
+    monkeypatch.setattr(compiler, "_check", lambda asked: checked.append(asked.text) or once(asked))
     for text in "abcacdab":
         compiler.compile(Structure.of("regex", text))
     # d took the place of b, which was used longest ago, and b that of c.
     assert "".join(checked) == "abcdb"
     compiler.compile(Structure.of("regex", "x" * 60_000))
-    assert len(compiler._valid) == 1
+    assert len(compiler._checked) == 1
+    compiler.compile(Structure.of("regex", "a"))
+    compiler.compile(Structure.of("regex", "b"))
+    assert len(compiler._checked) == 2, "what was dropped counts no more"
     compiler.close()
+
+
+def test_no_kept_grammar_is_read_to_keep_another() -> None:
+    """A full cache holds 100,000 small grammars; whoever asks for one waits for no sum."""
+
+    class Form(str):
+        measured = 0
+
+        def __sizeof__(self) -> int:
+            type(self).measured += 1
+            return 1000
+
+    kept = CheckedGrammars(max_bytes=200_000)
+    for number in range(1000):
+        kept.add(Structure.of("regex", f"{number:04}"), Form())
+    assert 150 < len(kept) < 200
+    assert Form.measured < 2000, "once as it comes, and once as it goes"
 
 
 def test_what_one_answer_took_of_the_lexer_is_not_missing_for_the_next(compiler: Grammars) -> None:
@@ -221,10 +239,8 @@ def test_many_threads_ask_for_few_grammars(
 ) -> None:
     """Each is checked once, and followed by itself."""
     checked: list[str] = []
-    once = compiler._checked
-    monkeypatch.setattr(
-        compiler, "_checked", lambda asked: checked.append(asked.text) or once(asked)
-    )
+    once = compiler._check
+    monkeypatch.setattr(compiler, "_check", lambda asked: checked.append(asked.text) or once(asked))
     with ThreadPoolExecutor(8) as threads:
         found = list(
             threads.map(
