@@ -1,15 +1,17 @@
 """Compiled steps that an LLM keeps for the next process, beside caches that the program has."""
 
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from jaxserve import LLM, EngineOptions
 from jaxserve.compilation_cache import OPTIONS as OF_JAX
-from jaxserve.compilation_cache import use_compilation_cache
+from jaxserve.compilation_cache import compiled_steps_kept, use_compilation_cache
 from jaxserve.errors import ConfigError
 
 BUNDLED = Path(__file__).parents[2] / "checkpoints" / "bundled" / "tiny-chat-draft"
@@ -93,3 +95,38 @@ def test_a_folder_that_cannot_be_written(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.warns(RuntimeWarning, match=r"steps are not kept: .*file/jaxserve/xla: Not"):
         LLM(BUNDLED, options=SMALL).close()
+
+
+def test_kept_steps_with_a_flipped_bit_are_compiled_again(
+    no_cache: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # With the package zstandard, which a client here happens to install, jax writes no checksum.
+    monkeypatch.setattr("jax._src.compilation_cache.zstandard", None)
+    expected = compiled(tmp_path)
+    for entry in tmp_path.glob("*-cache"):
+        content = bytearray(entry.read_bytes())
+        content[len(content) // 2] ^= 1
+        entry.write_bytes(content)
+    with pytest.warns(UserWarning, match="Error reading persistent compilation cache entry"):
+        assert compiled(tmp_path) == expected
+
+
+def test_kept_steps_that_are_too_large_for_a_file(no_cache: None, tmp_path: Path) -> None:
+    """The answer is there, and the parts of files that were written harm no later start."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limit[1]))
+    try:
+        with pytest.warns(UserWarning, match="Error writing persistent compilation cache entry"):
+            expected = compiled(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert {entry.stat().st_size for entry in tmp_path.glob("*-cache")} == {1024}
+    with pytest.warns(UserWarning, match="Error reading persistent compilation cache entry"):
+        assert compiled(tmp_path) == expected
+
+
+def compiled(folder: Path) -> float:
+    """Return what a function gives that is compiled in the way of an LLM's steps."""
+    jax.clear_caches()
+    with compiled_steps_kept(folder):
+        return float(jax.jit(lambda x: jnp.cumsum(jnp.sin(x))[-1])(jnp.arange(64.0)))

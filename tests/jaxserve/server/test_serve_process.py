@@ -77,9 +77,9 @@ class Process:
         return code, "".join(self.lines)
 
 
-def launch(*flags: str) -> Process:
-    port = free_port()
-    http = free_port()
+def launch(*flags: str, ports: tuple[int, int] | None = None) -> Process:
+    """Start a server; `ports`, of gRPC and HTTP, are those of a server that it replaces."""
+    port, http = ports or (free_port(), free_port())
     cache = compiled_steps_folder()
     command = [sys.executable, "-m", "jaxserve.serve", "--port", str(port)]
     command += ["--http-port", str(http), "--compilation-cache", str(cache), *SMALL, *flags]
@@ -101,7 +101,7 @@ def server() -> Iterator[Process]:
         process.client().close()
         yield process
     finally:
-        children = _children(process.popen.pid)
+        children = children_of(process.popen.pid)
         process.popen.send_signal(signal.SIGTERM)
         code, text = process.wait()
         assert code == 0, text
@@ -109,8 +109,10 @@ def server() -> Iterator[Process]:
         assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
 
 
-def _children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+def children_of(pid: int) -> list[int]:
+    """Return the ids of the processes that any thread of a process has started and that run."""
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for file in lists for child in file.read_text().split()]
 
 
 def get(url: str) -> bytes:
