@@ -88,7 +88,7 @@ deviceless-full: ## the same for whole published models: hours; writes benchmark
 	@$(MAKE) --no-print-directory $(DEVICELESS)/.compilers VENV=$(DEVICELESS) JAX_VERSION=$(DEVICELESS_JAX)
 	$(DEVICELESS)/bin/python -m benchmarks.deviceless --out benchmarks/results/deviceless.json
 
-soak: $(VENV)/.dev ## ten minutes of mixed traffic against a server: nothing may grow
+soak: $(VENV)/.dev ## half an hour of mixed traffic against two servers: nothing may grow, no answer may change
 	$(RUN) benchmarks.soak
 
 check: $(VENV)/.dev ## check style, format and types
