@@ -134,11 +134,14 @@ class Answer:
     def __enter__(self) -> "Answer":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, JaxserveError):  # such as of a client that does not read
+            self.fail(error)
+        else:
+            self.close()
 
     def close(self) -> None:
-        """Abort what still runs, since its client does not read any more."""
+        """Abort what still runs, since its client has gone."""
         if not self.finished:
             self._engine.abort(self.prepared.request.id)
             self._end(None)

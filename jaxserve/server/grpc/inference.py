@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import Message
-from grpc.aio import AbortError, ServicerContext
+from grpc.aio import AbortError, InternalError, ServicerContext
 
 from jaxserve.errors import AbortedError, JaxserveError
 from jaxserve.server.core.answer import Answer
@@ -36,7 +36,7 @@ Method = Callable[[Any, Any, ServicerContext], Awaitable[Any]]
 def with_status(method: Method) -> Method:
     """Decorate a method of a servicer: it refuses unknown fields and turns errors into statuses.
 
-    Cancellation passes through.
+    Cancellation passes through, also where it meets a message that is being written.
     """
 
     @wraps(method)
@@ -46,6 +46,8 @@ def with_status(method: Method) -> Method:
             return await method(self, request, context)
         except (AbortError, asyncio.CancelledError):
             raise
+        except InternalError:  # a write that failed since the client cancelled or hung up
+            raise asyncio.CancelledError from None
         except Exception as error:
             await abort_with(context, with_message_path(mask_internal_error(error)))
 

@@ -24,12 +24,13 @@ LIMITS = Limits(max_unread_tokens=64, slow_client_seconds=600, max_message_bytes
 Trouble = Callable[[Running], Awaitable[None]]
 
 
-async def canary(server: Running) -> tuple[int, bytes]:
+async def canary(server: Running, token: str | None = None) -> tuple[int, bytes]:
     """Return the engine steps of a request, and its answer without timings."""
     before = server.runner.launches["canary"]
     sampling = common_pb2.SamplingParams(max_tokens=TOKENS, seed=3, ignore_eos=True)
     response = await server.inference.Generate(
-        inference_pb2.GenerateRequest(text="canary", sampling=sampling, request_id="canary")
+        inference_pb2.GenerateRequest(text="canary", sampling=sampling, request_id="canary"),
+        metadata=[("authorization", f"Bearer {token}")] if token else None,
     )
     steps = server.runner.launches["canary"] - before
     for choice in response.choices:

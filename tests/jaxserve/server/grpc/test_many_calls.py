@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.jaxserve.server.grpc.undisturbed import undisturbed
 from tests.jaxserve.server.harness import running
 
 CALLS = 3000
@@ -22,7 +23,7 @@ def test_all_are_answered_or_refused_with_a_hint(tmp_path: Path) -> None:
     client = ("-m", "tests.jaxserve.server.grpc.many_calls")
 
     async def main() -> None:
-        async with running(tmp_path) as server:
+        async with running(tmp_path) as server, undisturbed(server):
             process = await asyncio.create_subprocess_exec(
                 sys.executable, *client, server.address, str(CALLS), stdout=asyncio.subprocess.PIPE
             )
@@ -30,6 +31,5 @@ def test_all_are_answered_or_refused_with_a_hint(tmp_path: Path) -> None:
             found = json.loads(output)
             assert found.keys() <= {"OK", "RESOURCE_EXHAUSTED"}, found
             assert sum(found.values()) == CALLS and found["OK"] > CALLS / 3, found
-            await server.at_rest()
 
     asyncio.run(main())

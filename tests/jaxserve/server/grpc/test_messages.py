@@ -1,7 +1,6 @@
-"""Bounds on the messages, the metadata and the connections of gRPC."""
+"""Bounds on the messages of gRPC."""
 
 import asyncio
-import contextlib
 import gc
 import gzip
 import random
@@ -22,9 +21,17 @@ from hypothesis import strategies as st
 
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.grpc import messages
-from jaxserve.server.grpc.messages import MessageError, MessageTooLargeError, expand, is_compressed
+from jaxserve.server.grpc.messages import (
+    MAX_WAITING,
+    RETRY_SECONDS,
+    MessageError,
+    MessageTooLargeError,
+    expand,
+    is_compressed,
+)
 from jaxserve.server.security.auth import BearerTokens
 from jaxserve.v1 import common_pb2, inference_pb2
+from tests.jaxserve.server.grpc.undisturbed import held, undisturbed
 from tests.jaxserve.server.harness import Running, running, until
 
 METHOD = "/jaxserve.v1.InferenceService/Tokenize"
@@ -110,10 +117,6 @@ def test_reflection_has_two_names(tmp_path: Path, version: str) -> None:
     asyncio.run(main())
 
 
-def held(server: Running) -> int:
-    return server.process.listeners._inputs.held
-
-
 def test_what_expands_beyond_the_limit(tmp_path: Path) -> None:
     async def main() -> None:
         async with running(tmp_path, limits=Limits(max_message_bytes=100_000)) as server:
@@ -138,10 +141,14 @@ def test_what_has_no_token_is_not_expanded(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(messages, "expand", lambda *given: expanded.append(1) or expand(*given))
 
     async def main() -> None:
-        async with running(tmp_path, tokens=BearerTokens(("secret",))) as server:
+        async with (
+            running(tmp_path, tokens=BearerTokens(("secret",))) as server,
+            undisturbed(server, "secret") as check,
+        ):
             request = inference_pb2.TokenizeRequest(text=TEXT)
             found = await failure(server.inference.Tokenize(request, compression=GZIP))
             assert found == ("UNAUTHENTICATED", "NO_VALID_TOKEN") and not expanded
+            await check()
             metadata = [("authorization", "Bearer secret")]
             await server.inference.Tokenize(request, compression=GZIP, metadata=metadata)
             assert expanded
@@ -273,6 +280,39 @@ def test_messages_that_wait_to_be_expanded_are_counted(
     asyncio.run(main())
 
 
+def test_more_messages_than_may_wait_to_be_expanded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that have waited leave their places: in the second round as many wait as in the first.
+
+    Each is larger than what is small enough not to be counted.
+    """
+    go_on = threading.Event()
+    monkeypatch.setattr(messages, "expand", lambda *given: go_on.wait() and expand(*given))
+    request = inference_pb2.TokenizeRequest(text=random.Random(0).randbytes(10_000).hex())
+    data = gzip.compress(request.SerializeToString(), mtime=0)
+
+    async def main() -> None:
+        async with running(tmp_path, max_context=2**15) as server, undisturbed(server) as check:
+            expected = (await server.inference.Tokenize(request)).SerializeToString()
+            call = server.channel.unary_unary(METHOD)
+            for _ in range(2):
+                go_on.clear()
+                waiting = [asyncio.ensure_future(call(data)) for _ in range(MAX_WAITING)]
+                try:
+                    await until(lambda: held(server) == MAX_WAITING * len(data))
+                    late = call(data, timeout=60)
+                    assert await failure(late) == ("RESOURCE_EXHAUSTED", "QUEUE_FULL")
+                    hint = dict(await late.trailing_metadata())["grpc-retry-pushback-ms"]
+                    assert int(hint) == 1000 * RETRY_SECONDS
+                    await check()
+                finally:
+                    go_on.set()
+                assert await asyncio.gather(*waiting) == [expected] * MAX_WAITING
+
+    asyncio.run(main())
+
+
 def test_a_message_that_is_refused_is_let_go(tmp_path: Path) -> None:
     """gRPC keeps the error of a call in a cycle of references."""
 
@@ -288,87 +328,5 @@ def test_a_message_that_is_refused_is_let_go(tmp_path: Path) -> None:
                 assert sum(len(message.text) > 2**20 for message in left) <= 1
             finally:
                 gc.enable()
-
-    asyncio.run(main())
-
-
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-
-
-def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """Return a frame of HTTP/2 (RFC 9113, 4.1)."""
-    return len(payload).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + payload
-
-
-def literal(name: bytes, value: bytes) -> bytes:
-    """Return a header without compression (RFC 7541, 6.2.2)."""
-    return b"\x00" + integer(len(name)) + name + integer(len(value)) + value
-
-
-def integer(value: int) -> bytes:
-    """Return a length in HPACK's form, with a prefix of seven bits (RFC 7541, 5.1)."""
-    if value < 127:
-        return bytes([value])
-    rest = value - 127
-    parts = [127]
-    while rest >= 128:
-        parts.append(rest % 128 + 128)
-        rest //= 128
-    return bytes([*parts, rest])
-
-
-def test_metadata_of_a_client_that_acknowledges_no_settings(tmp_path: Path) -> None:
-    """gRPC's own limit holds only from the acknowledgement on."""
-    headers = [
-        (b":method", b"POST"),
-        (b":scheme", b"http"),
-        (b":path", METHOD.encode()),
-        (b":authority", b"x"),
-        (b"te", b"trailers"),
-        (b"content-type", b"application/grpc"),
-        *[(b"x-%d" % i, b"y" * 10_000) for i in range(10)],
-    ]
-
-    async def main() -> None:
-        async with running(tmp_path) as server:
-            host, port = server.address.split(":")
-            reader, writer = await asyncio.open_connection(host, int(port))
-            block = b"".join(literal(*header) for header in headers)
-            parts = [block[i : i + 16384] for i in range(0, len(block), 16384)]
-            sent = PREFACE + frame(4, 0, 0) + frame(1, 0, 1, parts[0])
-            sent += b"".join(frame(9, 0, 1, part) for part in parts[1:-1])
-            sent += frame(9, 4, 1, parts[-1])
-            writer.write(sent + frame(0, 1, 1, b"\x00\x00\x00\x00\x00"))
-            found = b""
-            while b"(--max-header-bytes)" not in found:
-                part = await reader.read(2**16)
-                assert part, found
-                found += part
-            writer.close()
-
-    asyncio.run(main())
-
-
-def test_more_connections_than_the_server_takes(tmp_path: Path) -> None:
-    async def main() -> None:
-        limits = Limits(max_grpc_connections=3)
-        async with running(tmp_path, limits=limits) as server, contextlib.AsyncExitStack() as stack:
-            request = inference_pb2.TokenizeRequest(text="x")
-            await server.inference.Tokenize(request)
-            host, port = server.address.split(":")
-
-            async def connect() -> asyncio.StreamReader:
-                reader, writer = await asyncio.open_connection(host, int(port))
-                stack.callback(writer.close)
-                writer.write(PREFACE + frame(4, 0, 0))
-                return reader
-
-            others = [await connect() for _ in range(2)]
-            for other in others:
-                assert await other.readexactly(9)  # SETTINGS
-            for _ in range(3):
-                with contextlib.suppress(ConnectionError):
-                    assert await (await connect()).read() == b""
-            await server.inference.Tokenize(request)
 
     asyncio.run(main())
