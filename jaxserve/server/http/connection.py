@@ -229,7 +229,7 @@ class Connection(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head and not self._is_deaf:  # what stands behind a body in chunks is no header
             self._count_head(len(name) + len(value) + FIELD_MARKS)
-            super().on_header(name, value)
+            super().on_header(name, value.rstrip(b" \t"))  # RFC 9110, 5.5
 
     def _count_head(self, size: int) -> None:
         self._head_bytes += size

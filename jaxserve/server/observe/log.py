@@ -38,7 +38,17 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False)
+        line = json.dumps(entry, ensure_ascii=False)
+        # Clients name some of the values; a terminal obeys some of the characters.
+        return line if line.isprintable() else "".join(map(_printable, line))
+
+
+def _printable(character: str) -> str:
+    """Return the character, or its escape of JSON if it is a control or a mark of no width."""
+    if character.isprintable():
+        return character
+    units = character.encode("utf-16-be", "surrogatepass").hex(" ", 2).split()
+    return "".join(f"\\u{unit}" for unit in units)
 
 
 class _QuietHandler(logging.StreamHandler[TextIO]):

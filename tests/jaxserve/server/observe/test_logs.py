@@ -1,5 +1,6 @@
 """Lines of a server's log about its load and its requests."""
 
+import asyncio
 import json
 import logging
 import os
@@ -7,16 +8,19 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from rich.console import Console
 
 from jaxserve.errors import QueueFullError
 from jaxserve.server.core.engine_thread import Loads
-from jaxserve.server.observe.log import RequestLog, configure
+from jaxserve.server.observe.log import Format, RequestLog, configure
 from jaxserve.server.observe.traffic_log import PERIOD, TrafficLog
+from tests.jaxserve.server.http.harness import serving
 
 
 @pytest.fixture(autouse=True)
@@ -132,6 +136,50 @@ def test_the_end_of_a_program_is_one_record(capsys: pytest.CaptureFixture[str]) 
         sys.excepthook(ValueError, error, error.__traceback__)
     (entry,) = [json.loads(line) for line in lines(capsys)]
     assert entry["level"] == "critical" and entry["exception"].endswith("ValueError: odd")
+
+
+FORGED = ["a\r\nERROR b", "a\x1b[31mb", "a reason=b"]
+OBEYED_BY_TERMINALS = ["a\u2028b", "a\u202eb", "a\x85b", "a\x9b31mb", "a\x7fb", "a\U000e0001b"]
+NAMES = FORGED + OBEYED_BY_TERMINALS
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_what_clients_name_is_quoted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], format: Format
+) -> None:
+    """Each of their requests is one line, which a terminal shows as it is."""
+    configure(format, "debug")
+
+    async def main() -> None:
+        async with serving(tmp_path, observers=(RequestLog(logging.INFO),)) as http:
+            canary = await http.canary()
+            for name in NAMES:
+                body = {"prompt": "x", "max_tokens": 1}
+                own_id = body | {"request_id": name}
+                assert (await http.post("/v1/completions", own_id)).status_code == 200
+                for bad in ({"model": name}, {name: 1}, {"prompt": "x" * 600}):
+                    answer = await http.post("/v1/completions", own_id | bad)
+                    assert answer.status_code in (400, 404)
+                assert (await http.raw.get("/" + quote(name))).status_code == 404
+            assert await http.canary() == canary
+            await http.server.at_rest()
+
+    asyncio.run(main())
+    written = capsys.readouterr().err
+    found = written.removesuffix("\n").split("\n")
+    assert all(line.isprintable() for line in found)
+    assert len(found) == 2 + 2 * len(NAMES)  # canaries; those that end, and prompts that are long
+    if format == "json":
+        ids = [entry["request_id"] for line in found if "request_id" in (entry := json.loads(line))]
+    else:
+        ids = [unquoted(line) for line in found if " request_id=" in line]
+    assert ids == ["canary", *NAMES, "canary"]
+
+
+def unquoted(line: str) -> str:
+    """Return the request id of a line of text."""
+    rest = line.partition(" request_id=")[2]
+    return json.JSONDecoder().raw_decode(rest)[0] if rest[0] == '"' else rest.partition(" ")[0]
 
 
 SCRIPT = """
