@@ -5,11 +5,8 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 
 from jaxserve.addresses import host_names, page_origins
@@ -17,50 +14,19 @@ from jaxserve.server.core.limits import Limits
 from jaxserve.server.http.connection import MAX_PIPELINED
 from jaxserve.server.http.open_connections import RESERVE
 from tests.jaxserve.server.harness import until
-from tests.jaxserve.server.http.harness import Http, serving
-
-GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
-POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
-BODY = b'{"prompt": "x", "max_tokens": 2}'
-Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-
-@asynccontextmanager
-async def connected(http: Http) -> AsyncIterator[Stream]:
-    """Connect; the connection is reset at the end, whatever is still to be sent."""
-    address = httpx.URL(http.base)
-    reader, writer = await asyncio.open_connection(address.host, address.port)
-    try:
-        yield reader, writer
-    finally:
-        writer.transport.abort()
-
-
-async def answer_to(http: Http, *sent: bytes) -> bytes:
-    """Send the parts, and return all that comes until the server closes the connection."""
-    async with connected(http) as (reader, writer):
-        for part in sent:
-            writer.write(part)
-            with contextlib.suppress(ConnectionError):
-                await writer.drain()
-        return await all_of(reader)
-
-
-async def all_of(reader: asyncio.StreamReader) -> bytes:
-    """Return all that comes until the server closes or resets the connection."""
-    found = b""
-    with contextlib.suppress(ConnectionError):
-        while part := await reader.read(2**16):
-            found += part
-    return found
-
-
-def problem(answer: bytes) -> tuple[int, str]:
-    """Return status and code of an error that ends its connection."""
-    head, _, content = answer.partition(b"\r\n\r\n")
-    assert b"connection: close" in head and b"content-type: application/json" in head, answer
-    return int(head.split()[1]), json.loads(content)["error"]["code"]
+from tests.jaxserve.server.http.harness import serving
+from tests.jaxserve.server.http.raw_sockets import (
+    BODY,
+    CHUNKED,
+    GET,
+    POST,
+    all_of,
+    answer_to,
+    connected,
+    launched,
+    problem,
+    undisturbed,
+)
 
 
 @pytest.mark.parametrize("path", [b"/v1/completions", b"/health"])
@@ -221,9 +187,10 @@ def test_requests_that_do_not_wait_for_answers(
     assert not [record for record in caplog.records if record.exc_info]
 
 
+@pytest.mark.system
 def test_what_came_before_a_bad_request_is_answered(tmp_path: Path) -> None:
     async def main() -> None:
-        async with serving(tmp_path) as http:
+        async with serving(tmp_path, limits=Limits(slow_client_seconds=1.0)) as http:
             whole = POST + b"content-length: %d\r\n\r\n%s" % (len(BODY), BODY)
             answer = await answer_to(http, GET + whole + GET + b"garbage\r\n\r\n")
             assert answer.count(b"HTTP/1.1 200") == answer.count(b"HTTP/1.1") == 3
@@ -245,6 +212,40 @@ def test_a_client_that_goes_ends_all_of_its_requests(tmp_path: Path) -> None:
                 await until(lambda: http.server.runner.launches)
             await http.server.at_rest()
             assert max(http.server.runner.launches.values()) < 300
+
+    asyncio.run(main())
+
+
+def test_a_client_that_sends_no_more_after_a_question(tmp_path: Path) -> None:
+    """What is answered at once reaches a client that has shut its own side down."""
+
+    async def main() -> None:
+        async with serving(tmp_path) as http, undisturbed(http):
+            for sent, start in ((GET, b"HTTP/1.1 200"), (GET[:20], b""), (b"", b"")):
+                async with connected(http) as (reader, writer):
+                    writer.write(sent)
+                    writer.write_eof()
+                    answer = await all_of(reader)
+                    assert answer.startswith(start) and (start or not answer), sent
+
+    asyncio.run(main())
+
+
+def test_a_client_that_sends_no_more_before_its_answer_has_gone(tmp_path: Path) -> None:
+    """The request ends, as that of a client that closes both sides."""
+
+    async def main() -> None:
+        async with serving(tmp_path) as http, undisturbed(http):
+            long = b'{"prompt": "x", "max_tokens": 400, "ignore_eos": true, "request_id": "long"}'
+            with http.server.holding():
+                async with connected(http) as (reader, writer):
+                    writer.write(POST + b"content-length: %d\r\n\r\n%s" % (len(long), long))
+                    await until(lambda: http.server.service.in_flight)
+                    writer.write_eof()
+                    assert await all_of(reader) == b""
+                await until(lambda: not http.uvicorn.server_state.tasks)
+            await http.server.at_rest()
+            assert http.server.runner.launches["long"] < 20
 
     asyncio.run(main())
 
@@ -338,12 +339,13 @@ def test_a_slow_reader_keeps_its_answer(tmp_path: Path) -> None:
 )
 def test_heads_that_servers_read_in_different_ways(tmp_path: Path, lines: bytes) -> None:
     async def main() -> None:
-        async with serving(tmp_path) as http:
+        async with serving(tmp_path) as http, undisturbed(http):
             head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n" + lines
             # What follows the head is no request of its own.
             answer = await answer_to(http, head + b"\r\nconnection: close\r\n\r\n0\r\n\r\n" + GET)
             assert problem(answer) == (400, "invalid_request")
             assert answer.count(b"HTTP/1.1 ") == 1
+            assert not launched(http)
 
     asyncio.run(main())
 
@@ -362,7 +364,7 @@ def test_heads_that_servers_read_in_different_ways(tmp_path: Path, lines: bytes)
 )
 def test_what_is_no_request(tmp_path: Path, sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        async with serving(tmp_path) as http:
+        async with serving(tmp_path) as http, undisturbed(http):
             sent_last = sent.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n", 1)
             assert problem(await answer_to(http, sent_last)) == (400, "invalid_request")
 

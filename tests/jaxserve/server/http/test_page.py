@@ -24,6 +24,7 @@ from tests.jaxserve.server.observe.test_metrics import values
 
 FILES = sorted(path.name for path in page.FOLDER.iterdir())
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "javascript", ".svg": "image/svg+xml"}
+POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 BODY = {"prompt": "The quick brown fox", "max_tokens": 8, "seed": 1}
 
 
@@ -53,15 +54,14 @@ def test_every_file_is_sent_as_what_it_is(tmp_path: Path) -> None:
                 response = await http.raw.get(path)
                 assert response.content == (page.FOLDER / name).read_bytes(), path
                 assert TYPES[Path(name).suffix] in response.headers["content-type"], path
-                assert response.headers["content-security-policy"].startswith(
-                    "default-src 'self';"
-                ), path
+                assert response.headers["content-security-policy"] == POLICY, path
+                assert response.headers["referrer-policy"] == "no-referrer", path
                 assert response.headers["x-content-type-options"] == "nosniff", path
                 again = await http.raw.get(
                     path, headers={"if-none-match": response.headers["etag"]}
                 )
                 assert (again.status_code, again.content) == (304, b""), path
-                assert "content-security-policy" in again.headers, path
+                assert again.headers["content-security-policy"] == POLICY, path
 
     asyncio.run(main())
 

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from pathlib import Path
+from typing import Any
 
 import prometheus_client
 from prometheus_client.parser import text_string_to_metric_families
@@ -10,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from jaxserve.server.observe.histogram import Histogram
 from jaxserve.server.observe.metrics import LONG, Metrics
 from tests.jaxserve.server.harness import running
+from tests.jaxserve.server.http.harness import Http, serving
 from tests.jaxserve.server.test_endings import TOKENS, outcome, start
 
 
@@ -62,5 +64,37 @@ def test_what_the_clients_got(tmp_path: Path) -> None:
         assert (
             found["jaxserve:num_requests_running{}"] == found["jaxserve:kv_cache_usage_perc{}"] == 0
         )
+
+    asyncio.run(main())
+
+
+async def say_made_up_things(http: Http, name: str) -> None:
+    """Let a name stand for everything that a client may name."""
+    completions = "/v1/completions"
+    body: dict[str, Any] = {"prompt": "x", "max_tokens": 1}
+    assert (await http.post(completions, body | {"request_id": name})).status_code == 200
+    assert (await http.post(completions, body | {"model": name})).status_code == 404
+    assert (await http.post(completions, body | {name: 1})).status_code == 400
+    assert (await http.raw.get(f"/{name}", headers={name: name})).status_code == 404
+    headers = {"x-request-id": name, "user-agent": name}
+    assert (await http.raw.get(f"/v1/models/{name}", headers=headers)).status_code == 404
+    too_long = body | {"prompt": "x" * 600, "request_id": f"long-{name}"}
+    assert (await http.post(completions, too_long)).status_code == 400
+
+
+def test_clients_cannot_add_series(tmp_path: Path) -> None:
+    """Each would stay in memory, here and where the metrics are collected."""
+
+    async def main() -> None:
+        metrics = Metrics(lambda: 0)
+        async with serving(tmp_path, metrics=metrics) as http:
+            canary = await http.canary()
+            await say_made_up_things(http, "first")  # a reason is a label, once it was met
+            before = values(metrics.render()).keys()
+            for number in range(20):
+                await say_made_up_things(http, f"made-up-{number}")
+            assert values(metrics.render()).keys() == before
+            assert await http.canary() == canary
+            await http.server.at_rest()
 
     asyncio.run(main())

@@ -135,3 +135,36 @@ def test_over_http(
     asyncio.run(main())
     assert len(seen.names) == 6 and len(set(seen.names)) == distinct
     assert "" not in seen.names
+
+
+def test_headers_of_proxies_make_no_other_client(tmp_path: Path) -> None:
+    """Whoever may write them would have a share of the rows for each address that it invents."""
+    seen = Clients()
+    number = 6
+
+    async def main() -> None:
+        async with running(tmp_path, observers=(seen,), http=True) as server:
+            base = f"http://127.0.0.1:{server.process.listeners.ports['HTTP']}"
+            async with httpx.AsyncClient(base_url=base, trust_env=False) as client:
+                for each in range(number):
+                    answer = await client.post(
+                        "/v1/completions",
+                        json={"prompt": "x", "max_tokens": 1},
+                        headers=headers_of_proxy(f"10.0.0.{each}"),
+                    )
+                    assert answer.status_code == 200, answer.text
+            await server.at_rest()
+
+    asyncio.run(main())
+    assert len(seen.names) == number and len(set(seen.names)) == 1
+    assert seen.names[0].startswith("127.0.0.1:")
+
+
+def headers_of_proxy(address: str) -> dict[str, str]:
+    """Return headers by which proxies say who has asked them."""
+    return {
+        "x-forwarded-for": address,
+        "x-forwarded-proto": "https",
+        "x-real-ip": address,
+        "forwarded": f"for={address};proto=https",
+    }
