@@ -4,6 +4,7 @@ Layers are unrolled, with one leaf per weight and layer: a scan over stacked wei
 every layer's weights in each step.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ from jaxserve.errors import ModelError
 from jaxserve.models import attention, latent, moe
 from jaxserve.models.attention import norm, self_attention
 from jaxserve.models.latent import latent_attention
+from jaxserve.models.layer_kind import LayerKind
 from jaxserve.models.layers import einsum, softcap
 from jaxserve.models.mlp import gated_mlp
 from jaxserve.models.moe import Experts
@@ -129,23 +131,51 @@ def forward(
         params["layers"], pages, attends, spec.kinds, strict=True
     ):
         turn = rotation if kind.window is None else in_window
-        normed = _norm(spec, weights, "attn_norm", x)
-        if kind.latent:
-            out, layer_pages = latent_attention(
-                kind.latent, weights, normed, turn, attend, layer_pages
-            )
-        else:
-            out, layer_pages = self_attention(spec, weights, normed, turn, attend, layer_pages)
-        x = x + _norm(spec, weights, "attn_out_norm", out)
-        normed = _norm(spec, weights, "mlp_norm", x)
-        if experts and "experts" in weights:
-            out, load = experts(weights, normed)
-            loads.append(load)
-        else:
-            out = gated_mlp(spec, weights, normed).astype(x.dtype)
-        x = x + _norm(spec, weights, "mlp_out_norm", out)
+        x, layer_pages, load = decoder_layer(
+            weights, x, turn, attend, layer_pages, experts, spec, kind
+        )
         written.append(layer_pages)
+        if load is not None:
+            loads.append(load)
     return Forwarded(x, tuple(written), jnp.stack(loads, 1) if loads else None)
+
+
+# A function of its own to the compiler: it is traced and lowered once for all layers that are
+# alike, where each Pallas kernel would cost half a second a layer. XLA inlines its calls.
+@partial(jax.jit, static_argnames=("spec", "kind"))
+def decoder_layer(
+    weights: dict,
+    x: Float[Array, "T D"],
+    rotation: Rotation,
+    attend: Attend,
+    pages: Pages,
+    experts: Experts | None,
+    spec: ModelSpec,
+    kind: LayerKind,
+) -> tuple[Float[Array, "T D"], Pages, Int[Array, "A E"] | None]:
+    """Pass all of a step's tokens through one layer.
+
+    Args:
+        weights: The layer's parameters by name, as layer_axes has them.
+        experts: As in `forward`; a layer without experts does not use them.
+
+    Returns:
+        The hidden states, the layer's pages with this step's K and V, and for each lane how many
+        tokens each expert answered, None for a layer without experts.
+    """
+    normed = _norm(spec, weights, "attn_norm", x)
+    if kind.latent:
+        out, pages = latent_attention(kind.latent, weights, normed, rotation, attend, pages)
+    else:
+        out, pages = self_attention(spec, weights, normed, rotation, attend, pages)
+    x = x + _norm(spec, weights, "attn_out_norm", out)
+    normed = _norm(spec, weights, "mlp_norm", x)
+    load = None
+    if experts and "experts" in weights:
+        out, load = experts(weights, normed)
+    else:
+        out = gated_mlp(spec, weights, normed).astype(x.dtype)
+    return x + _norm(spec, weights, "mlp_out_norm", out), pages, load
 
 
 def _norm(spec: ModelSpec, weights: dict, name: str, x: Float[Array, "T D"]) -> Float[Array, "T D"]:

@@ -1,6 +1,8 @@
 """Tests of compiled steps: the state is updated in place, and nothing large stands beside it."""
 
 import math
+import re
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,9 @@ from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.device.token_layout import TokenLayout
 from jaxserve.engine.plan import LanePlan, StepPlan
 from jaxserve.errors import EngineError
-from tests.jaxserve.engine.tiny import SPEC, make_engine
+from jaxserve.models.layer_kind import windowed
+from jaxserve.models.spec import ModelSpec
+from tests.jaxserve.engine.tiny import BASE, EXPERTS, SPEC, make_engine
 
 LARGE = EngineOptions(max_batch=4, page_size=16, step_tokens=32, cache_tokens=2**18)
 BUCKETS = [
@@ -43,6 +47,24 @@ def test_state_is_aliased_and_never_copied(runner, bucket: Bucket) -> None:
     state = runner.lowering.state
     assert memory.alias_size_in_bytes == nbytes(state)
     assert memory.temp_size_in_bytes < nbytes(state.pages[0]) / 10
+
+
+@pytest.mark.parametrize(
+    "spec, kinds",
+    [
+        (replace(SPEC, num_layers=6), 1),
+        (replace(SPEC, num_layers=6, layers=windowed([7, None] * 3)), 2),
+        (replace(EXPERTS, num_layers=6), 2),
+    ],
+    ids=["alike", "windows", "experts in two layers"],
+)
+def test_layers_that_are_alike_are_lowered_once(spec: ModelSpec, kinds: int) -> None:
+    """Lowering the kernels of one layer can take a second."""
+    engine, runner = make_engine(BASE, spec=spec)
+    lowered = runner.lowering.step(Bucket("prefill", 4, 32)).as_text()
+    assert len(re.findall(r"func.func private @decoder_layer\w*\(", lowered)) == kinds
+    assert len(re.findall(r"call @decoder_layer\w*\(", lowered)) == 6
+    engine.close()
 
 
 def test_writers_alias_the_state_too(runner) -> None:
