@@ -15,11 +15,9 @@ from jaxserve.tokenizer import Tokenizer
 from jaxserve.tokenizer.special import NO_WORD
 
 DEVELOPER = "developer"  # OpenAI's newer name of the system's role
-# Keys of OpenAI's messages, those of its answers included, which come back as history.
-KEYS = frozenset(
-    {"role", "content", "name", "tool_calls", "tool_call_id"}
-    | {"refusal", "annotations", "audio", "function_call"}
-)
+# Keys of OpenAI's messages that nobody misses in a prompt. Those of its answers that say something
+# (refusal, audio, function_call) are missed.
+KEYS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "annotations"})
 ROLES = frozenset({"system", DEVELOPER, "user", "assistant", "tool"})
 
 
@@ -83,7 +81,7 @@ class GuardedTemplate:
     def unread_keys(
         self, messages: list[dict[str, Any]], name: str, tools: Tools | None, text: str
     ) -> tuple[str, ...]:
-        """Return the keys of messages that changed nothing, of those that OpenAI's API lacks.
+        """Return the keys of messages that changed nothing, apart from KEYS.
 
         Args:
             messages: Those that were rendered; so are `name` and `tools`.

@@ -19,11 +19,12 @@ def max_new_tokens(config: EngineConfig, request: Request, field: str = "prompt"
     output = 0 if config.embeds else asked or 1
     if prompt == 0:
         raise RequestError(field, "has no tokens")
-    if output:
+    # A client that asked for many tokens is told of them only where fewer would fit.
+    if output and asked and prompt < min(config.max_context, config.capacity):
         what = f"{prompt} tokens and max_tokens {output}"
         remedy = "shorten the prompt, lower max_tokens"
     else:
-        what = f"{prompt} tokens"
+        what = f"{prompt} tokens" + (" and one of the answer" if output else "")
         remedy = "shorten the prompt"
     if prompt + output > config.max_context:
         raise ContextLengthError(

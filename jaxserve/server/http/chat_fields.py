@@ -8,11 +8,12 @@ from jaxserve.chat.tools import AUTO, NONE, REQUIRED, Choice, Tools, check_size,
 from jaxserve.errors import RequestError
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.http.errors import UnsupportedError, check_fields
-from jaxserve.server.http.ignored import PART_HINT
+from jaxserve.server.http.ignored import CACHE_HINT
 from jaxserve.server.http.types import ChatBody
 
 FIELDS = frozenset({"name", "description", "parameters", "strict"})  # of a function
 TOOL = "a function tool"
+FUNCTION = "function"  # type of the tools and calls that are supported
 NO_CHOICE = Choice()  # what a body without tool_choice asks for
 
 
@@ -30,6 +31,7 @@ def conversation(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _message(message: dict[str, Any], path: str) -> dict[str, Any]:
+    _check_calls(message.get("tool_calls"), f"{path}.tool_calls")
     content = message.get("content")
     # OpenAI's answers have null for an empty text, and come back as history.
     is_empty = "content" in message and content is None and not message.get("tool_calls")
@@ -42,6 +44,17 @@ def _message(message: dict[str, Any], path: str) -> dict[str, Any]:
     return message | {"content": "".join(part["text"] for part in content)}
 
 
+def _check_calls(calls: Any, path: str) -> None:
+    for i, call in enumerate(calls if isinstance(calls, list) else ()):
+        kind = call.get("type", FUNCTION) if isinstance(call, dict) else FUNCTION
+        if kind != FUNCTION:
+            raise UnsupportedError(f"{path}[{i}].type", _only_functions(kind))
+
+
+def _only_functions(kind: Any) -> str:
+    return f'is {kind!r:.80}; only "{FUNCTION}" is supported'
+
+
 def _check_part(part: Any, path: str) -> None:
     if not isinstance(part, dict):
         raise RequestError(path, 'is no object; give {"type": "text", "text": ...}')
@@ -51,7 +64,7 @@ def _check_part(part: Any, path: str) -> None:
         )
     if not isinstance(part.get("text"), str):
         raise RequestError(f"{path}.text", "is no string")
-    check_fields(part, {"type", "text", PART_HINT}, path, "a text part")
+    check_fields(part, {"type", "text", CACHE_HINT}, path, "a text part")
 
 
 # ---- tools
@@ -84,20 +97,19 @@ def _choice(given: Any) -> Choice:
         case {"type": "function", "function": {"name": str(name)}}:
             return Choice(AUTO, name)
     accepted = f'"{AUTO}", "{NONE}", "{REQUIRED}" or one function'
-    raise UnsupportedError("tool_choice", f"is {given!r:.80}; only {accepted} are accepted")
+    what = given.get("type") if isinstance(given, dict) else given
+    raise UnsupportedError("tool_choice", f"is {what!r:.80}; only {accepted} are accepted")
 
 
 def _function(tool: dict[str, Any], path: str) -> dict[str, Any]:
     """Return the function of a tool such as {"type": "function", "function": {...}}."""
-    if tool.get("type") != "function":
-        raise UnsupportedError(
-            f"{path}.type", f'is {tool.get("type")!r:.80}; only "function" is supported'
-        )
+    if tool.get("type") != FUNCTION:
+        raise UnsupportedError(f"{path}.type", _only_functions(tool.get("type")))
     function = tool.get("function")
     if not isinstance(function, dict):
         raise RequestError(
             f"{path}.function", "is no object; give name, description and parameters"
         )
-    check_fields(tool, {"type", "function"}, path, TOOL)
-    check_fields(function, FIELDS, f"{path}.function", TOOL)
+    check_fields(tool, {"type", "function", CACHE_HINT}, path, TOOL)
+    check_fields(function, FIELDS | {CACHE_HINT}, f"{path}.function", TOOL)
     return function

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEADER = "jaxserve-ignored"
-PART_HINT = "cache_control"  # of Anthropic's API: where a prefix that is shared ends
+CACHE_HINT = "cache_control"  # of Anthropic's API: where a prefix that is shared ends
 STATE = "ignored"  # of a request: names of its fields
 NAME = re.compile("[A-Za-z0-9_.-]{1,64}")  # that the header can hold
 MOST_KEYS = 16
@@ -43,8 +43,9 @@ def _ignored(given: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[str
         yield "stream_options"
     if given.get("top_logprobs") is not None and not given.get("logprobs"):
         yield "top_logprobs"
-    if any(PART_HINT in part for part in _parts(given.get("messages"))):
-        yield PART_HINT
+    hinted = (*_parts(given.get("messages")), *_tools(given.get("tools")))
+    if any(CACHE_HINT in part for part in hinted):
+        yield CACHE_HINT
 
 
 def _parts(messages: Any) -> Iterator[Mapping[str, Any]]:
@@ -53,6 +54,15 @@ def _parts(messages: Any) -> Iterator[Mapping[str, Any]]:
         content = message.get("content")
         if isinstance(content, list):
             yield from (part for part in content if isinstance(part, Mapping))
+
+
+def _tools(tools: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the tools, and the functions in them."""
+    for tool in tools if isinstance(tools, list) else ():
+        yield tool
+        function = tool.get("function")
+        if isinstance(function, Mapping):
+            yield function
 
 
 class TellIgnored:

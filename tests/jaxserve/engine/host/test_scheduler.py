@@ -369,13 +369,18 @@ def test_times_are_in_order_and_say_what_happened() -> None:
     ("length", "max_tokens", "error", "text"),
     [
         (0, 1, RequestError, "prompt has no tokens"),
-        (16, 1, ContextLengthError, "prompt: 16 tokens and max_tokens 1 exceed the context of 16"),
+        (
+            16,
+            1,
+            ContextLengthError,
+            "prompt: 16 tokens and one of the answer exceed the context of 16",
+        ),
         (10, 7, ContextLengthError, "prompt: 10 tokens and max_tokens 7 exceed the context of 16"),
         (
             16,
             None,
             ContextLengthError,
-            "prompt: 16 tokens and max_tokens 1 exceed the context of 16",
+            "prompt: 16 tokens and one of the answer exceed the context of 16",
         ),
         (
             10,
@@ -387,7 +392,7 @@ def test_times_are_in_order_and_say_what_happened() -> None:
             12,
             None,
             CapacityError,
-            "prompt: 12 tokens and max_tokens 1 can never fit the page pool of 12",
+            "prompt: 12 tokens and one of the answer can never fit the page pool of 12",
         ),
     ],
 )

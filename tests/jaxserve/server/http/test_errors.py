@@ -33,7 +33,10 @@ COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 EMBEDDINGS = "/v1/embeddings"
 MESSAGES = [{"role": "user", "content": "hi"}]
-CACHED = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
+HINT = {"cache_control": {"type": "ephemeral"}}
+CACHED = {"type": "text", "text": "hi"} | HINT
+CACHED_TOOL = {"type": "function", "function": {"name": "add"}} | HINT
+CACHED_FUNCTION = {"type": "function", "function": {"name": "add"} | HINT}
 CACHED_MESSAGE = {"role": "user", "content": [CACHED]}
 KINDS: dict[str, tuple[type[Body], dict[str, Any]]] = {
     COMPLETIONS: (CompletionBody, {"prompt": TEXT, "max_tokens": 2}),
@@ -153,6 +156,8 @@ def test_fields_that_are_not_heeded(tmp_path: Path, path: str) -> None:
         (CHAT, {"logprobs": True, "top_logprobs": 0}, None),
         (CHAT, {"messages": [{"role": "user", "content": [CACHED]}]}, "cache_control"),
         (CHAT, {"messages": [*MESSAGES, {"role": "assistant", "content": None}]}, None),
+        (CHAT, {"tools": [CACHED_TOOL], "tool_choice": "none"}, "cache_control"),
+        (CHAT, {"tools": [CACHED_FUNCTION], "tool_choice": "none"}, "cache_control"),
         ("/tokenize", {"prompt": None, "messages": [CACHED_MESSAGE]}, "cache_control"),
     ],
 )

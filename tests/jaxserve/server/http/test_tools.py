@@ -271,7 +271,16 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "response_format",
         "together with calls that follow a grammar",
     ),
-    (function() | {"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "only"),
+    (
+        function() | {"tool_choice": {"type": "allowed_tools"}},
+        "tool_choice",
+        "'allowed_tools'; only",
+    ),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"type": "custom", "custom": {}}]}]},
+        "messages[0].tool_calls[0].type",
+        'only "function"',
+    ),
     (function() | {"tool_choice": "sometimes"}, "tool_choice", "only"),
     ({"tool_choice": "required"}, "tool_choice", "without tools"),
     (function() | {"parallel_tool_calls": "no"}, "parallel_tool_calls", "boolean"),
