@@ -4,7 +4,7 @@ Every function raises RequestError, with the given name as its field, for what i
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from numbers import Integral, Real
 
 from jaxserve.errors import RequestError
@@ -53,6 +53,8 @@ def integers(name: str, values: object, limit: int | None = None) -> tuple[int, 
     # The number is checked first: each entry of a list of millions would cost time.
     if limit is not None and len(ids) > limit:
         raise RequestError(name, f"has {len(ids)} ids; the limit is {limit}")
+    if set(map(type, ids)) <= {int}:  # plain ones, which may be very many
+        return ids  # type: ignore[return-value]
     for position, token in enumerate(ids):
         if isinstance(token, bool) or not isinstance(token, Integral):
             raise RequestError(
@@ -100,8 +102,10 @@ def biases(name: str, values: object, limit: int) -> dict[int, float]:
     }
 
 
-def check_token_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
+def check_token_ids(name: str, ids: Collection[int], vocab_size: int) -> None:
     """Raise RequestError for the first id that is not in 0 to vocab_size - 1."""
+    if not ids or (min(ids) >= 0 and max(ids) < vocab_size):
+        return
     for position, token in enumerate(ids):
         if not 0 <= token < vocab_size:
             known = f"the vocabulary has ids 0 to {vocab_size - 1}"

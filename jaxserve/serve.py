@@ -14,7 +14,7 @@ from jaxserve.cli.exits import exit_code
 from jaxserve.cluster.hosts import Hosts, leave
 from jaxserve.server.disaggregation.flags import check_role
 from jaxserve.server.flags import ServeOptions, check_limits, check_places, meshes_of, parse, parser
-from jaxserve.server.observe.log import configure
+from jaxserve.server.observe.log import configure, silence_grpc
 from jaxserve.server.security.tls import check_tls_flags
 
 __all__ = ["main", "parser"]
@@ -28,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = parse(arguments)
     configure(options.operation.log_format, options.operation.log_level)
+    silence_grpc()
     return leave(exit_code(lambda: run(options)))
 
 

@@ -442,6 +442,7 @@ def test_the_engine_needs_nothing_of_the_server() -> None:
 MAY_READ_JAX_CONFIG_AND_ENVIRONMENT = {
     "jaxserve.backends",
     "jaxserve.loading.convert",
+    "jaxserve.server.observe.log",  # of gRPC's core
     "jaxserve.server.observe.traces",  # reads the variables of OpenTelemetry's exporters
     "jaxserve.cache_folders",
     "jaxserve.compilation_cache",

@@ -1,7 +1,7 @@
 """Messages of conversations as plain JSON values, checked and within bounds."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxserve.chat.bounds import MAX_DEPTH, MAX_DIGITS, MAX_MESSAGES
 from jaxserve.errors import RequestError
@@ -11,6 +11,7 @@ LEAST_TOO_LONG = 10**MAX_DIGITS  # of integers
 OF_THE_MODEL = "assistant"  # role
 OPTIONAL_STRINGS = ("name", "tool_call_id")  # fields of messages
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+LONGEST_KEY = 80  # characters of a key in the path of an error
 
 Message = Mapping[str, Any]
 
@@ -80,55 +81,77 @@ def settled(value: Any, depth: int = 0) -> Any:
     return value
 
 
-def plain(value: object, path: str, depth: int = 0) -> Any:
+def plain(value: object, path: str) -> Any:
     """Return a copy in plain JSON values.
 
     RequestError names the path of a value of another type, or of one that is nested more than
     MAX_DEPTH deep.
     """
+    return _plain(value, Place(path), 0)
+
+
+class Place(NamedTuple):
+    """Place of a value in a request; its path is put together only for an error.
+
+    A client chooses how long its keys are, and how many values each of them has.
+    """
+
+    inside: "str | Place"  # the whole request's path, or the place of the list or object around
+    key: str | int | None = None
+
+    def __str__(self) -> str:
+        match self.key:
+            case None:
+                return str(self.inside)
+            case int():
+                return f"{self.inside}[{self.key}]"
+            case _:
+                return f"{self.inside}.{self.key:.{LONGEST_KEY}}"
+
+
+def _plain(value: object, place: Place, depth: int) -> Any:
     if depth > MAX_DEPTH:
-        raise RequestError(path, f"is nested more than {MAX_DEPTH} deep")
+        raise RequestError(str(place), f"is nested more than {MAX_DEPTH} deep")
     if value is None or isinstance(value, bool | float):
         return value
     if isinstance(value, int):
-        return _integer(value, path)
+        return _integer(value, place)
     if isinstance(value, str):
-        return _text(value, path)
+        return _text(value, place)
     if isinstance(value, Mapping):
         return {
-            _key(key, path): plain(inner, f"{path}.{key}", depth + 1)
+            _key(key, place): _plain(inner, Place(place, key), depth + 1)
             for key, inner in value.items()
         }
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
-        return [plain(inner, f"{path}[{i}]", depth + 1) for i, inner in enumerate(value)]
+        return [_plain(inner, Place(place, i), depth + 1) for i, inner in enumerate(value)]
     expected = "strings, numbers, true, false, null, lists and objects of them"
-    raise RequestError(path, f"is {value!r:.80}; give {expected}")
+    raise RequestError(str(place), f"is {value!r:.80}; give {expected}")
 
 
-def _integer(value: int, path: str) -> int:
+def _integer(value: int, place: Place) -> int:
     if abs(value) >= LEAST_TOO_LONG:
-        raise RequestError(
-            path, f"is an integer of {value.bit_length()} bits; the limit is {MAX_DIGITS} digits"
-        )
+        problem = f"is an integer of {value.bit_length()} bits; the limit is {MAX_DIGITS} digits"
+        raise RequestError(str(place), problem)
     return value
 
 
-def _key(key: object, path: str) -> str:
+def _key(key: object, place: Place) -> str:
     if not isinstance(key, str):
-        raise RequestError(path, f"has the key {key!r:.80}; keys must be strings")
-    return _text(key, path)
+        raise RequestError(str(place), f"has the key {key!r:.80}; keys must be strings")
+    return _text(key, place)
 
 
-def _text(text: str, path: str) -> str:
+def _text(text: str, place: Place) -> str:
     """Return a valid Unicode text without MARK, whose meaning the client must not borrow."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise RequestError(
-            path, f"has half a surrogate pair at character {error.start}; send both halves"
+            str(place), f"has half a surrogate pair at character {error.start}; send both halves"
         ) from None
     if MARK in text:
         raise RequestError(
-            path, f"holds U+{ord(MARK):04X}, which is no character for interchange; remove it"
+            str(place), f"holds U+{ord(MARK):04X}, which is no character for interchange; remove it"
         )
     return str(text)  # subclasses of str become plain ones

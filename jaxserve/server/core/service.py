@@ -79,8 +79,8 @@ class Service:
             limits, rules, self._load, self._page_fetches, prefill_only, self._running
         )
         self._answers: dict[str, Answer] = {}  # by the engine's id
-        # By the client's id; None before the request is submitted to the engine.
-        self._requests: dict[str, Answer | None] = {}
+        # By the client's id; what came in, until it is submitted to the engine.
+        self._requests: dict[str, Answer | IncomingRequest] = {}
         self._aborted: set[str] = set()  # ids of `_requests` that were aborted before submission
         self._failure: JaxserveError | None = None
         self._numbers = itertools.count(1)
@@ -107,7 +107,7 @@ class Service:
     async def _admit(self, incoming: IncomingRequest) -> Answer:
         request_id = incoming.request_id or new_id()
         needs_place = self._check(incoming, request_id)
-        self._requests[request_id] = None
+        self._requests[request_id] = incoming
         self._load.queue.enter(request_id, incoming.client, incoming.call_id)
         try:
             # A client may use an id again: the number tells events of its requests apart.
@@ -136,19 +136,20 @@ class Service:
     def _make_room(self, tokens: int, incoming: IncomingRequest, needs_place: bool) -> None:
         """End requests that leave the queue for this one."""
         for displaced in self._admission.displaced_by(tokens, incoming, needs_place):
-            if answer := self._requests[displaced.id]:
+            if isinstance(answer := self._requests[displaced.id], Answer):
                 answer.fail(displaced.error)
 
-    def abort(self, request_id: str) -> bool:
-        """End a request by its client's id; return whether it was in flight.
+    def abort(self, request_id: str, owner: str | None = None) -> bool:
+        """End a request by its client's id, if the owner is its own; None owns all.
 
-        Its answer finishes with reason abort.
+        Its answer finishes with reason abort. Return whether it was in flight.
         """
-        if request_id not in self._requests:
+        found = self._requests.get(request_id)
+        incoming = found.incoming if isinstance(found, Answer) else found
+        if incoming is None or owner not in (None, incoming.owner):
             return False
-        answer = self._requests[request_id]
-        if answer:
-            self._thread.abort(answer.prepared.request.id)
+        if isinstance(found, Answer):
+            self._thread.abort(found.prepared.request.id)
         else:
             self._aborted.add(request_id)
         self._page_fetches.cancel(request_id)

@@ -10,6 +10,7 @@ from jaxserve.chat.messages import MAX_MESSAGES
 from jaxserve.errors import RequestError
 
 MAX_ENTRIES = 10 * MAX_MESSAGES  # of all repeated messages of a request
+MOST_UNKNOWN = 4096  # bytes of unknown fields that are looked at
 
 
 def check_known(message: Message) -> None:
@@ -18,7 +19,19 @@ def check_known(message: Message) -> None:
     Such a field would otherwise be dropped in silence. Also bounds the entries of repeated
     messages. Raises RequestError.
     """
+    unknown = _unknown_bytes(message)
+    if unknown > MOST_UNKNOWN:  # protobuf would make an object of each before it gives the first
+        problem = f"has {unknown} bytes of fields that this server does not know"
+        raise RequestError("request", problem)
     _Check().check(message, "")
+
+
+def _unknown_bytes(message: Message) -> int:
+    """Return the bytes of fields that the message's type does not have, at any depth."""
+    known = type(message)()
+    known.CopyFrom(message)
+    known.DiscardUnknownFields()
+    return message.ByteSize() - known.ByteSize()
 
 
 class _Check:

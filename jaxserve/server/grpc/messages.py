@@ -22,6 +22,7 @@ DEFLATE = 8  # method of zlib's head, with which a plain message may begin too
 SMALL = 4096  # bytes of a message that is not counted
 AT_ONCE = 256  # bytes of a compressed message that is expanded at once: to 256 KiB at most
 MAX_WAITING = 64  # messages that wait to be expanded
+MAX_AWAITED = 32  # calls without a token whose message has not come
 RETRY_SECONDS = 1.0
 HEADER_OVERHEAD = 32  # bytes that HTTP/2 counts for each header (RFC 9113, 6.5.2)
 Requests = AsyncGenerator[Any]
@@ -38,6 +39,12 @@ class MetadataTooLargeError(JaxserveError):
     code = "RESOURCE_EXHAUSTED"
     http_status = 431
     reason = "HEADERS_TOO_LARGE"
+
+
+class SlowSenderError(JaxserveError):
+    code = "RESOURCE_EXHAUSTED"
+    http_status = 408
+    reason = "REQUEST_TIMEOUT"
 
 
 class MessageError(JaxserveError):
@@ -85,9 +92,12 @@ class MessageReader(aio.ServerInterceptor):
     Args:
         small: Full names of services that take small messages only. Their calls need no token, or
             last as long as their clients like.
+        open_to_all: Full name of the one whose calls need no token.
     """
 
-    def __init__(self, limits: Limits, inputs: InputBytes, small: Set[str]):
+    def __init__(self, limits: Limits, inputs: InputBytes, small: Set[str], open_to_all: str):
+        self._open_to_all = open_to_all
+        self._awaited = AwaitedMessages(limits.slow_client_seconds)
         self._limit = limits.max_message_bytes
         self._inputs = inputs
         self._small = small
@@ -106,6 +116,8 @@ class MessageReader(aio.ServerInterceptor):
         limit = SMALL if service in self._small else self._limit
         if handler.request_streaming:
             return self._reading_many(handler, limit)
+        if service == self._open_to_all:
+            return self._awaiting_one(handler, limit)
         return self._reading_one(handler, limit)
 
     def _reading_one(self, handler: Any, limit: int) -> Any:
@@ -127,6 +139,25 @@ class MessageReader(aio.ServerInterceptor):
                 raise
 
         return handler._replace(request_deserializer=None, **{kind: answer})
+
+    def _awaiting_one(self, handler: Any, limit: int) -> Any:
+        """Return a handler that is called before its only message has come."""
+        parse = handler.request_deserializer
+
+        async def answer(messages: AsyncIterable[bytes], context: aio.ServicerContext) -> None:
+            try:
+                data = await self._awaited.next_of(messages)
+            except JaxserveError as error:
+                await abort_with(context, error)
+            with self._inputs.holding() as held:
+                request = await self._read(data, parse, limit, held, context)
+            if handler.response_streaming:
+                await handler.unary_stream(request, context)
+            else:
+                await context.write(await handler.unary_unary(request, context))
+
+        serialize = handler.response_serializer
+        return grpc.stream_stream_rpc_method_handler(answer, response_serializer=serialize)
 
     def _reading_many(self, handler: Any, limit: int) -> Any:
         behavior = handler.stream_stream
@@ -178,6 +209,48 @@ class MessageReader(aio.ServerInterceptor):
                 return await asyncio.to_thread(expand, data, limit)
         finally:
             self._waiting -= 1
+
+
+class AwaitedMessages:
+    """Messages that have not come, of calls that need no token. Lives on the event loop.
+
+    gRPC holds what has come of each, up to --max-message-bytes, and no handler can count it. So few
+    are awaited at a time: a further one ends the call that has waited longest. What asks how a
+    server is comes whole, and waits for nothing.
+
+    Args:
+        seconds: Seconds in which a message has to come.
+    """
+
+    def __init__(self, seconds: float):
+        self._seconds = seconds
+        self._scopes = dict[asyncio.Timeout, None]()  # in the order in which they began
+
+    async def next_of(self, messages: AsyncIterable[bytes]) -> bytes:
+        """Wait for the next message.
+
+        Raises:
+            MessageError: There is none.
+            SlowSenderError: It does not come in time, or too many others are awaited.
+        """
+        if len(self._scopes) >= MAX_AWAITED:
+            self._end(next(iter(self._scopes)))
+        try:
+            async with asyncio.timeout(self._seconds) as scope:
+                self._scopes[scope] = None
+                try:
+                    return await anext(aiter(messages))
+                finally:
+                    self._scopes.pop(scope, None)
+        except StopAsyncIteration:
+            raise MessageError("the call has no message") from None
+        except TimeoutError:
+            problem = f"the message did not come within {self._seconds:g} s (--slow-client-seconds)"
+            raise SlowSenderError(f"{problem}, or made room for others") from None
+
+    def _end(self, scope: asyncio.Timeout) -> None:
+        del self._scopes[scope]
+        scope.reschedule(-1)  # a time in the past: the scope times out at once
 
 
 def service_of(method: str) -> str:

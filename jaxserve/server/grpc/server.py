@@ -167,7 +167,7 @@ def new_server(
         inputs: Bytes of requests, if other servers share their limit.
     """
     inputs = inputs or InputBytes(limits.max_input_bytes)
-    reader = MessageReader(limits, inputs, {HEALTH, *SERVICES})
+    reader = MessageReader(limits, inputs, {HEALTH, *SERVICES}, open_to_all=HEALTH)
     interceptors = [MetadataLimit(limits), TokenInterceptor(tokens), reader]
     server = aio.server(interceptors=interceptors, options=_options(limits))
     names = [HEALTH]

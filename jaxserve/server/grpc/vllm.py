@@ -7,11 +7,9 @@ the files that GetTokenizer returns; prompts and completions are token ids.
 import asyncio
 import hashlib
 import time
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cached_property, partial
+from typing import Any
 
 from grpc.aio import ServicerContext
 from smg_grpc_proto import vllm_engine_pb2 as pb
@@ -37,8 +35,6 @@ CHUNK_BYTES = 64 * 1024  # of a message of GetTokenizer
 # another model may have that name.
 TOKENIZER_PATH = "grpc:GetTokenizer"
 
-Call = tuple[str, str]  # the caller's token, empty without one, and the request's id
-
 
 class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     """Generation, embedding and information as vLLM's engines offer them to routers.
@@ -50,19 +46,12 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     def __init__(self, readiness: Readiness, tokens: BearerTokens):
         self._readiness = readiness
         self._tokens = tokens
-        # Calls in flight by token and request id. The service refuses all but the first of an id,
-        # but each is counted, so that a refused call does not make the first one unabortable.
-        self._calls = Counter[Call]()
 
     @with_status
     async def Generate(self, request: pb.GenerateRequest, context: ServicerContext) -> None:
         service = self._readiness.require_serving().service
-        incoming = parse_generate(request, **fields_of_call(context, self._tokens))
-        with (
-            self._abortable(context, request.request_id),
-            sampling_path(),
-            await service.answer(incoming) as answer,
-        ):
+        incoming = parse_generate(request, **self._fields_of_call(context))
+        with sampling_path(), await service.answer(incoming) as answer:
             renderer = VllmRenderer(answer.prepared.request, request.stream)
             async with service.slow_clients.watching() as write:
                 async for event in answer:
@@ -74,10 +63,9 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     async def Embed(self, request: pb.EmbedRequest, context: ServicerContext) -> pb.EmbedResponse:
         service = self._readiness.require_serving().service
         request_id = request.request_id or new_id()
-        call = fields_of_call(context, self._tokens)
+        call = self._fields_of_call(context)
         requests = embedding_requests([parse_embed(request)], request_id, **call)
-        with self._abortable(context, request_id):
-            (completion,) = await embed(service, requests)
+        (completion,) = await embed(service, requests)
         values = completion.embedding or ()
         return pb.EmbedResponse(
             embedding=values,
@@ -97,20 +85,12 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
                 "request_ids", f"has {len(request.request_ids)} entries; the limit is {MAX_ABORTS}"
             )
         service = self._readiness.require_loaded().service
-        asked = {_call(context, request_id) for request_id in request.request_ids}
-        for _, request_id in self._calls.keys() & asked:
-            service.abort(request_id)
+        for request_id in request.request_ids:
+            service.abort(request_id, owner=_owner(context))
         return pb.AbortResponse()
 
-    @contextmanager
-    def _abortable(self, context: ServicerContext, request_id: str) -> Iterator[None]:
-        """Let Abort end the request while this block runs."""
-        call = _call(context, request_id)
-        self._calls[call] += 1
-        try:
-            yield
-        finally:
-            self._calls -= Counter([call])  # subtraction drops calls whose count is 0
+    def _fields_of_call(self, context: ServicerContext) -> dict[str, Any]:
+        return fields_of_call(context, self._tokens) | {"owner": _owner(context)}
 
     @with_status
     async def HealthCheck(
@@ -186,12 +166,16 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     async def GetTokenizer(
         self, request: common_pb2.GetTokenizerRequest, context: ServicerContext
     ) -> None:
-        self._readiness.require_loaded()
+        service = self._readiness.require_loaded().service
         data = await asyncio.shield(self._bundle)
-        for start in range(0, len(data), CHUNK_BYTES):
-            end = start + CHUNK_BYTES
-            digest = hashlib.sha256(data).hexdigest() if end >= len(data) else ""
-            await context.write(common_pb2.GetTokenizerChunk(data=data[start:end], sha256=digest))
+        async with service.slow_clients.watching() as write:
+            for start in range(0, len(data), CHUNK_BYTES):
+                end = start + CHUNK_BYTES
+                digest = hashlib.sha256(data).hexdigest() if end >= len(data) else ""
+                with write:
+                    await context.write(
+                        common_pb2.GetTokenizerChunk(data=data[start:end], sha256=digest)
+                    )
 
     @cached_property
     def _bundle(self) -> "asyncio.Future[bytes]":
@@ -203,9 +187,10 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
         )
 
 
-def _call(context: ServicerContext, request_id: str) -> Call:
+def _owner(context: ServicerContext) -> str:
+    """Return who may abort requests of this service that come with the caller's token."""
     authorization = dict(context.invocation_metadata() or ()).get("authorization", "")
-    return token_of(str(authorization)), request_id
+    return f"{NAME} {token_of(str(authorization))}"
 
 
 def vllm_endpoint(readiness: Readiness, tokens: BearerTokens) -> GrpcEndpoint:

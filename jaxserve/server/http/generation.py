@@ -146,8 +146,13 @@ async def _admit(
     service: Service, body: Sampling, calls: list[IncomingRequest], stack: AsyncExitStack
 ) -> list[Answer]:
     """Admit all calls or raise; admitted answers end with the stack."""
+    answers = list[Answer]()
     with body_field_names(body):
-        return [stack.enter_context(await service.answer(call)) for call in calls]
+        for call in calls:
+            if answers:
+                await asyncio.sleep(0)  # let other tasks of the event loop run between two prompts
+            answers.append(stack.enter_context(await service.answer(call)))
+    return answers
 
 
 def _meter(body: Sampling, answers: Sequence[Answer]) -> UsageMeter:

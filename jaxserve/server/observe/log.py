@@ -6,6 +6,7 @@ They never contain prompts or completions.
 import io
 import json
 import logging
+import os
 import sys
 import threading
 import time
@@ -143,6 +144,15 @@ def configure(format: Format, level: str) -> None:
         logger.propagate = False
         logger.setLevel(level.upper() if name == "jaxserve" else logging.WARNING)
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it warns of every retry
+
+
+def silence_grpc() -> None:
+    """Keep gRPC's core from writing lines, unless GRPC_VERBOSITY says otherwise.
+
+    It would write one for every malformed call and every failed handshake, as many as clients
+    like, and not in the format of the logs. To be called before grpc is imported.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def _log_as_json(stderr: TextIO | None) -> "logging.StreamHandler[TextIO]":

@@ -3,12 +3,14 @@
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-
-import grpc
+from typing import TYPE_CHECKING
 
 from jaxserve.errors import ConfigError
 from jaxserve.server.security.files import read_certificates
 from jaxserve.tls_files import check_key
+
+if TYPE_CHECKING:
+    import grpc
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,10 @@ class Tls:
             context.verify_mode = ssl.CERT_REQUIRED
         return context
 
-    def credentials(self) -> grpc.ServerCredentials:
+    def credentials(self) -> "grpc.ServerCredentials":
         """Return the credentials for gRPC."""
+        import grpc  # late: the flags are checked before gRPC's logs are settled
+
         authority = self.client_ca.read_bytes() if self.client_ca else None
         return grpc.ssl_server_credentials(
             [(self.key.read_bytes(), self.cert.read_bytes())], authority, authority is not None

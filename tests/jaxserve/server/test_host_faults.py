@@ -15,6 +15,18 @@ import httpx
 import pytest
 
 from jaxserve.client import CallError, Client, Delta, Finish
+from tests.jaxserve.server.grpc.frames import (
+    ACK,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    LAST,
+    PING,
+    PREFACE,
+    SETTINGS,
+    frame,
+    headers_of,
+)
 from tests.jaxserve.server.test_serve_process import Process, children_of, launch
 
 pytestmark = pytest.mark.system
@@ -178,6 +190,23 @@ def test_no_memory_is_left(server: Process) -> None:
             )
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "host_exhausted")
             assert known.get("/health").status_code == 200
+
+
+@pytest.mark.usefixtures("undisturbed")
+def test_malformed_calls_write_no_lines(server: Process) -> None:
+    """gRPC's core would write one for each."""
+    lines = list(server.lines)
+    headers = headers_of("/a.B/C", (b"grpc-timeout", b"soon"))
+    with socket.create_connection(("127.0.0.1", port_of(server.grpc)), timeout=60) as connection:
+        connection.sendall(PREFACE + frame(SETTINGS, 0, 0) + frame(SETTINGS, ACK, 0))
+        for stream in range(1, 200, 2):
+            connection.sendall(frame(HEADERS, END_HEADERS | END_STREAM, stream, headers))
+        connection.sendall(frame(PING, 0, 0, LAST))
+        received = b""
+        while frame(PING, ACK, 0, LAST) not in received and (part := connection.recv(2**16)):
+            received += part
+    assert canary(server)
+    assert server.lines == lines
 
 
 def test_a_killed_server_starts_again_on_its_ports() -> None:

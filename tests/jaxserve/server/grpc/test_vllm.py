@@ -226,6 +226,36 @@ def test_abort_needs_the_token_of_the_request(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("kind", ["Generate", "Embed"])
+def test_abort_ends_no_request_of_another_token_that_has_its_id(tmp_path: Path, kind: str) -> None:
+    """A call with an id that is in flight is refused, and gives no right to abort it meanwhile."""
+    tokens = BearerTokens(("mine", "another's"))
+    mine, others = ([("authorization", f"Bearer {token}")] for token in ("mine", "another's"))
+    embed = pb.EmbedRequest(request_id="mine", tokenized=pb.TokenizedInput(input_ids=IDS))
+
+    async def main() -> None:
+        async with serving(tmp_path, seconds=0.002, tokens=tokens) as (server, engine):
+            asked = request(stream=True, request_id="mine", max_tokens=200, ignore_eos=True)
+            call = engine.Generate(asked, metadata=mine)
+            await until(lambda: server.service.loads.running)
+
+            async def again() -> None:
+                if kind == "Embed":
+                    await failed(engine.Embed(embed, metadata=others))
+                else:
+                    await refused(engine.Generate(asked, metadata=others), "ALREADY_EXISTS")
+
+            async def abort() -> None:
+                await engine.Abort(pb.AbortRequest(request_ids=["mine"]), metadata=others)
+
+            await asyncio.gather(*[act() for _ in range(10) for act in (again, abort)])
+            last = [message async for message in call][-1]
+            assert last.complete.finish_reason == "length"
+            await server.at_rest()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_goes_frees_its_pages(tmp_path: Path, stream: bool) -> None:
     async def main() -> None:
