@@ -25,6 +25,8 @@ INTRODUCTION = (
 # Environment variables that the project reads. Those that jax, gRPC and OpenTelemetry read are
 # described there.
 VARIABLES = {
+    "GRPC_VERBOSITY": "which lines gRPC's core writes; `serve` takes NONE for none, since clients "
+    "choose their number",
     "JAX_COMPILATION_CACHE_DIR": "folder in which compiled steps are kept, for all programs that "
     "use jax; `--compilation-cache` wins over it, and it wins over `LLM(compilation_cache=...)`",
     "JAX_PLATFORMS": "kind of device that jax uses: `cpu`, `cuda` or `tpu`; `jaxserve doctor` "
