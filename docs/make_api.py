@@ -229,9 +229,9 @@ def http() -> Iterator[str]:
     )
     yield "A field that was taken and changed nothing is named in the answer's header"
     yield "`jaxserve-ignored`; so are `stream_options` without `stream`, `top_logprobs` without"
-    yield "`logprobs`, `cache_control` on a part of a text or on a tool, and keys of messages (but"
-    yield "`name` and `annotations`) that change nothing in what the chat template makes of them."
-    yield "Whole numbers may be written 1.0."
+    yield "`logprobs`, `cache_control` on a part of a text or on a tool, and keys of messages that"
+    yield "change nothing in what the chat template makes of them (`name` and `annotations`, and"
+    yield "those that every template reads, are not named). Whole numbers may be written 1.0."
     yield "`max_tokens` beyond what context and page pool leave stands for what they leave, and the"
     yield "answer ends with length; `--strict-max-tokens` refuses it.\n"
     yield "A stream begins when its request has a row, or after 10 s of waiting; until then an"

@@ -15,18 +15,18 @@ ROOT = Path(__file__).parent.parent
 TARGET = ROOT / "docs" / "configuration.md"
 INTRODUCTION = (
     "# Configuration\n\n"
-    "Every flag of every program, and every environment variable that jaxserve itself reads. "
-    "Written by\n`python docs/make_configuration.py` from the parsers; `jaxserve serve --help` and "
-    "so on print the same texts.\n\n"
+    "Every flag of every program, and every environment variable that jaxserve itself reads or "
+    "sets. Written by\n`python docs/make_configuration.py` from the parsers; "
+    "`jaxserve serve --help` and so on print the same texts.\n\n"
     "In Python, flags of the engine are fields of `EngineOptions` (`--max-batch` is `max_batch`) "
     "or\narguments of `LLM`, and flags of sampling are fields of `SamplingParams`. Flags that "
     "contradict\neach other are an error.\n"
 )
-# Environment variables that the project reads. Those that jax, gRPC and OpenTelemetry read are
+# Environment variables that the project reads or sets. Others of jax, gRPC and OpenTelemetry are
 # described there.
 VARIABLES = {
-    "GRPC_VERBOSITY": "which lines gRPC's core writes; `serve` takes NONE for none, since clients "
-    "choose their number",
+    "GRPC_VERBOSITY": "which lines gRPC's core writes; unless it is set, `serve` sets it to NONE, "
+    "since clients could cause any number of lines",
     "JAX_COMPILATION_CACHE_DIR": "folder in which compiled steps are kept, for all programs that "
     "use jax; `--compilation-cache` wins over it, and it wins over `LLM(compilation_cache=...)`",
     "JAX_PLATFORMS": "kind of device that jax uses: `cpu`, `cuda` or `tpu`; `jaxserve doctor` "

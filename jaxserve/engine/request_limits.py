@@ -19,7 +19,7 @@ def max_new_tokens(config: EngineConfig, request: Request, field: str = "prompt"
     output = 0 if config.embeds else asked or 1
     if prompt == 0:
         raise RequestError(field, "has no tokens")
-    # A client that asked for many tokens is told of them only where fewer would fit.
+    # max_tokens is named only where a smaller one would fit.
     if output and asked and prompt < min(config.max_context, config.capacity):
         what = f"{prompt} tokens and max_tokens {output}"
         remedy = "shorten the prompt, lower max_tokens"

@@ -37,8 +37,10 @@ class CheckedGrammars:
             return form
 
     def add(self, structure: Structure, form: str) -> None:
-        """Keep the form of a structure that is not kept yet."""
+        """Keep the form of a structure."""
         with self._lock:
+            if before := self._forms.get((structure.kind, structure.text)):
+                self._bytes -= _size(structure.text, before)
             self._forms[structure.kind, structure.text] = form
             self._bytes += _size(structure.text, form)
             while len(self._forms) > 1 and self._bytes > self._max_bytes:

@@ -100,8 +100,9 @@ def test_a_folder_that_cannot_be_written(
 def test_kept_steps_with_a_flipped_bit_are_compiled_again(
     no_cache: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # With the package zstandard, which a client here happens to install, jax writes no checksum.
-    monkeypatch.setattr("jax._src.compilation_cache.zstandard", None)
+    # With zstd, which a client here happens to install, or Python 3.14 has, jax writes no checksum.
+    for package in ("zstd", "zstandard"):
+        monkeypatch.setattr(f"jax._src.compilation_cache.{package}", None, raising=False)
     expected = compiled(tmp_path)
     for entry in tmp_path.glob("*-cache"):
         content = bytearray(entry.read_bytes())
@@ -111,6 +112,7 @@ def test_kept_steps_with_a_flipped_bit_are_compiled_again(
         assert compiled(tmp_path) == expected
 
 
+@pytest.mark.system  # the limit holds for whatever this process writes meanwhile
 def test_kept_steps_that_are_too_large_for_a_file(no_cache: None, tmp_path: Path) -> None:
     """The answer is there, and the parts of files that were written harm no later start."""
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)

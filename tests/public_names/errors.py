@@ -11,7 +11,7 @@ from tests.public_names import exports
 # Where errors are defined that users can see.
 HOMES = (
     *("jaxserve.errors", "jaxserve.client.errors"),
-    *("jaxserve.server.http.errors", "jaxserve.server.grpc.messages"),
+    *("jaxserve.server.http.errors", "jaxserve.server.grpc.errors"),
 )
 
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from jaxserve.completion import Completion
 from jaxserve.engine.events import Times, TokenEvent
-from jaxserve.errors import JaxserveError
+from jaxserve.errors import JaxserveError, SlowConsumerError
 from jaxserve.open_choices import OpenChoices
 from jaxserve.prompts import Prepared
 from jaxserve.server.core.answer_events import AnswerEvent, Done, Outbox, PromptScores, Started
@@ -135,13 +135,13 @@ class Answer:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, JaxserveError):  # such as of a client that does not read
+        if isinstance(error, SlowConsumerError):
             self.fail(error)
         else:
             self.close()
 
     def close(self) -> None:
-        """Abort what still runs, since its client has gone."""
+        """Abort what still runs, since nobody waits for it any more."""
         if not self.finished:
             self._engine.abort(self.prepared.request.id)
             self._end(None)

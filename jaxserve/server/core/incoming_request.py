@@ -25,8 +25,8 @@ class IncomingRequest:
     call_id: str = ""  # of the client's call, where several requests are one
     priority: int = 0
     client: str = ""  # who asks, see `BearerTokens.client_of`
-    # Who else than an administrator may abort it: callers that tell Service.abort the same.
-    owner: str = ""
+    # May abort it, beside administrators: whoever gives Service.abort the same owner.
+    owner: str = field(default="", repr=False)  # may have a token in it
     cache_salt: str = ""
     # Seconds from `arrived` until the client gives up; None: only --max-request-seconds applies.
     timeout: float | None = None

@@ -19,11 +19,14 @@ def check_known(message: Message) -> None:
     Such a field would otherwise be dropped in silence. Also bounds the entries of repeated
     messages. Raises RequestError.
     """
+    inside = list(_Walk().messages(message, ""))
     unknown = _unknown_bytes(message)
     if unknown > MOST_UNKNOWN:  # protobuf would make an object of each before it gives the first
-        problem = f"has {unknown} bytes of fields that this server does not know"
+        problem = f"has {unknown} bytes of fields that this server does not know; remove them"
         raise RequestError("request", problem)
-    _Check().check(message, "")
+    if unknown:
+        for found, path in inside:
+            _check_fields(found, path)
 
 
 def _unknown_bytes(message: Message) -> int:
@@ -34,37 +37,41 @@ def _unknown_bytes(message: Message) -> int:
     return message.ByteSize() - known.ByteSize()
 
 
-class _Check:
-    """One walk through a request."""
+def _check_fields(message: Message, path: str) -> None:
+    for unknown in UnknownFieldSet(message):  # type: ignore[attr-defined]
+        raise RequestError(
+            path or "request",
+            f"has a field of number {unknown.field_number}, which this server does not know",
+        )
+
+
+class _Walk:
+    """One walk through a request, within the bound on its entries."""
 
     def __init__(self) -> None:
         self._entries = 0
 
-    def check(self, message: Message, path: str) -> None:
-        """Check a message at its path, and the messages inside of it."""
-        for unknown in UnknownFieldSet(message):  # type: ignore[attr-defined]
-            raise RequestError(
-                path or "request",
-                f"has a field of number {unknown.field_number}, which this server does not know",
-            )
+    def messages(self, message: Message, path: str) -> Iterator[tuple[Message, str]]:
+        """Yield a message with its path, and the messages inside of it with theirs."""
+        yield message, path
         for field, value in message.ListFields():
             if field.message_type is None or field.message_type.GetOptions().map_entry:
                 continue
             inside = f"{path}.{field.name}" if path else field.name
             if field.is_repeated:
-                self._check_entries(value, inside)
+                self._count(value, inside)
+                for i, entry in enumerate(value):
+                    yield from self.messages(entry, f"{inside}[{i}]")
             else:
-                self.check(value, inside)
+                yield from self.messages(value, inside)
 
-    def _check_entries(self, entries: Sequence[Message], path: str) -> None:
+    def _count(self, entries: Sequence[Message], path: str) -> None:
         if len(entries) > MAX_MESSAGES:
             raise RequestError(path, f"has {len(entries)} entries; the limit is {MAX_MESSAGES}")
         self._entries += len(entries)
         if self._entries > MAX_ENTRIES:
             problem = f"and the lists before it have more than {MAX_ENTRIES} entries together"
             raise RequestError(path, problem)
-        for i, entry in enumerate(entries):
-            self.check(entry, f"{path}[{i}]")
 
 
 def set_fields(message: Message) -> Iterator[tuple[str, Any]]:

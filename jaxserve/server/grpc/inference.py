@@ -36,7 +36,7 @@ Method = Callable[[Any, Any, ServicerContext], Awaitable[Any]]
 def with_status(method: Method) -> Method:
     """Decorate a method of a servicer: it refuses unknown fields and turns errors into statuses.
 
-    Cancellation passes through, also where it meets a message that is being written.
+    Cancellation passes through.
     """
 
     @wraps(method)
@@ -46,8 +46,6 @@ def with_status(method: Method) -> Method:
             return await method(self, request, context)
         except (AbortError, asyncio.CancelledError):
             raise
-        except InternalError:  # a write that failed since the client cancelled or hung up
-            raise asyncio.CancelledError from None
         except Exception as error:
             await abort_with(context, with_message_path(mask_internal_error(error)))
 
@@ -57,6 +55,14 @@ def with_status(method: Method) -> Method:
 async def abort_with(context: ServicerContext, error: JaxserveError) -> None:
     """End the call with the error's status."""
     await context.abort(grpc.StatusCode[error.code], str(error), trailers(error))
+
+
+async def write_to(context: ServicerContext, message: Message) -> None:
+    """Write a message; CancelledError where the client cancels or hangs up meanwhile."""
+    try:
+        await context.write(message)
+    except InternalError:
+        raise asyncio.CancelledError from None
 
 
 def fields_of_call(context: ServicerContext, tokens: BearerTokens) -> dict[str, Any]:
@@ -167,4 +173,4 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 async for event in answer:
                     for message in renderer.stream(event, message_class):
                         with write:
-                            await context.write(message)
+                            await write_to(context, message)

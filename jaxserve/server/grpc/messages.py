@@ -11,10 +11,16 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc import aio  # type: ignore[attr-defined]
 
-from jaxserve.errors import JaxserveError, QueueFullError
+from jaxserve.errors import JaxserveError, QueueFullError, SlowConsumerError
 from jaxserve.server.core.input_bytes import HeldBytes, InputBytes
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.grpc.inference import abort_with
+from jaxserve.server.grpc.awaited_messages import MAX_AWAITED, AwaitedMessages
+from jaxserve.server.grpc.errors import (
+    MessageError,
+    MessageTooLargeError,
+    MetadataTooLargeError,
+)
+from jaxserve.server.grpc.inference import abort_with, write_to
 
 GZIP = b"\x1f\x8b"  # no plain message begins so: there is no wire type 7
 GZIP_WINDOW = 16 + zlib.MAX_WBITS  # zlib's way to ask for gzip's form
@@ -22,35 +28,10 @@ DEFLATE = 8  # method of zlib's head, with which a plain message may begin too
 SMALL = 4096  # bytes of a message that is not counted
 AT_ONCE = 256  # bytes of a compressed message that is expanded at once: to 256 KiB at most
 MAX_WAITING = 64  # messages that wait to be expanded
-MAX_AWAITED = 32  # calls without a token whose message has not come
 RETRY_SECONDS = 1.0
 HEADER_OVERHEAD = 32  # bytes that HTTP/2 counts for each header (RFC 9113, 6.5.2)
 Requests = AsyncGenerator[Any]
 Parse = Callable[[bytes], Any]
-
-
-class MessageTooLargeError(JaxserveError):
-    code = "RESOURCE_EXHAUSTED"
-    http_status = 413
-    reason = "REQUEST_TOO_LARGE"
-
-
-class MetadataTooLargeError(JaxserveError):
-    code = "RESOURCE_EXHAUSTED"
-    http_status = 431
-    reason = "HEADERS_TOO_LARGE"
-
-
-class SlowSenderError(JaxserveError):
-    code = "RESOURCE_EXHAUSTED"
-    http_status = 408
-    reason = "REQUEST_TIMEOUT"
-
-
-class MessageError(JaxserveError):
-    code = "INVALID_ARGUMENT"
-    http_status = 400
-    reason = "INVALID_MESSAGE"
 
 
 class MetadataLimit(aio.ServerInterceptor):
@@ -97,7 +78,9 @@ class MessageReader(aio.ServerInterceptor):
 
     def __init__(self, limits: Limits, inputs: InputBytes, small: Set[str], open_to_all: str):
         self._open_to_all = open_to_all
-        self._awaited = AwaitedMessages(limits.slow_client_seconds)
+        self._seconds = limits.slow_client_seconds
+        self._awaited = AwaitedMessages(self._seconds)
+        self._awaited_of_all = AwaitedMessages(self._seconds, MAX_AWAITED)
         self._limit = limits.max_message_bytes
         self._inputs = inputs
         self._small = small
@@ -116,48 +99,59 @@ class MessageReader(aio.ServerInterceptor):
         limit = SMALL if service in self._small else self._limit
         if handler.request_streaming:
             return self._reading_many(handler, limit)
-        if service == self._open_to_all:
-            return self._awaiting_one(handler, limit)
-        return self._reading_one(handler, limit)
+        awaited = self._awaited_of_all if service == self._open_to_all else self._awaited
+        return self._reading_one(handler, limit, awaited)
 
-    def _reading_one(self, handler: Any, limit: int) -> Any:
-        kind = "unary_stream" if handler.response_streaming else "unary_unary"
-        behavior = getattr(handler, kind)
+    def _reading_one(self, handler: Any, limit: int, awaited: AwaitedMessages) -> Any:
+        """Return a handler that reads the only message of its calls, and writes the answers.
+
+        gRPC would read the message before it calls a handler of unary calls, and would send its
+        answer, however long the client takes for either.
+        """
+        behavior = handler.unary_stream or handler.unary_unary
         parse = handler.request_deserializer
         assert not inspect.isasyncgenfunction(behavior), "services write their messages"
 
-        async def answer(data: bytes, context: aio.ServicerContext) -> Any:
+        async def answer(messages: AsyncIterable[bytes], context: aio.ServicerContext) -> None:
+            data: bytes | None = None
             request = None
             try:
                 with self._inputs.holding() as held:
+                    data = await self._next_of(messages, awaited, context)
                     request = await self._read(data, parse, limit, held, context)
-                    return await behavior(request, context)
+                    response = await behavior(request, context)
+                if not handler.response_streaming:
+                    await self._write(response, context)
             except BaseException as error:
-                data = b""
+                data = None
                 request = None
                 release_frames(error)
                 raise
 
-        return handler._replace(request_deserializer=None, **{kind: answer})
-
-    def _awaiting_one(self, handler: Any, limit: int) -> Any:
-        """Return a handler that is called before its only message has come."""
-        parse = handler.request_deserializer
-
-        async def answer(messages: AsyncIterable[bytes], context: aio.ServicerContext) -> None:
-            try:
-                data = await self._awaited.next_of(messages)
-            except JaxserveError as error:
-                await abort_with(context, error)
-            with self._inputs.holding() as held:
-                request = await self._read(data, parse, limit, held, context)
-            if handler.response_streaming:
-                await handler.unary_stream(request, context)
-            else:
-                await context.write(await handler.unary_unary(request, context))
-
         serialize = handler.response_serializer
         return grpc.stream_stream_rpc_method_handler(answer, response_serializer=serialize)
+
+    async def _next_of(
+        self, messages: AsyncIterable[bytes], awaited: AwaitedMessages, context: Any
+    ) -> bytes:
+        """Return the next message; end the call without one."""
+        try:
+            return await awaited.next_of(messages)
+        except JaxserveError as error:
+            await abort_with(context, error)
+            raise AssertionError("a call that was ended raises") from None
+
+    async def _write(self, response: Any, context: aio.ServicerContext) -> None:
+        """Write a whole answer, for which its client has a time."""
+        try:
+            async with asyncio.timeout(self._seconds):
+                # On its own: cut off in one batch with the message, it would be sent again, which
+                # gRPC takes for an error.
+                await context.send_initial_metadata(())
+                await write_to(context, response)
+        except TimeoutError:
+            problem = f"the answer was not read within {self._seconds:g} s (--slow-client-seconds)"
+            await abort_with(context, SlowConsumerError(problem))
 
     def _reading_many(self, handler: Any, limit: int) -> Any:
         behavior = handler.stream_stream
@@ -209,48 +203,6 @@ class MessageReader(aio.ServerInterceptor):
                 return await asyncio.to_thread(expand, data, limit)
         finally:
             self._waiting -= 1
-
-
-class AwaitedMessages:
-    """Messages that have not come, of calls that need no token. Lives on the event loop.
-
-    gRPC holds what has come of each, up to --max-message-bytes, and no handler can count it. So few
-    are awaited at a time: a further one ends the call that has waited longest. What asks how a
-    server is comes whole, and waits for nothing.
-
-    Args:
-        seconds: Seconds in which a message has to come.
-    """
-
-    def __init__(self, seconds: float):
-        self._seconds = seconds
-        self._scopes = dict[asyncio.Timeout, None]()  # in the order in which they began
-
-    async def next_of(self, messages: AsyncIterable[bytes]) -> bytes:
-        """Wait for the next message.
-
-        Raises:
-            MessageError: There is none.
-            SlowSenderError: It does not come in time, or too many others are awaited.
-        """
-        if len(self._scopes) >= MAX_AWAITED:
-            self._end(next(iter(self._scopes)))
-        try:
-            async with asyncio.timeout(self._seconds) as scope:
-                self._scopes[scope] = None
-                try:
-                    return await anext(aiter(messages))
-                finally:
-                    self._scopes.pop(scope, None)
-        except StopAsyncIteration:
-            raise MessageError("the call has no message") from None
-        except TimeoutError:
-            problem = f"the message did not come within {self._seconds:g} s (--slow-client-seconds)"
-            raise SlowSenderError(f"{problem}, or made room for others") from None
-
-    def _end(self, scope: asyncio.Timeout) -> None:
-        del self._scopes[scope]
-        scope.reschedule(-1)  # a time in the past: the scope times out at once
 
 
 def service_of(method: str) -> str:

@@ -20,7 +20,7 @@ from jaxserve.errors import RequestError
 from jaxserve.server.core.embedding import embed, embedding_requests
 from jaxserve.server.core.service import new_id
 from jaxserve.server.grpc.admin import MAX_ABORTS
-from jaxserve.server.grpc.inference import fields_of_call, with_status
+from jaxserve.server.grpc.inference import fields_of_call, with_status, write_to
 from jaxserve.server.grpc.server import GrpcEndpoint
 from jaxserve.server.grpc.tokenizer_bundle import tokenizer_bundle
 from jaxserve.server.grpc.vllm_parse import parse_embed, parse_generate, sampling_path
@@ -57,7 +57,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
                 async for event in answer:
                     for message in renderer.messages(event):
                         with write:
-                            await context.write(message)
+                            await write_to(context, message)
 
     @with_status
     async def Embed(self, request: pb.EmbedRequest, context: ServicerContext) -> pb.EmbedResponse:
@@ -173,9 +173,8 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
                 end = start + CHUNK_BYTES
                 digest = hashlib.sha256(data).hexdigest() if end >= len(data) else ""
                 with write:
-                    await context.write(
-                        common_pb2.GetTokenizerChunk(data=data[start:end], sha256=digest)
-                    )
+                    chunk = common_pb2.GetTokenizerChunk(data=data[start:end], sha256=digest)
+                    await write_to(context, chunk)
 
     @cached_property
     def _bundle(self) -> "asyncio.Future[bytes]":

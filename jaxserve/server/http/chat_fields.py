@@ -96,9 +96,9 @@ def _choice(given: Any) -> Choice:
             return Choice(given)
         case {"type": "function", "function": {"name": str(name)}}:
             return Choice(AUTO, name)
-    accepted = f'"{AUTO}", "{NONE}", "{REQUIRED}" or one function'
-    what = given.get("type") if isinstance(given, dict) else given
-    raise UnsupportedError("tool_choice", f"is {what!r:.80}; only {accepted} are accepted")
+    function = '{"type": "function", "function": {"name": ...}}'
+    accepted = f'"{AUTO}", "{NONE}", "{REQUIRED}" or {function}'
+    raise UnsupportedError("tool_choice", f"is {given!r:.80}; only {accepted} are accepted")
 
 
 def _function(tool: dict[str, Any], path: str) -> dict[str, Any]:

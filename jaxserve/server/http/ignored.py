@@ -57,7 +57,7 @@ def _parts(messages: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _tools(tools: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the tools, and the functions in them."""
+    """Yield the tools, which were checked to be objects, and the functions in them."""
     for tool in tools if isinstance(tools, list) else ():
         yield tool
         function = tool.get("function")

@@ -45,7 +45,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def _printable(character: str) -> str:
-    """Return the character, or its escape of JSON if it is a control or a mark of no width."""
+    """Return the character, or its escape of JSON if a terminal might not show it."""
     if character.isprintable():
         return character
     units = character.encode("utf-16-be", "surrogatepass").hex(" ", 2).split()

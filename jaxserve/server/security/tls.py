@@ -48,7 +48,7 @@ class Tls:
 
     def credentials(self) -> "grpc.ServerCredentials":
         """Return the credentials for gRPC."""
-        import grpc  # late: the flags are checked before gRPC's logs are settled
+        import grpc  # late: the program imports this module before it calls silence_grpc
 
         authority = self.client_ca.read_bytes() if self.client_ca else None
         return grpc.ssl_server_credentials(

@@ -235,9 +235,7 @@ def test_abort_ends_no_request_of_another_token_that_has_its_id(tmp_path: Path, 
 
     async def main() -> None:
         async with serving(tmp_path, seconds=0.002, tokens=tokens) as (server, engine):
-            asked = request(stream=True, request_id="mine", max_tokens=200, ignore_eos=True)
-            call = engine.Generate(asked, metadata=mine)
-            await until(lambda: server.service.loads.running)
+            asked = request(stream=True, request_id="mine")
 
             async def again() -> None:
                 if kind == "Embed":
@@ -248,7 +246,10 @@ def test_abort_ends_no_request_of_another_token_that_has_its_id(tmp_path: Path, 
             async def abort() -> None:
                 await engine.Abort(pb.AbortRequest(request_ids=["mine"]), metadata=others)
 
-            await asyncio.gather(*[act() for _ in range(10) for act in (again, abort)])
+            with server.holding(step=2):
+                call = engine.Generate(asked, metadata=mine)
+                await until(lambda: server.service.in_flight)
+                await asyncio.gather(*[act() for _ in range(10) for act in (again, abort)])
             last = [message async for message in call][-1]
             assert last.complete.finish_reason == "length"
             await server.at_rest()

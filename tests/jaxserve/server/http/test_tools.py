@@ -274,7 +274,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         function() | {"tool_choice": {"type": "allowed_tools"}},
         "tool_choice",
-        "'allowed_tools'; only",
+        "'allowed_tools'}; only",
     ),
     (
         {"messages": [{"role": "assistant", "tool_calls": [{"type": "custom", "custom": {}}]}]},
