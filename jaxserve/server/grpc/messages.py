@@ -20,7 +20,7 @@ from jaxserve.server.grpc.errors import (
     MessageTooLargeError,
     MetadataTooLargeError,
 )
-from jaxserve.server.grpc.inference import abort_with, write_to
+from jaxserve.server.grpc.inference import abort_with
 
 GZIP = b"\x1f\x8b"  # no plain message begins so: there is no wire type 7
 GZIP_WINDOW = 16 + zlib.MAX_WBITS  # zlib's way to ask for gzip's form
@@ -148,7 +148,9 @@ class MessageReader(aio.ServerInterceptor):
                 # On its own: cut off in one batch with the message, it would be sent again, which
                 # gRPC takes for an error.
                 await context.send_initial_metadata(())
-                await write_to(context, response)
+                await context.write(response)
+        except aio.InternalError:  # the client cancels or hangs up meanwhile
+            raise asyncio.CancelledError from None
         except TimeoutError:
             problem = f"the answer was not read within {self._seconds:g} s (--slow-client-seconds)"
             await abort_with(context, SlowConsumerError(problem))
