@@ -1,4 +1,4 @@
-"""What came of the actions: how often each was done, and what was not as expected."""
+"""Outcomes of the actions: how often each was done, and what was not as expected."""
 
 from collections import Counter
 from collections.abc import Awaitable

@@ -32,7 +32,7 @@ Deal = tuple[Action, Target]
 
 @dataclass
 class Result:
-    """What a soak found.
+    """Findings of a soak.
 
     Attributes:
         left: By server, what was in use at rest, and steps that were compiled after it was ready.

@@ -1,4 +1,4 @@
-"""What an action talks to, and how actions are told."""
+"""Servers that actions talk to, and the type of an action."""
 
 import random
 from collections.abc import Awaitable, Callable
