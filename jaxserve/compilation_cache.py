@@ -1,10 +1,12 @@
 """Compilation cache on disk, which keeps compiled steps from one start to the next."""
 
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
@@ -27,6 +29,7 @@ OPTIONS = (
     "jax_persistent_cache_min_compile_time_secs",
     "jax_persistent_cache_min_entry_size_bytes",
 )
+_OPTIONS_IN_USE = threading.RLock()
 
 
 def use_compilation_cache(chosen: Path | None) -> None:
@@ -84,21 +87,32 @@ def cache_of_llm(chosen: str | Path | None) -> Path | None:
 def compiled_steps_kept(folder: Path | None) -> Iterator[None]:
     """Read and write what compiles inside in a folder, unless the program has a cache of its own.
 
-    jax's options are the program's again afterwards. With None nothing is changed.
+    jax's options are the program's again afterwards, but for those that it has set meanwhile. With
+    None nothing is changed. Threads take turns, since jax's options are those of the process.
     """
-    if folder is None or jax.config.jax_compilation_cache_dir:
+    if folder is None:
         yield
         return
-    before = {name: getattr(jax.config, name) for name in OPTIONS}
-    try:
+    with _OPTIONS_IN_USE:
+        if jax.config.jax_compilation_cache_dir:
+            yield
+            return
+        before = _options()
         share_compiled(folder)
-        # jax looks at its options once, at the first compile, which may have been before.
-        jax_cache.reset_cache()
-        yield
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
-        jax_cache.reset_cache()
+        shared = _options()
+        try:
+            # jax looks at its options once, at the first compile, which may have been before.
+            jax_cache.reset_cache()
+            yield
+        finally:
+            for name, value in before.items():
+                if getattr(jax.config, name) == shared[name]:
+                    jax.config.update(name, value)
+            jax_cache.reset_cache()
+
+
+def _options() -> dict[str, Any]:
+    return {name: getattr(jax.config, name) for name in OPTIONS}
 
 
 def share_compiled(folder: Path) -> None:
@@ -115,3 +129,21 @@ def read_compiled(folder: Path) -> None:
     # A bounded cache writes a note of every use.
     jax.config.update("jax_compilation_cache_max_size", -1)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", float("inf"))
+
+
+def has_record(key: str) -> bool:
+    """Return whether the folder of compiled steps has a record with this key."""
+    record = _record(key)
+    return record is not None and record.exists()
+
+
+def keep_record(key: str) -> None:
+    """Keep a record that all steps with this key were compiled; nothing if it cannot be written."""
+    if record := _record(key):
+        with suppress(OSError):
+            record.touch()
+
+
+def _record(key: str) -> Path | None:
+    folder = jax.config.jax_compilation_cache_dir
+    return Path(folder) / f"jaxserve-{key}" if folder else None

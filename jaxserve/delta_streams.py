@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from jaxserve.call_guard import CallGuard
@@ -31,10 +31,20 @@ class DeltaStreams:
     events of other iterators' requests go to their inboxes meanwhile. Each iterator is for one
     thread; those of several threads wait for each other's steps. A Ctrl-C takes effect between two
     steps; it ends the iterator that was asked, and the engine goes on.
+
+    Args:
+        before_step: Function called before each step of the engine.
     """
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, guard: CallGuard):
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        guard: CallGuard,
+        before_step: Callable[[], None] = lambda: None,
+    ):
         self._engine = engine
+        self._before_step = before_step
         self._tokenizer = tokenizer
         self._guard = guard
         self._live: dict[str, _Live] = {}  # by request id
@@ -98,6 +108,7 @@ class DeltaStreams:
         self._engine.check_usable()
         if not self._engine.has_work:
             raise EngineError("the engine is idle while a request waits for its end")
+        self._before_step()
         for event in self._engine.step():
             # Another thread's iterator may take its request out at any time.
             if live := self._live.get(event.request_id):

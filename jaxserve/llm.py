@@ -167,7 +167,9 @@ class LLM(LLMCalls):
             self._steps = WarmUp(
                 self.engine, self.runner, self._guard, self._cache, bar_of_steps, on_compile
             )
-            self._streams = DeltaStreams(self.engine, self.model.tokenizer, self._guard)
+            self._streams = DeltaStreams(
+                self.engine, self.model.tokenizer, self._guard, self._steps.install
+            )
             self._numbers = itertools.count(1)
             on_failure.pop_all()
 
@@ -235,13 +237,14 @@ class LLM(LLMCalls):
         """
         self._steps.compile_for(prompts)
 
-    def measure_steps(self) -> None:
-        """Measure the compiled steps, where tokens are drafted, and give the engine the costs.
+    def use_compiled_steps(self) -> None:
+        """Put steps into use that `runner` has compiled; between two steps of the engine.
 
-        The engine drafts only as many tokens as pay off by these times. Nothing is measured
-        unless steps were compiled since the last call.
+        Where tokens are drafted, the steps are measured, and the engine drafts only as many tokens
+        as pay off by these times.
         """
-        self._steps.measure()
+        self.runner.install()
+        self._steps.tell_engine()
 
     @contextmanager
     def trace(self, path: str | Path) -> Iterator[None]:

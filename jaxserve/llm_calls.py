@@ -227,7 +227,12 @@ class LLMCalls:
         Raises:
             EngineError: The LLM is closed, or a step has failed.
         """
-        if prompts:
-            with self._guard:
-                self._steps.compile_for([*self._streams.unfinished, *prompts])
+        if not prompts:
+            return
+        with self._guard:
+            self._steps.begin([*self._streams.unfinished, *prompts])
+        try:
             yield from self._streams.run(prompts)
+        finally:
+            if not self._streams.unfinished:
+                self._steps.rest()

@@ -1,14 +1,16 @@
-"""Steps of an LLM, compiled and measured when the first prompts need them."""
+"""Steps of an LLM, compiled and measured when prompts need them."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from jaxserve.call_guard import CallGuard
 from jaxserve.compilation_cache import compiled_steps_kept
-from jaxserve.engine.buckets import Bucket
+from jaxserve.engine.buckets import Bucket, required
 from jaxserve.engine.device.executables import Progress
 from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.engine import Engine
+from jaxserve.engine.host.speculation import Costs
 from jaxserve.engine.request_limits import max_new_tokens
 from jaxserve.engine.step_costs import measure
 from jaxserve.progress import Bar
@@ -19,7 +21,7 @@ class WarmUp:
     """Compiles steps, and measures them where tokens are drafted. The guard is held meanwhile.
 
     Args:
-        engine: Engine that gets the costs of steps.
+        engine: Engine that is told which steps there are and what they cost.
         runner: Runner that compiles.
         guard: Guard of the LLM's calls, which lets a Ctrl-C take effect between two steps.
         cache: Folder that keeps the compiled steps; None keeps them elsewhere, or nowhere.
@@ -42,7 +44,8 @@ class WarmUp:
         self._cache = cache
         self._new_bar = new_bar
         self._progress = progress
-        self._measured: tuple[Bucket, ...] = ()
+        self._known: set[Bucket] = set()  # steps that the engine was told of
+        self._costs: dict[tuple[int, int], float] = {}
 
     def compile_for(self, prompts: Sequence[Prepared] | None) -> None:
         """Compile the steps that prompts need; None is every step there is."""
@@ -50,8 +53,53 @@ class WarmUp:
             self._engine.check_usable()
             if prompts is None:
                 self._compile(self._runner.buckets.buckets)
-            else:
-                self._compile(self._needed(prompts) if prompts else ())
+            elif prompts:
+                self._compile(self._needed(prompts))
+
+    def begin(self, prompts: Sequence[Prepared]) -> None:
+        """Compile the fewest steps that prompts can run with, and the others in the background.
+
+        A deterministic engine waits for all of them: a text may not change with what is compiled.
+        """
+        with self._guard:
+            self._engine.check_usable()
+            needed = tuple(self._needed(prompts))
+            if self._runner.config.deterministic:
+                self._compile(needed)
+                return
+            self.install()
+            self._compile(required(needed, self._runner.compiled))
+            self._runner.compile_in_background(needed, around=self._kept)
+
+    def rest(self) -> None:
+        """Begin no further compile in the background, as no prompt runs that could use it."""
+        self._runner.executables.background.forget()
+
+    def install(self) -> None:
+        """Put the steps into use that the background has compiled; between two steps."""
+        if self._runner.install():
+            self.tell_engine()
+
+    def tell_engine(self) -> None:
+        """Tell the engine which steps are compiled, and what those cost that came since.
+
+        They are measured only where tokens are drafted.
+        """
+        with self._guard:
+            compiled = self._runner.compiled
+            several = [bucket.rows for bucket in compiled if bucket.steps > 1]
+            self._engine.set_rows_of_several_decodes(max(several, default=0))
+            new = [bucket for bucket in compiled if bucket not in self._known]
+            if self._engine.speculates and new:
+                self._measure(new)
+            self._known.update(new)
+
+    def _measure(self, buckets: Sequence[Bucket]) -> None:
+        config = self._runner.config
+        costs = measure(self._runner, buckets, config.lanes, no_row=config.max_batch)
+        for key, seconds in costs.seconds.items():
+            self._costs[key] = min(seconds, self._costs.get(key, seconds))
+        self._engine.set_step_costs(Costs(dict(self._costs)))
 
     def _needed(self, prompts: Sequence[Prepared]) -> Iterable[Bucket]:
         config = self._runner.config
@@ -65,12 +113,16 @@ class WarmUp:
         return self._runner.buckets.reachable(sizes, config=config, score=score, forced=forced)
 
     def _compile(self, buckets: Iterable[Bucket]) -> None:
-        """Compile these steps unless they are compiled, and measure what is new."""
+        """Compile these steps, unless they are compiled, and tell the engine of them."""
         buckets = tuple(buckets)
         if not self._runner.executables.has(buckets):
-            with compiled_steps_kept(self._cache), self._new_bar() as bar:
+            with self._kept(), self._new_bar() as bar:
                 self._runner.warm_up(buckets, self._told(self._progress or bar.update))
-        self.measure()
+        self.tell_engine()
+
+    def _kept(self) -> AbstractContextManager[None]:
+        """Return a context in which compiled steps are kept in the LLM's folder."""
+        return compiled_steps_kept(self._cache)
 
     def _told(self, progress: Progress) -> Progress:
         """Return a function that tells of the progress, and lets a Ctrl-C take effect."""
@@ -80,13 +132,3 @@ class WarmUp:
             progress(done, total, what)
 
         return told
-
-    def measure(self) -> None:
-        """Measure the compiled steps, unless none were compiled since the last call."""
-        with self._guard:
-            compiled = self._runner.compiled
-            if self._engine.speculates and compiled != self._measured:
-                config = self._runner.config
-                costs = measure(self._runner, compiled, config.lanes, no_row=config.max_batch)
-                self._engine.set_step_costs(costs)
-                self._measured = compiled

@@ -11,24 +11,58 @@ from typing import Any, Final
 
 from jaxserve.pallas_kernels.errors import KernelError
 from jaxserve.pallas_kernels.grouped_matmul import api as grouped
-from jaxserve.pallas_kernels.grouped_matmul import gpu as grouped_gpu
 from jaxserve.pallas_kernels.grouped_matmul import reference as grouped_reference
-from jaxserve.pallas_kernels.grouped_matmul import tpu as grouped_tpu
+from jaxserve.pallas_kernels.implementations import Implementations
 from jaxserve.pallas_kernels.paged_attention import api as paged
-from jaxserve.pallas_kernels.paged_attention import gpu, reference, tpu
+from jaxserve.pallas_kernels.paged_attention import reference
 from jaxserve.pallas_kernels.quantized_matmul import api as quantized
-from jaxserve.pallas_kernels.quantized_matmul import gpu as quantized_gpu
 from jaxserve.pallas_kernels.quantized_matmul import reference as quantized_reference
-from jaxserve.pallas_kernels.quantized_matmul import tpu as quantized_tpu
 
-IMPLEMENTATIONS: Final[Mapping[str, paged.PagedAttention]] = MappingProxyType(
-    {"reference": reference, "gpu": gpu, "tpu": tpu}
+
+def _paged_gpu() -> paged.PagedAttention:
+    from jaxserve.pallas_kernels.paged_attention import gpu
+
+    return gpu
+
+
+def _paged_tpu() -> paged.PagedAttention:
+    from jaxserve.pallas_kernels.paged_attention import tpu
+
+    return tpu
+
+
+def _grouped_gpu() -> grouped.GroupedMatmul:
+    from jaxserve.pallas_kernels.grouped_matmul import gpu
+
+    return gpu
+
+
+def _grouped_tpu() -> grouped.GroupedMatmul:
+    from jaxserve.pallas_kernels.grouped_matmul import tpu
+
+    return tpu
+
+
+def _quantized_gpu() -> quantized.QuantizedMatmul:
+    from jaxserve.pallas_kernels.quantized_matmul import gpu
+
+    return gpu
+
+
+def _quantized_tpu() -> quantized.QuantizedMatmul:
+    from jaxserve.pallas_kernels.quantized_matmul import tpu
+
+    return tpu
+
+
+IMPLEMENTATIONS: Final[Mapping[str, paged.PagedAttention]] = Implementations(
+    {"reference": lambda: reference, "gpu": _paged_gpu, "tpu": _paged_tpu}
 )
-GROUPED: Final[Mapping[str, grouped.GroupedMatmul]] = MappingProxyType(
-    {"reference": grouped_reference, "gpu": grouped_gpu, "tpu": grouped_tpu}
+GROUPED: Final[Mapping[str, grouped.GroupedMatmul]] = Implementations(
+    {"reference": lambda: grouped_reference, "gpu": _grouped_gpu, "tpu": _grouped_tpu}
 )
-QUANTIZED: Final[Mapping[str, quantized.QuantizedMatmul]] = MappingProxyType(
-    {"reference": quantized_reference, "gpu": quantized_gpu, "tpu": quantized_tpu}
+QUANTIZED: Final[Mapping[str, quantized.QuantizedMatmul]] = Implementations(
+    {"reference": lambda: quantized_reference, "gpu": _quantized_gpu, "tpu": _quantized_tpu}
 )
 # The platform of each implementation that runs on one alone.
 PLATFORMS: Final[Mapping[str, str]] = MappingProxyType({"gpu": "gpu", "tpu": "tpu"})

@@ -42,15 +42,17 @@ class ServerInfo:
         versions: Versions by package.
         mesh: Sizes of the mesh by axis.
         device_kind: Kind of the devices, as jax names it.
-        buckets: Compiled shapes of steps.
+        buckets: Shapes of steps that the server compiles.
         max_batch: Rows that run together in one lane.
         step_tokens: The most tokens that a step computes in one lane.
         page_size: Tokens in one page of the KV cache.
         cache_tokens: Tokens that the KV caches of all lanes hold.
         limits: Bounds on requests, by the name of their flag.
         uptime_seconds: Seconds since the server became ready.
-        compiles_after_ready: Steps that were compiled after the server was ready; should be 0.
+        compiles_after_ready: Compiles that a request has waited for; should be 0.
         kv: What the pages of the KV cache hold.
+        background_compiles: Compiles beside requests since the server became ready.
+        buckets_pending: Shapes that are not compiled yet, in whose place larger ones serve.
     """
 
     versions: dict[str, str]
@@ -65,6 +67,8 @@ class ServerInfo:
     uptime_seconds: float
     compiles_after_ready: int
     kv: str
+    background_compiles: int
+    buckets_pending: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

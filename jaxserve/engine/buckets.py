@@ -5,6 +5,8 @@ Besides, the numbers of pages that are read or written at once for other engines
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import inf, log
 
 from jaxserve.config import EngineConfig
 from jaxserve.engine.plan import StepKind
@@ -40,6 +42,16 @@ class Bucket:
     def max_row_results(self) -> int:
         """Return the most tokens that one row can get."""
         return max(self.steps, 1 + self.drafts)
+
+    def holds(self, other: "Bucket") -> bool:
+        """Return whether this shape runs every step that the other one runs."""
+        return (
+            self.kind == other.kind
+            and self.steps == other.steps
+            and self.rows >= other.rows
+            and self.tokens >= other.tokens
+            and self.drafts >= other.drafts
+        )
 
     def __str__(self) -> str:
         if self.kind == "decode":
@@ -133,6 +145,58 @@ class BucketPlan:
         first = next(size for size in sizes if size >= low)
         last = next(size for size in sizes if size >= high)
         return tuple(b for b in self.buckets if b.kind == kind and first <= b.tokens <= last)
+
+
+def required(wanted: Iterable[Bucket], compiled: Iterable[Bucket] = ()) -> tuple[Bucket, ...]:
+    """Return the fewest buckets without which a step of the wanted ones could not run.
+
+    They are the largest of each kind, unless a compiled one holds them. Decodes that are launched
+    as one are never among them: the scheduler can launch them one by one.
+
+    Args:
+        wanted: Buckets whose steps may be planned.
+        compiled: Buckets that are there already.
+    """
+    singles = [bucket for bucket in wanted if bucket.steps == 1]
+    largest = {bucket.kind: bucket for bucket in sorted(singles, key=_size)}
+    there = tuple(compiled)
+    return tuple(
+        bucket for bucket in largest.values() if not any(other.holds(bucket) for other in there)
+    )
+
+
+def by_gain(pending: Iterable[Bucket], compiled: Iterable[Bucket]) -> list[Bucket]:
+    """Return buckets in the order in which compiling them one after the other gains most.
+
+    Steps that no compiled bucket holds come first. The gain of another bucket is the padding that
+    it takes from the steps of all pending buckets that it holds, where every bucket is equally
+    likely to be needed: the sum of the logarithms of the tokens computed before and after.
+    """
+    left = sorted(pending, key=_size, reverse=True)
+    there = list(compiled)
+    ordered: list[Bucket] = []
+    while left:
+        best = max(left, key=partial(_gain, left, there))
+        left.remove(best)
+        there.append(best)
+        ordered.append(best)
+    return ordered
+
+
+def _gain(left: Sequence[Bucket], there: Sequence[Bucket], bucket: Bucket) -> float:
+    """Return what compiling a bucket next gains for the buckets that are left."""
+    gain = 0.0
+    for other in left:
+        if bucket.holds(other):
+            serving = [b.tokens for b in there if b.holds(other)]
+            if not serving:
+                return inf
+            gain += max(log(min(serving) / bucket.tokens), 0.0)
+    return gain
+
+
+def _size(bucket: Bucket) -> tuple[int, int, int]:
+    return bucket.rows, bucket.tokens, bucket.drafts
 
 
 def choose(

@@ -106,6 +106,10 @@ class Engine:
             raise EngineError("this engine drafts no tokens, so costs of steps are of no use to it")
         speculation.costs = costs
 
+    def set_rows_of_several_decodes(self, rows: int) -> None:
+        """Launch several decodes as one from now on only with at most so many rows in each lane."""
+        self.scheduler.multi_step.compiled_rows = rows
+
     @property
     def has_work(self) -> bool:
         """Return whether another step would do something."""

@@ -9,9 +9,10 @@ from collections.abc import Iterable
 from typing import Final
 
 from jaxserve.engine.buckets import Bucket
+from jaxserve.engine.empty_step import empty_step
 from jaxserve.engine.engine import Runner
 from jaxserve.engine.host.speculation import Costs
-from jaxserve.engine.plan import FED_BACK, MEASURED, LanePlan, StepPlan
+from jaxserve.engine.plan import StepPlan
 
 LAUNCHES: Final = 4  # of each step; the fastest counts
 
@@ -27,7 +28,7 @@ def measure(runner: Runner, buckets: Iterable[Bucket], lanes: int, no_row: int) 
     found: dict[tuple[int, int], float] = {}
     for bucket in buckets:
         if bucket.kind in ("decode", "verify"):
-            seconds = _seconds(runner, _empty_step(bucket, lanes, no_row)) / bucket.steps
+            seconds = _seconds(runner, empty_step(bucket, lanes, no_row)) / bucket.steps
             key = bucket.rows, bucket.drafts
             found[key] = min(seconds, found.get(key, seconds))
     return Costs(found)
@@ -40,19 +41,3 @@ def _seconds(runner: Runner, plan: StepPlan) -> float:
         runner.collect(plan, runner.launch(plan))
         found.append(time.perf_counter() - began)
     return min(found)
-
-
-def _empty_step(bucket: Bucket, lanes: int, no_row: int) -> StepPlan:
-    """Return a step of this shape whose rows are all out of range."""
-    rows = bucket.rows
-    samples = 1 + bucket.drafts if bucket.kind == "verify" else 0
-    lane = LanePlan(
-        sequences=[0] * rows,
-        rows=[no_row] * rows,
-        starts=[0] * rows,
-        sizes=[0] * rows,
-        samples=[samples] * rows,
-        tokens=[FED_BACK] * bucket.tokens,
-        targets=[0] * bucket.tokens,
-    )
-    return StepPlan(MEASURED, bucket.kind, (lane,) * lanes, (), bucket.steps)

@@ -1,6 +1,6 @@
 """The life of a server's process, from loading to its exit code.
 
-    loading --(every step compiled)--> ready --(SIGTERM, SIGINT, Drain)--> draining --> exit
+    loading --(steps compiled)--> ready --(SIGTERM, SIGINT, Drain)--> draining --> exit
 
 While it drains, clients are sent to other servers, and whatever still comes is served: no client
 can know of a drain before it has heard of it. The exit code is 0, and 130 after SIGINT.
@@ -127,6 +127,8 @@ class Lifecycle:
         for thread in state.threads:
             thread.start()
         self.readiness.set_ready(state)
+        for begin in state.after_ready:
+            begin()
         watching = asyncio.create_task(self._watch_steps(state))
         await self._stop.wait()
         until = time.monotonic() + self.drain_timeout

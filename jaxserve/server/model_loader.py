@@ -23,6 +23,7 @@ from jaxserve.plan.bundle import CACHE, Manifest, check_engine, open_bundle
 from jaxserve.progress import Bar
 from jaxserve.server.disaggregation.local_mesh import Place
 from jaxserve.server.flags import ServeOptions
+from jaxserve.server.model_steps import ModelSteps
 from jaxserve.sharding.mesh import MeshSpec, device_kind
 
 
@@ -92,6 +93,7 @@ class ModelLoader:
         self._pod = pod
         self._manifest = manifest
         self._resources = resources
+        self._opened: list[LLM] = []
         self._earlier: WeightDigests | None = None  # of the model that was opened last
 
     @property
@@ -159,6 +161,7 @@ class ModelLoader:
                 digests=digests,
             )
         self._resources.enter_context(llm)
+        self._opened.append(llm)
         if takes_requests and not llm.model.spec.embeds:
             llm.prompts.chat.check()
         self._check(llm)
@@ -186,23 +189,12 @@ class ModelLoader:
                 f"(start again when nobody writes to the model any more)"
             )
 
-    def compile(self, llm: LLM) -> None:
-        """Compile every step that the engine can launch, and say where they came from."""
-        runner = llm.runner
-        buckets = runner.buckets.buckets
-        with Bar(self.console, "compiling") as bar:
-            runner.warm_up(buckets, bar.update)
-        llm.measure_steps()
-        llm.prompts.grammars.warm_up()
-        executables = runner.executables
-        if self._manifest is None:
-            self.console.print(
-                f"{len(buckets)} steps compiled, {executables.found_compiled} compiles found in "
-                "the cache"
-            )
-            return
-        missed = executables.missed
-        found = executables.programs - len(missed)
-        self.say(f"{found} of {executables.programs} steps and writers of rows found in the bundle")
-        for name in missed:
-            self.say(f"not found in the bundle, so compiled here: {name}")
+    def steps_of(self, llm: LLM) -> ModelSteps:
+        """Return what compiles the steps of a model's engine."""
+        bundled = self._manifest is not None
+        return ModelSteps(llm, self._options.operation.ready_when, bundled, self.console)
+
+    @property
+    def compiling(self) -> bool:
+        """Return whether a step is being compiled, which nothing can interrupt."""
+        return any(llm.runner.executables.background.busy for llm in self._opened)

@@ -113,6 +113,14 @@ class OperationOptions:
         metavar="S",
         parse=number_above_0,
     )
+    ready_when: Literal["first", "all"] | None = option(
+        None,
+        "when requests are taken: first, as soon as the largest step of each kind is compiled, "
+        "which serves in place of smaller ones until they are; all, when every step is (default: "
+        "first, and all with --hosts, --pod and --deterministic, and on a GPU that is new to the "
+        "model)",
+        choices=("first", "all"),
+    )
     profile_dir: Path | None = option(
         None, "folder in which StartProfile may write (default: profiling is off)", metavar="DIR"
     )

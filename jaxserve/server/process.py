@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
 NewRole = Callable[[Readiness, CollectorRegistry], Role]  # the registry is that of the metrics
-# Given the number of compiles after ready, and whether the server is ready.
-NewMetrics = Callable[[Callable[[], int], Callable[[], bool], Callable[[], float]], Metrics]
+NewMetrics = Callable[..., Metrics]  # takes the functions that Metrics takes
 OnFailure = Callable[[BaseException], None]
 log = logging.getLogger("jaxserve.serve")
 
@@ -77,7 +76,13 @@ class ServerProcess:
         self._logs_requests = logs_requests
         self.limits = limits
         self.readiness = Readiness(self.on_phase)
-        self.metrics = new_metrics(self._compiles_after_ready, self._is_ready, self._queue_seconds)
+        self.metrics = new_metrics(
+            self._compiles_after_ready,
+            self._is_ready,
+            self._queue_seconds,
+            self._background_compiles,
+            self._buckets_pending,
+        )
         self.role = new_role(self.readiness, self.metrics.registry)
         self.listeners = Listeners(
             self.readiness,
@@ -130,6 +135,14 @@ class ServerProcess:
         state = self.readiness.state
         return state.compiles_after_ready() if state else 0
 
+    def _background_compiles(self) -> int:
+        state = self.readiness.state
+        return state.background_compiles() if state else 0
+
+    def _buckets_pending(self) -> int:
+        state = self.readiness.state
+        return state.buckets_pending() if state else 0
+
     def _is_ready(self) -> bool:
         return self.readiness.phase is Phase.READY
 
@@ -151,22 +164,23 @@ class ServerProcess:
         meshes: Meshes | None = None,
         provider: "TracerProvider | None" = None,
     ) -> ServingState:
-        """Load the model, compile all of its steps and connect it to the service.
+        """Load the model, compile the steps to be ready with, and connect it to the service.
 
         Args:
             exchanges_pages: Whether the engine exchanges pages with other servers.
             meshes: Sizes of both meshes where prompts have a mesh of their own.
         """
         first, second = places(meshes, devices()) if meshes else (None, None)
-        # The prefill engine is compiled completely before the other one begins to count compiles.
-        prefill = self.load_prefill(loader, first) if first else None
+        later: list[Callable[[], None]] = []
+        prefill = self.load_prefill(loader, first, later) if first else None
         llm = loader.open(second)
         handshake = cards.handshake_of(llm) if exchanges_pages else None
         model = cards.model_card(llm, loader.model_name)
         engine = cards.engine_card(llm)
         defaults = loader.sampling_defaults(llm)
         self._introduce(loader, llm, [*cards.summary(model, engine), *defaults.lines])
-        loader.compile(llm)
+        steps = loader.steps_of(llm)
+        steps.compile()
         role = self.role
         if meshes and prefill:
             mesh = PrefillMesh(prefill, llm.runner)
@@ -177,8 +191,10 @@ class ServerProcess:
         if provider:
             observers.append(Traces(provider, model.name))
         service, thread = self.connect_llm(llm, tuple(observers), role)
+        later.append(lambda: steps.compile_rest(thread))
         self._call_soon(lambda: self.role.open(handshake))
         self._watch_experts(llm, thread)
+        runners = [llm.runner, *([prefill.runner] if prefill else [])]
         gc.collect()
         # Modules and compiled steps stay for ever. Without this every full collection would walk
         # all of them, and hold up every stream meanwhile.
@@ -188,20 +204,31 @@ class ServerProcess:
             thread,
             model,
             engine,
-            compiles_after_ready=lambda: llm.runner.compiles_after_ready,
+            compiles_after_ready=lambda: sum(r.compiles_after_ready for r in runners),
+            background_compiles=lambda: sum(r.background_compiles for r in runners),
+            buckets_pending=lambda: sum(r.buckets_pending for r in runners),
+            after_ready=tuple(later),
             steps=lambda: cards.step_use(llm),
             handshake=handshake,
             prefill=prefill,
             defaults=defaults.fields,
         )
 
-    def load_prefill(self, loader: ModelLoader, place: Place) -> PrefillEngine:
-        """Load the engine that computes prompts on a mesh of its own in this process."""
+    def load_prefill(
+        self, loader: ModelLoader, place: Place, later: list[Callable[[], None]]
+    ) -> PrefillEngine:
+        """Load the engine that computes prompts on a mesh of its own in this process.
+
+        Args:
+            later: Jobs for the time when requests are taken; one is added.
+        """
         llm = loader.open(place)
         engine = cards.engine_card(llm)
         loader.say(f"prefill  {cards.mesh_text(engine)}, {cards.cache_text(engine)}")
-        loader.compile(llm)
+        steps = loader.steps_of(llm)
+        steps.compile()
         service, thread = self.connect_llm(llm, role=Role())
+        later.append(lambda: steps.compile_rest(thread))
         return PrefillEngine(service, thread, llm.runner)
 
     def _introduce(self, loader: ModelLoader, llm: LLM, lines: list[str]) -> None:

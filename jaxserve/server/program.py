@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -47,14 +48,19 @@ def run(options: ServeOptions, hosts: Hosts) -> int:
             use_compilation_cache(options.engine.compilation_cache)
         if pod.leads is False:
             return follow(options, console, pod, manifest)
-        serving = serve(options, console, pod, manifest, separate_meshes, resources)
+        loader = ModelLoader(options, console, pod, manifest, resources)
+        serving = serve(options, pod, loader, separate_meshes, resources)
         with interrupts_kept():
             code = asyncio.run(serving, loop_factory=uvloop.new_event_loop)
         if code == FAILED:
             pod.fail()
             # Not sys.exit: it waits for threads, and the engine's may hang for ever.
             os._exit(code)
-        return code
+    if loader.compiling:
+        # Python would wait for the compile, which may take a minute, as long as a drain may take.
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def follow(
@@ -70,16 +76,14 @@ def follow(
 
 async def serve(
     options: ServeOptions,
-    console: Console,
     pod: "SingleHost | Leader",
-    manifest: Manifest | None,
+    loader: ModelLoader,
     separate_meshes: Meshes | None,
     resources: ExitStack,
 ) -> int:
     """Serve until told to stop; return the exit code. The caller closes `resources`."""
     operation = options.operation
     allow_files(files_of(options.limits, options.addresses))
-    loader = ModelLoader(options, console, pod, manifest, resources)
     provider = open_provider() if operation.otel else None
     if provider:
         resources.callback(provider.shutdown)  # sends the spans that are left

@@ -84,7 +84,10 @@ class ServingState:
     thread: EngineThread
     model: ModelCard
     engine: EngineCard
-    compiles_after_ready: Callable[[], int]
+    compiles_after_ready: Callable[[], int]  # those that a request has waited for
+    background_compiles: Callable[[], int] = lambda: 0  # of steps, while requests are served
+    buckets_pending: Callable[[], int] = lambda: 0  # steps that larger ones serve until then
+    after_ready: Sequence[Callable[[], None]] = ()  # jobs that begin when requests are taken
     steps: Callable[[], Sequence[StepUse]] = tuple
     handshake: "Handshake | None" = None  # of an engine that exchanges pages with other servers
     prefill: PrefillEngine | None = None  # on another mesh of this process

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17jaxserve/v1/admin.proto\x12\x0bjaxserve.v1\"#\n\x0c\x41\x62ortRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\",\n\rAbortResponse\x12\x1b\n\x13\x61\x62orted_request_ids\x18\x01 \x03(\t\"\x15\n\x13GetModelInfoRequest\"\xe5\x02\n\x14GetModelInfoResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\x04\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x13\n\x0bmax_context\x18\x06 \x01(\r\x12\x15\n\reos_token_ids\x18\x07 \x03(\r\x12\x19\n\x11has_chat_template\x18\x08 \x01(\x08\x12\x1c\n\x14\x65mbedding_dimensions\x18\t \x01(\r\x12\x0f\n\x07weights\x18\n \x01(\t\x12H\n\x0cweight_bytes\x18\x0b \x03(\x0b\x32\x32.jaxserve.v1.GetModelInfoResponse.WeightBytesEntry\x1a\x32\n\x10WeightBytesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x16\n\x14GetServerInfoRequest\"\x9d\x04\n\x15GetServerInfoResponse\x12\x42\n\x08versions\x18\x01 \x03(\x0b\x32\x30.jaxserve.v1.GetServerInfoResponse.VersionsEntry\x12:\n\x04mesh\x18\x02 \x03(\x0b\x32,.jaxserve.v1.GetServerInfoResponse.MeshEntry\x12\x13\n\x0b\x64\x65vice_kind\x18\x03 \x01(\t\x12\x0f\n\x07\x62uckets\x18\x04 \x03(\t\x12\x11\n\tmax_batch\x18\x05 \x01(\r\x12\x13\n\x0bstep_tokens\x18\x06 \x01(\r\x12\x11\n\tpage_size\x18\x07 \x01(\r\x12\x14\n\x0c\x63\x61\x63he_tokens\x18\x08 \x01(\x04\x12>\n\x06limits\x18\t \x03(\x0b\x32..jaxserve.v1.GetServerInfoResponse.LimitsEntry\x12\x16\n\x0euptime_seconds\x18\n \x01(\x01\x12\x1c\n\x14\x63ompiles_after_ready\x18\x0b \x01(\x04\x12\n\n\x02kv\x18\x0c \x01(\t\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a+\n\tMeshEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a-\n\x0bLimitsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x11\n\x0fGetLoadsRequest\"\x9e\x01\n\x10GetLoadsResponse\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x16\n\x0ewaiting_tokens\x18\x03 \x01(\x04\x12\x12\n\npages_used\x18\x04 \x01(\x04\x12\x13\n\x0bpages_total\x18\x05 \x01(\x04\x12\x10\n\x08requests\x18\x06 \x01(\r\x12\x15\n\rqueue_seconds\x18\x07 \x01(\x01\"\x13\n\x11\x46lushCacheRequest\"\x14\n\x12\x46lushCacheResponse\"\x0e\n\x0c\x44rainRequest\"!\n\rDrainResponse\x12\x10\n\x08requests\x18\x01 \x01(\r\"?\n\x13StartProfileRequest\x12\x18\n\x0bmax_seconds\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\x0e\n\x0c_max_seconds\"&\n\x14StartProfileResponse\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\"\x14\n\x12StopProfileRequest\"%\n\x13StopProfileResponse\x12\x0e\n\x06\x66older\x18\x01 \x01(\t2\xfa\x04\n\x0c\x41\x64minService\x12>\n\x05\x41\x62ort\x12\x19.jaxserve.v1.AbortRequest\x1a\x1a.jaxserve.v1.AbortResponse\x12S\n\x0cGetModelInfo\x12 .jaxserve.v1.GetModelInfoRequest\x1a!.jaxserve.v1.GetModelInfoResponse\x12V\n\rGetServerInfo\x12!.jaxserve.v1.GetServerInfoRequest\x1a\".jaxserve.v1.GetServerInfoResponse\x12G\n\x08GetLoads\x12\x1c.jaxserve.v1.GetLoadsRequest\x1a\x1d.jaxserve.v1.GetLoadsResponse\x12M\n\nFlushCache\x12\x1e.jaxserve.v1.FlushCacheRequest\x1a\x1f.jaxserve.v1.FlushCacheResponse\x12>\n\x05\x44rain\x12\x19.jaxserve.v1.DrainRequest\x1a\x1a.jaxserve.v1.DrainResponse\x12S\n\x0cStartProfile\x12 .jaxserve.v1.StartProfileRequest\x1a!.jaxserve.v1.StartProfileResponse\x12P\n\x0bStopProfile\x12\x1f.jaxserve.v1.StopProfileRequest\x1a .jaxserve.v1.StopProfileResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17jaxserve/v1/admin.proto\x12\x0bjaxserve.v1\"#\n\x0c\x41\x62ortRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\",\n\rAbortResponse\x12\x1b\n\x13\x61\x62orted_request_ids\x18\x01 \x03(\t\"\x15\n\x13GetModelInfoRequest\"\xe5\x02\n\x14GetModelInfoResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\x04\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x13\n\x0bmax_context\x18\x06 \x01(\r\x12\x15\n\reos_token_ids\x18\x07 \x03(\r\x12\x19\n\x11has_chat_template\x18\x08 \x01(\x08\x12\x1c\n\x14\x65mbedding_dimensions\x18\t \x01(\r\x12\x0f\n\x07weights\x18\n \x01(\t\x12H\n\x0cweight_bytes\x18\x0b \x03(\x0b\x32\x32.jaxserve.v1.GetModelInfoResponse.WeightBytesEntry\x1a\x32\n\x10WeightBytesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x16\n\x14GetServerInfoRequest\"\xd3\x04\n\x15GetServerInfoResponse\x12\x42\n\x08versions\x18\x01 \x03(\x0b\x32\x30.jaxserve.v1.GetServerInfoResponse.VersionsEntry\x12:\n\x04mesh\x18\x02 \x03(\x0b\x32,.jaxserve.v1.GetServerInfoResponse.MeshEntry\x12\x13\n\x0b\x64\x65vice_kind\x18\x03 \x01(\t\x12\x0f\n\x07\x62uckets\x18\x04 \x03(\t\x12\x11\n\tmax_batch\x18\x05 \x01(\r\x12\x13\n\x0bstep_tokens\x18\x06 \x01(\r\x12\x11\n\tpage_size\x18\x07 \x01(\r\x12\x14\n\x0c\x63\x61\x63he_tokens\x18\x08 \x01(\x04\x12>\n\x06limits\x18\t \x03(\x0b\x32..jaxserve.v1.GetServerInfoResponse.LimitsEntry\x12\x16\n\x0euptime_seconds\x18\n \x01(\x01\x12\x1c\n\x14\x63ompiles_after_ready\x18\x0b \x01(\x04\x12\n\n\x02kv\x18\x0c \x01(\t\x12\x1b\n\x13\x62\x61\x63kground_compiles\x18\r \x01(\x04\x12\x17\n\x0f\x62uckets_pending\x18\x0e \x01(\r\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a+\n\tMeshEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a-\n\x0bLimitsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x11\n\x0fGetLoadsRequest\"\x9e\x01\n\x10GetLoadsResponse\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x16\n\x0ewaiting_tokens\x18\x03 \x01(\x04\x12\x12\n\npages_used\x18\x04 \x01(\x04\x12\x13\n\x0bpages_total\x18\x05 \x01(\x04\x12\x10\n\x08requests\x18\x06 \x01(\r\x12\x15\n\rqueue_seconds\x18\x07 \x01(\x01\"\x13\n\x11\x46lushCacheRequest\"\x14\n\x12\x46lushCacheResponse\"\x0e\n\x0c\x44rainRequest\"!\n\rDrainResponse\x12\x10\n\x08requests\x18\x01 \x01(\r\"?\n\x13StartProfileRequest\x12\x18\n\x0bmax_seconds\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\x0e\n\x0c_max_seconds\"&\n\x14StartProfileResponse\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\"\x14\n\x12StopProfileRequest\"%\n\x13StopProfileResponse\x12\x0e\n\x06\x66older\x18\x01 \x01(\t2\xfa\x04\n\x0c\x41\x64minService\x12>\n\x05\x41\x62ort\x12\x19.jaxserve.v1.AbortRequest\x1a\x1a.jaxserve.v1.AbortResponse\x12S\n\x0cGetModelInfo\x12 .jaxserve.v1.GetModelInfoRequest\x1a!.jaxserve.v1.GetModelInfoResponse\x12V\n\rGetServerInfo\x12!.jaxserve.v1.GetServerInfoRequest\x1a\".jaxserve.v1.GetServerInfoResponse\x12G\n\x08GetLoads\x12\x1c.jaxserve.v1.GetLoadsRequest\x1a\x1d.jaxserve.v1.GetLoadsResponse\x12M\n\nFlushCache\x12\x1e.jaxserve.v1.FlushCacheRequest\x1a\x1f.jaxserve.v1.FlushCacheResponse\x12>\n\x05\x44rain\x12\x19.jaxserve.v1.DrainRequest\x1a\x1a.jaxserve.v1.DrainResponse\x12S\n\x0cStartProfile\x12 .jaxserve.v1.StartProfileRequest\x1a!.jaxserve.v1.StartProfileResponse\x12P\n\x0bStopProfile\x12\x1f.jaxserve.v1.StopProfileRequest\x1a .jaxserve.v1.StopProfileResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -52,33 +52,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSERVERINFOREQUEST']._serialized_start=506
   _globals['_GETSERVERINFOREQUEST']._serialized_end=528
   _globals['_GETSERVERINFORESPONSE']._serialized_start=531
-  _globals['_GETSERVERINFORESPONSE']._serialized_end=1072
-  _globals['_GETSERVERINFORESPONSE_VERSIONSENTRY']._serialized_start=933
-  _globals['_GETSERVERINFORESPONSE_VERSIONSENTRY']._serialized_end=980
-  _globals['_GETSERVERINFORESPONSE_MESHENTRY']._serialized_start=982
-  _globals['_GETSERVERINFORESPONSE_MESHENTRY']._serialized_end=1025
-  _globals['_GETSERVERINFORESPONSE_LIMITSENTRY']._serialized_start=1027
-  _globals['_GETSERVERINFORESPONSE_LIMITSENTRY']._serialized_end=1072
-  _globals['_GETLOADSREQUEST']._serialized_start=1074
-  _globals['_GETLOADSREQUEST']._serialized_end=1091
-  _globals['_GETLOADSRESPONSE']._serialized_start=1094
-  _globals['_GETLOADSRESPONSE']._serialized_end=1252
-  _globals['_FLUSHCACHEREQUEST']._serialized_start=1254
-  _globals['_FLUSHCACHEREQUEST']._serialized_end=1273
-  _globals['_FLUSHCACHERESPONSE']._serialized_start=1275
-  _globals['_FLUSHCACHERESPONSE']._serialized_end=1295
-  _globals['_DRAINREQUEST']._serialized_start=1297
-  _globals['_DRAINREQUEST']._serialized_end=1311
-  _globals['_DRAINRESPONSE']._serialized_start=1313
-  _globals['_DRAINRESPONSE']._serialized_end=1346
-  _globals['_STARTPROFILEREQUEST']._serialized_start=1348
-  _globals['_STARTPROFILEREQUEST']._serialized_end=1411
-  _globals['_STARTPROFILERESPONSE']._serialized_start=1413
-  _globals['_STARTPROFILERESPONSE']._serialized_end=1451
-  _globals['_STOPPROFILEREQUEST']._serialized_start=1453
-  _globals['_STOPPROFILEREQUEST']._serialized_end=1473
-  _globals['_STOPPROFILERESPONSE']._serialized_start=1475
-  _globals['_STOPPROFILERESPONSE']._serialized_end=1512
-  _globals['_ADMINSERVICE']._serialized_start=1515
-  _globals['_ADMINSERVICE']._serialized_end=2149
+  _globals['_GETSERVERINFORESPONSE']._serialized_end=1126
+  _globals['_GETSERVERINFORESPONSE_VERSIONSENTRY']._serialized_start=987
+  _globals['_GETSERVERINFORESPONSE_VERSIONSENTRY']._serialized_end=1034
+  _globals['_GETSERVERINFORESPONSE_MESHENTRY']._serialized_start=1036
+  _globals['_GETSERVERINFORESPONSE_MESHENTRY']._serialized_end=1079
+  _globals['_GETSERVERINFORESPONSE_LIMITSENTRY']._serialized_start=1081
+  _globals['_GETSERVERINFORESPONSE_LIMITSENTRY']._serialized_end=1126
+  _globals['_GETLOADSREQUEST']._serialized_start=1128
+  _globals['_GETLOADSREQUEST']._serialized_end=1145
+  _globals['_GETLOADSRESPONSE']._serialized_start=1148
+  _globals['_GETLOADSRESPONSE']._serialized_end=1306
+  _globals['_FLUSHCACHEREQUEST']._serialized_start=1308
+  _globals['_FLUSHCACHEREQUEST']._serialized_end=1327
+  _globals['_FLUSHCACHERESPONSE']._serialized_start=1329
+  _globals['_FLUSHCACHERESPONSE']._serialized_end=1349
+  _globals['_DRAINREQUEST']._serialized_start=1351
+  _globals['_DRAINREQUEST']._serialized_end=1365
+  _globals['_DRAINRESPONSE']._serialized_start=1367
+  _globals['_DRAINRESPONSE']._serialized_end=1400
+  _globals['_STARTPROFILEREQUEST']._serialized_start=1402
+  _globals['_STARTPROFILEREQUEST']._serialized_end=1465
+  _globals['_STARTPROFILERESPONSE']._serialized_start=1467
+  _globals['_STARTPROFILERESPONSE']._serialized_end=1505
+  _globals['_STOPPROFILEREQUEST']._serialized_start=1507
+  _globals['_STOPPROFILEREQUEST']._serialized_end=1527
+  _globals['_STOPPROFILERESPONSE']._serialized_start=1529
+  _globals['_STOPPROFILERESPONSE']._serialized_end=1566
+  _globals['_ADMINSERVICE']._serialized_start=1569
+  _globals['_ADMINSERVICE']._serialized_end=2203
 # @@protoc_insertion_point(module_scope)

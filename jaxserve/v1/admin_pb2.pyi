@@ -60,7 +60,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("versions", "mesh", "device_kind", "buckets", "max_batch", "step_tokens", "page_size", "cache_tokens", "limits", "uptime_seconds", "compiles_after_ready", "kv")
+    __slots__ = ("versions", "mesh", "device_kind", "buckets", "max_batch", "step_tokens", "page_size", "cache_tokens", "limits", "uptime_seconds", "compiles_after_ready", "kv", "background_compiles", "buckets_pending")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +94,8 @@ class GetServerInfoResponse(_message.Message):
     UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
     COMPILES_AFTER_READY_FIELD_NUMBER: _ClassVar[int]
     KV_FIELD_NUMBER: _ClassVar[int]
+    BACKGROUND_COMPILES_FIELD_NUMBER: _ClassVar[int]
+    BUCKETS_PENDING_FIELD_NUMBER: _ClassVar[int]
     versions: _containers.ScalarMap[str, str]
     mesh: _containers.ScalarMap[str, int]
     device_kind: str
@@ -106,7 +108,9 @@ class GetServerInfoResponse(_message.Message):
     uptime_seconds: float
     compiles_after_ready: int
     kv: str
-    def __init__(self, versions: _Optional[_Mapping[str, str]] = ..., mesh: _Optional[_Mapping[str, int]] = ..., device_kind: _Optional[str] = ..., buckets: _Optional[_Iterable[str]] = ..., max_batch: _Optional[int] = ..., step_tokens: _Optional[int] = ..., page_size: _Optional[int] = ..., cache_tokens: _Optional[int] = ..., limits: _Optional[_Mapping[str, float]] = ..., uptime_seconds: _Optional[float] = ..., compiles_after_ready: _Optional[int] = ..., kv: _Optional[str] = ...) -> None: ...
+    background_compiles: int
+    buckets_pending: int
+    def __init__(self, versions: _Optional[_Mapping[str, str]] = ..., mesh: _Optional[_Mapping[str, int]] = ..., device_kind: _Optional[str] = ..., buckets: _Optional[_Iterable[str]] = ..., max_batch: _Optional[int] = ..., step_tokens: _Optional[int] = ..., page_size: _Optional[int] = ..., cache_tokens: _Optional[int] = ..., limits: _Optional[_Mapping[str, float]] = ..., uptime_seconds: _Optional[float] = ..., compiles_after_ready: _Optional[int] = ..., kv: _Optional[str] = ..., background_compiles: _Optional[int] = ..., buckets_pending: _Optional[int] = ...) -> None: ...
 
 class GetLoadsRequest(_message.Message):
     __slots__ = ()

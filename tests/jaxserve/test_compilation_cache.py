@@ -42,7 +42,7 @@ while time.time() < begin:
     pass
 for step in range(first, first + steps):
     jax.jit(lambda x: x * (1 + step % steps)).lower(np.ones(8, np.float32)).compile()
-print(counter.hits, writes)
+print(counter.here.hits, writes)
 """
 
 

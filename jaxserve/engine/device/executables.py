@@ -1,13 +1,13 @@
 """Compiled programs of an engine: steps, row writers, and reads and writes of pages."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 
 from jaxserve.engine.buckets import Bucket, draft_counts
+from jaxserve.engine.device.background import BackgroundCompiler, compiles_at_once
 from jaxserve.engine.device.compile_counter import CompileCounter
 from jaxserve.engine.device.kernels.attention_check import check_attention
 from jaxserve.engine.device.kernels.choice import attention_options, grouped_demands
@@ -17,19 +17,32 @@ from jaxserve.pallas_kernels import dispatch
 
 Progress = Callable[[int, int, str], None]  # jobs done, jobs in all, name of the next job
 Job = tuple[str, Callable[[], None]]
+Prepare = Callable[[Bucket, jax.stages.Compiled], None]
 
 
 class Executables:
-    """Everything that an engine launches, compiled ahead of its first use."""
+    """Everything that an engine launches, compiled ahead of its first use.
 
-    def __init__(self, lowering: Lowering):
+    Args:
+        prepare: Function called with each compiled step before its first use, on the thread that
+            launches.
+
+    Attributes:
+        steps: Steps that may be launched. Only the thread that launches adds to them.
+        background: Compiler of steps that come later, while the engine runs.
+        compiles: Counter of compiles by thread.
+    """
+
+    def __init__(self, lowering: Lowering, prepare: Prepare = lambda bucket, step: None):
         self.steps: dict[Bucket, jax.stages.Compiled] = {}
         self.writers: dict[str, jax.stages.Compiled] = {}  # by name
         self.page_programs: dict[str, jax.stages.Compiled] = {}  # by name
         self.missed: list[str] = []  # programs that the persistent compilation cache did not have
+        self.found_compiled = 0  # compiles that the persistent cache answered
+        self.compiles = CompileCounter()
+        self.background = BackgroundCompiler(self._compiled_step, self.compiles, compiles_at_once())
         self._lowering = lowering
-        self._compiles = CompileCounter()
-        self._expected_compiles = 0
+        self._prepare = prepare
 
     def warm_up(
         self, buckets: Iterable[Bucket], progress: Progress = lambda done, total, what: None
@@ -49,21 +62,21 @@ class Executables:
         for bucket in buckets:
             if bucket not in self.steps:
                 jobs.append((str(bucket), partial(self._compile_step, bucket)))
-        with self.preparing():
-            for done, (what, job) in enumerate(jobs):
-                progress(done, len(jobs), what)
-                job()
-            if jobs:
-                progress(len(jobs), len(jobs), "")
+        for done, (what, job) in enumerate(jobs):
+            progress(done, len(jobs), what)
+            job()
+        if jobs:
+            progress(len(jobs), len(jobs), "")
 
-    @contextmanager
-    def preparing(self) -> Iterator[None]:
-        """Expect what compiles inside: `compiles_after_ready` does not count it."""
-        before = self._compiles.count
-        try:
-            yield
-        finally:
-            self._expected_compiles += self._compiles.count - before
+    def install(self) -> tuple[Bucket, ...]:
+        """Put the steps into use that the background has compiled, and return them.
+
+        For the thread that launches, between two steps.
+        """
+        compiled = self.background.take()
+        for bucket, step in compiled.items():
+            self._use(bucket, step)
+        return tuple(compiled)
 
     def has(self, buckets: Iterable[Bucket]) -> bool:
         """Return whether a warm-up for these buckets would find nothing to do."""
@@ -74,7 +87,8 @@ class Executables:
         self.steps.clear()
         self.writers.clear()
         self.page_programs.clear()
-        self._compiles.close()
+        self.background.close()
+        self.compiles.close()
 
     # ---- figures
 
@@ -85,13 +99,8 @@ class Executables:
 
     @property
     def compiles_after_ready(self) -> int:
-        """Compiles of the whole process since this object exists, but for the expected ones."""
-        return self._compiles.count - self._expected_compiles
-
-    @property
-    def found_compiled(self) -> int:
-        """Compiles that the persistent cache answered."""
-        return self._compiles.hits
+        """Compiles in watched blocks, for which a request has waited."""
+        return self.compiles.watched
 
     # ---- jobs of a warm-up
 
@@ -138,7 +147,14 @@ class Executables:
         check_grouped_matmul(kernel, demands, lowering.mesh.local_devices[0])
 
     def _compile_step(self, bucket: Bucket) -> None:
-        self.steps[bucket] = self._compile(str(bucket), self._lowering.step(bucket))
+        self._use(bucket, self._compiled_step(bucket))
+
+    def _use(self, bucket: Bucket, step: jax.stages.Compiled) -> None:
+        self._prepare(bucket, step)
+        self.steps[bucket] = step
+
+    def _compiled_step(self, bucket: Bucket) -> jax.stages.Compiled:
+        return self._compile(str(bucket), self._lowering.step(bucket))
 
     def _compile_writers(self) -> None:
         writers = self._lowering.writers().items()
@@ -149,8 +165,10 @@ class Executables:
         self.page_programs |= {name: self._compile(name, program) for name, program in programs}
 
     def _compile(self, name: str, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-        hits = self._compiles.hits
+        before = self.compiles.here.hits
         compiled = lowered.compile()
-        if self._compiles.hits == hits:
+        found = self.compiles.here.hits - before
+        self.found_compiled += found
+        if not found:
             self.missed.append(name)
         return compiled

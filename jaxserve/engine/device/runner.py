@@ -1,6 +1,6 @@
 """The device half of an engine: holds parameters and state, and turns plans into launches."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import batched
@@ -10,7 +10,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxserve.config import EngineConfig
-from jaxserve.engine.buckets import Bucket, BucketPlan, choose
+from jaxserve.engine.buckets import Bucket, BucketPlan, by_gain, choose
+from jaxserve.engine.device.background import Around
 from jaxserve.engine.device.batch import download_layout, pack_lane, unpack_lane, upload_layout
 from jaxserve.engine.device.drafting import Drafter
 from jaxserve.engine.device.executables import Executables, Progress
@@ -23,11 +24,18 @@ from jaxserve.engine.device.row_packing import (
     token_counts,
 )
 from jaxserve.engine.device.state import StateHolder, new_state
+from jaxserve.engine.empty_step import empty_step
 from jaxserve.engine.plan import MEASURED, Admission, StepOutput, StepPlan
 from jaxserve.errors import EngineError
 from jaxserve.models.quant import scheme_in
 from jaxserve.models.spec import ModelSpec
 from jaxserve.sampling_params import MAX_BIASES
+from jaxserve.sharding.mesh import platform
+
+# Launches without sequences before a step is used. XLA:GPU executes a step's kernels one by one the
+# first time and records them as a graph the second time (CommandBufferThunk::ExecuteOnStream). A
+# TPU loads its program, and a CPU has nothing left to do.
+EMPTY_LAUNCHES = {"gpu": 2, "tpu": 1, "cpu": 0}
 
 
 @dataclass(slots=True)
@@ -67,7 +75,9 @@ class DeviceRunner:
         self._params = params | {"drafter": drafter.params} if drafter else params
         self._state = StateHolder(new_state(self.lowering.state))
         # Compiles are counted from here on, without the one that made the state.
-        self.executables = Executables(self.lowering)  # what is compiled, and figures of compiling
+        self.empty_launches = EMPTY_LAUNCHES.get(platform(mesh), 0)
+        # What is compiled, and figures of compiling.
+        self.executables = Executables(self.lowering, self._prepare)
         # Access for KV transfer.
         self.pages = PageStore(
             config, self.lowering.page_io, self.executables.page_programs, self._state
@@ -81,12 +91,38 @@ class DeviceRunner:
     def warm_up(
         self, buckets: Iterable[Bucket], progress: Progress = lambda done, total, what: None
     ) -> None:
-        """Compile these steps and all other programs, see Executables.warm_up."""
-        try:
+        """Compile these steps and all other programs, see Executables.warm_up.
+
+        The background compiles nothing meanwhile.
+        """
+        with self.executables.background.paused():
+            self.install()
             self.executables.warm_up(buckets, progress)
-        finally:  # what was compiled before an interrupt is used later
-            for bucket in self.executables.steps:
-                self.padding.setdefault(bucket, Padding())
+
+    def compile_in_background(
+        self,
+        buckets: Iterable[Bucket],
+        on_compiled: Callable[[], None] | None = None,
+        around: Around | None = None,
+    ) -> None:
+        """Compile those of these steps that are not compiled, and return at once.
+
+        The steps that gain most come first; see BackgroundCompiler.ask.
+        """
+        missing = [bucket for bucket in buckets if bucket not in self.executables.steps]
+        order = by_gain(missing, self.compiled)
+        self.executables.background.ask(order, on_compiled, around)
+
+    def install(self) -> tuple[Bucket, ...]:
+        """Put the steps into use that the background has compiled, and return them."""
+        return self.executables.install()
+
+    def _prepare(self, bucket: Bucket, step: jax.stages.Compiled) -> None:
+        """Launch a step without sequences until its later launches take as long as they can."""
+        plan = empty_step(bucket, self.config.lanes, no_row=self.config.max_batch)
+        for _ in range(self.empty_launches):
+            self._start(bucket, step, plan).block_until_ready()
+        self.padding.setdefault(bucket, Padding())
 
     @property
     def compiled(self) -> tuple[Bucket, ...]:
@@ -95,8 +131,18 @@ class DeviceRunner:
 
     @property
     def compiles_after_ready(self) -> int:
-        """Compiles that no warm-up expected; 0 as long as "ready means compiled" holds."""
+        """Compiles for which a request has waited; 0, or something is wrong."""
         return self.executables.compiles_after_ready
+
+    @property
+    def background_compiles(self) -> int:
+        """Number of compiles beside the engine, with those that the persistent cache answered."""
+        return self.executables.background.count
+
+    @property
+    def buckets_pending(self) -> int:
+        """Number of buckets that the background has yet to compile, or the engine to use."""
+        return self.executables.background.pending
 
     # ---- running
 
@@ -106,14 +152,27 @@ class DeviceRunner:
             _check_decodes(plan)
         else:
             _check_chunks(plan)
-        # The device runs launches in their order, so rows are written before the step reads them.
-        for admission in plan.admissions:
-            self.admit(admission)
-        self._write_masks(
-            [(i, row, mask) for i, lane in enumerate(plan.lanes) for row, mask in lane.masks]
-        )
-        steps = self.executables.steps
-        bucket = choose(steps, plan.kind, plan.num_rows, plan.num_tokens, plan.steps, plan.drafts)
+        with self.executables.compiles.watching():
+            # The device runs launches in their order, so rows are written before the step reads
+            # them.
+            for admission in plan.admissions:
+                self.admit(admission)
+            self._write_masks(
+                [(i, row, mask) for i, lane in enumerate(plan.lanes) for row, mask in lane.masks]
+            )
+            steps = self.executables.steps
+            bucket = choose(
+                steps, plan.kind, plan.num_rows, plan.num_tokens, plan.steps, plan.drafts
+            )
+            output = self._start(bucket, steps[bucket], plan)
+            # The copy starts as soon as the step is done, not when `collect` asks for it.
+            output.copy_to_host_async()
+        if plan.number != MEASURED:
+            self._count(bucket, plan)
+        return Launched(bucket, output)
+
+    def _start(self, bucket: Bucket, step: jax.stages.Compiled, plan: StepPlan) -> jax.Array:
+        """Start a step and return its output, [A, size] int32."""
         groups = self.lowering.page_groups
         pack = partial(
             pack_lane,
@@ -124,12 +183,8 @@ class DeviceRunner:
             padding_row=self.config.max_batch,
         )
         upload = np.stack([pack(lane) for lane in plan.lanes])
-        self._state.current, output = steps[bucket](self._params, self._state.current, upload)
-        # The copy starts as soon as the step is done, not when `collect` asks for it.
-        output.copy_to_host_async()
-        if plan.number != MEASURED:
-            self._count(bucket, plan)
-        return Launched(bucket, output)
+        self._state.current, output = step(self._params, self._state.current, upload)
+        return output
 
     def admit(self, admission: Admission) -> None:
         """Write a row's fields, before any step that has it."""

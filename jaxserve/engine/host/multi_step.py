@@ -11,6 +11,8 @@ class MultiStep:
 
     def __init__(self, config: EngineConfig, lanes: Seq[Lane]):
         self._together = config.decode_steps
+        # Rows of a lane for which such launches are compiled.
+        self.compiled_rows = config.max_batch
         self._lanes = lanes
         # When the last plan was made, if it launched several decodes as one, and how long such a
         # launch took the last time that two of them followed each other.
@@ -30,6 +32,8 @@ class MultiStep:
         """
         together = self._together
         if together == 1:
+            return 1
+        if any(len(lane.running) > self.compiled_rows for lane in self._lanes):
             return 1
         if any(lane.blocked or (waiting and lane.has_row) for lane in self._lanes):
             return 1

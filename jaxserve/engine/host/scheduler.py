@@ -44,7 +44,7 @@ class Scheduler:
         self.queue = RequestQueue(config, self.lanes, self.drafts)
         self._committer = Committer(config, self.lanes, self.queue, self.drafts)
         self.rows = Rows(config, self.lanes, self.queue.waiting)
-        self._multi_step = MultiStep(config, self.lanes)
+        self.multi_step = MultiStep(config, self.lanes)
         self._steps = 0
         self._last_kind: StepKind = "decode"
         self._last_prompt_kind: StepKind = "score"  # of the last step that was not a decode
@@ -102,7 +102,7 @@ class Scheduler:
         # Steps that verify drafted tokens have no prompts in them, so prompts go first.
         verifying = self.drafts.active and not self._prompts_due()
         self.drafts.wake(verifying)
-        decodes = self._multi_step.decodes(bool(self.waiting), now)
+        decodes = self.multi_step.decodes(bool(self.waiting), now)
         for only in self._turns():
             step = PlanBuilder(self.config, only, decodes)
             if verifying:
@@ -136,7 +136,7 @@ class Scheduler:
     def _note(self, step: PlanBuilder, now: float) -> None:
         """Remember the step that is about to be launched, for the turns and timing of the next."""
         self._steps += 1
-        self._multi_step.note(step.steps, now)
+        self.multi_step.note(step.steps, now)
         self._last_kind = step.kind
         if step.kind != "decode":
             self._last_prompt_kind = step.kind

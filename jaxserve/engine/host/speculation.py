@@ -5,7 +5,6 @@ noise of a position is fixed by seed, choice and position. So drafts change how 
 takes, and never its tokens.
 """
 
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -73,9 +72,13 @@ class Costs:
     seconds: Mapping[tuple[int, int], float]
 
     def of(self, rows: int, drafts: int) -> float:
-        """Return the seconds of the smallest measured step that holds so many rows."""
-        sizes = sorted(size for size, k in self.seconds if k == drafts)
-        return self.seconds[sizes[min(bisect_left(sizes, rows), len(sizes) - 1)], drafts]
+        """Return the seconds of the measured step that would run so many rows and drafts.
+
+        Until a step's own size is compiled, that is a larger one.
+        """
+        kind = [(size, k) for size, k in self.seconds if k >= drafts and bool(k) == bool(drafts)]
+        fitting = [key for key in kind if key[0] >= rows]
+        return self.seconds[min(fitting) if fitting else max(kind)]
 
 
 def expected_tokens(chance: float, drafts: int) -> float:

@@ -82,6 +82,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             limits={field.name: getattr(limits, field.name) for field in fields(limits)},
             uptime_seconds=time.monotonic() - state.ready_since,
             compiles_after_ready=state.compiles_after_ready(),
+            background_compiles=state.background_compiles(),
+            buckets_pending=state.buckets_pending(),
             kv=engine.kv,
         )
 

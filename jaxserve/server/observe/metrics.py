@@ -29,10 +29,14 @@ class Metrics:
     """The server's metrics, in a registry of their own; a RequestObserver.
 
     Args:
-        compiles: Function that returns the number of steps compiled while serving, called at every
-            scrape.
+        compiles: Function that returns the number of compiles that a request has waited for, called
+            at every scrape.
         ready: Function that says whether requests are accepted, called at every scrape.
         queue_seconds: Function that returns the wait of a new request, called at every scrape.
+        background_compiles: Function that returns the number of compiles beside requests, called at
+            every scrape.
+        buckets_pending: Function that returns the number of steps yet to come, called at every
+            scrape.
     """
 
     def __init__(
@@ -40,6 +44,8 @@ class Metrics:
         compiles: Callable[[], int],
         ready: Callable[[], bool] = lambda: True,
         queue_seconds: Callable[[], float] = lambda: 0.0,
+        background_compiles: Callable[[], int] = lambda: 0,
+        buckets_pending: Callable[[], int] = lambda: 0,
     ):
         self.registry = registry = CollectorRegistry()  # others may add metrics to it
         # Apart, because the thousands of numbers of many experts take long to write.
@@ -50,8 +56,18 @@ class Metrics:
         _gauge(
             registry,
             "compiles_after_ready",
-            "steps compiled while serving; it stays 0 unless something is wrong",
+            "compiles that a request has waited for; it stays 0 unless something is wrong",
         ).set_function(compiles)
+        _gauge(
+            registry,
+            "background_compiles",
+            "compiles of steps beside requests, those answered by the cache included",
+        ).set_function(background_compiles)
+        _gauge(
+            registry,
+            "buckets_pending",
+            "shapes of steps that are not compiled yet, in whose place larger ones serve",
+        ).set_function(buckets_pending)
         _gauge(
             registry, "ready", "1 while requests are accepted, 0 before and afterwards"
         ).set_function(ready)

@@ -84,10 +84,13 @@ def test_pages_take_what_the_spec_says(runner) -> None:
     )
 
 
-def test_a_compile_after_warm_up_is_counted(runner) -> None:
+def test_a_compile_is_counted_where_a_request_waits_for_it(runner) -> None:
     runner.warm_up([])
     before = runner.compiles_after_ready
-    jax.jit(lambda x: x + 17)(1.0)
+    jax.jit(lambda x: x + 16)(1.0)  # of the program around the engine
+    assert runner.compiles_after_ready == before
+    with runner.executables.compiles.watching():
+        jax.jit(lambda x: x + 17)(1.0)
     assert runner.compiles_after_ready > before
 
 
