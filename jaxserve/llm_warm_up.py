@@ -15,6 +15,7 @@ from jaxserve.engine.request_limits import max_new_tokens
 from jaxserve.engine.step_costs import measure
 from jaxserve.progress import Bar
 from jaxserve.prompts import Prepared
+from jaxserve.sharding.mesh import spans_hosts
 
 
 class WarmUp:
@@ -59,12 +60,13 @@ class WarmUp:
     def begin(self, prompts: Sequence[Prepared]) -> None:
         """Compile the fewest steps that prompts can run with, and the others in the background.
 
-        A deterministic engine waits for all of them: a text may not change with what is compiled.
+        A deterministic engine waits for all of them, since a text may not change with what is
+        compiled, and so does one on several hosts.
         """
         with self._guard:
             self._engine.check_usable()
             needed = tuple(self._needed(prompts))
-            if self._runner.config.deterministic:
+            if self._runner.config.deterministic or spans_hosts(self._runner.mesh):
                 self._compile(needed)
                 return
             self.install()

@@ -27,7 +27,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "engine's plain data": (
         *("jaxserve.engine.plan", "jaxserve.engine.row_fields", "jaxserve.engine.events"),
         *("jaxserve.engine.request_limits", "jaxserve.engine.kv_segment"),
-        "jaxserve.engine.buckets",
+        *("jaxserve.engine.buckets", "jaxserve.engine.empty_step"),
     ),
     "engine/host": ("jaxserve.engine.host",),
     "engine/device": ("jaxserve.engine.device",),

@@ -26,6 +26,7 @@ ENGINE_DATA = (
     "jaxserve.request",
     "jaxserve.sampling_params",
     "jaxserve.errors",
+    "jaxserve.engine.empty_step",
 )
 ON_DEVICES = ("jaxserve.models", "sharding", "pallas_kernels")  # what imports jax below the engine
 
@@ -78,6 +79,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.engine.events": (),
     "jaxserve.engine.request_limits": ("jaxserve.config", "jaxserve.request", "jaxserve.errors"),
     "jaxserve.engine.kv_segment": ("jaxserve.errors",),
+    "jaxserve.engine.empty_step": ("jaxserve.engine.buckets", "jaxserve.engine.plan"),
     "jaxserve.engine.buckets": ("jaxserve.engine.plan", "jaxserve.config", "jaxserve.errors"),
     "jaxserve.engine.host": (*ENGINE_DATA, "jaxserve.engine.host", "jaxserve.structure.matcher"),
     "jaxserve.engine.device": (
@@ -225,7 +227,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "jaxserve.llm": ("jaxserve", "checkpoints.hub.names", "sharding"),
     "jaxserve.llm_calls": ("jaxserve",),
-    "jaxserve.llm_warm_up": ("jaxserve",),
+    "jaxserve.llm_warm_up": ("jaxserve", "sharding.mesh"),
     "jaxserve.llm_folder": ("jaxserve", "checkpoints.hub.names", "sharding.mesh"),
     "jaxserve.llm_arguments": ("jaxserve", "sharding.mesh"),
     "jaxserve.generate": (

@@ -26,9 +26,13 @@ def free_ports(count: int) -> list[int]:
 
 
 def serve_command(port: int, http_port: int, flags: Sequence[str]) -> list[str]:
-    """Return the command that starts a server, with more flags of its own."""
+    """Return the command that starts a server, with more flags of its own.
+
+    It is ready when nothing is left to compile, unless these flags say otherwise.
+    """
     addresses = ["--host", HOST, "--port", str(port), "--http-port", str(http_port)]
-    return [sys.executable, "-m", "jaxserve.serve", *addresses, "--drain-timeout", "1", *flags]
+    common = [*addresses, "--drain-timeout", "1", "--ready-when", "all"]
+    return [sys.executable, "-m", "jaxserve.serve", *common, *flags]
 
 
 @asynccontextmanager

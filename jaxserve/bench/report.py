@@ -40,7 +40,8 @@ class Report:
     environment: dict[str, Any]  # see bench.environment
     objective: Objective
     server: Target | None = None  # None until there is one
-    compiles_after_ready: int = 0  # steps that the server compiled while it was measured
+    compiles_after_ready: int = 0  # compiles that requests have waited for
+    background_compiles: int = 0  # compiles beside requests while they were measured
     points: list[Point] = field(default_factory=list)
 
     def add(self, point: Point, console: Console) -> None:
@@ -68,6 +69,7 @@ class Report:
             "server": about,
             "objective_ms": self.objective.bounds(),
             "compiles_after_ready": self.compiles_after_ready,
+            "background_compiles": self.background_compiles,
             "results": [asdict(point) for point in self.points],
         }
 
@@ -81,6 +83,11 @@ class Report:
             yield (
                 f"NOT STEADY: {self.compiles_after_ready} compiles while it was measured; "
                 f"requests waited for them  "
+            )
+        if self.background_compiles:
+            yield (
+                f"NOT STEADY: {self.background_compiles} compiles beside requests while it was "
+                f"measured (start the server with --ready-when all)  "
             )
         for point in self.points:
             yield from (f"{point.load}: {line}  " for line in remarks(point))

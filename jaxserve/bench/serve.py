@@ -78,6 +78,7 @@ async def measure(options: BenchServeOptions, report: Report, console: Console) 
         async with server.caller(options, in_flight) as caller:
             first = runs[0][1].arrivals[: options.pace.warm_up]
             await warm_up(loop_of(options, caller, prompts[0]), first)
+            before = await server.compiles()
             for (repetition, load), asked in zip(runs, prompts[1:], strict=True):
                 loop = loop_of(options, caller, asked)
                 try:
@@ -86,7 +87,9 @@ async def measure(options: BenchServeOptions, report: Report, console: Console) 
                 finally:
                     if loop.outcomes:
                         report.add(point_of(load, repetition, loop, report.objective), console)
-        report.compiles_after_ready = await server.compiles_after_ready()
+        after = await server.compiles()
+        report.compiles_after_ready = after.waited_for
+        report.background_compiles = after.beside - before.beside
 
 
 def prompts_of(server: Target, texts: Sequence[str], seed: int, run: int) -> Prompts:

@@ -25,6 +25,14 @@ URL = re.compile(r"(?P<scheme>grpc|https?)://(?P<host>[^/?#\s]+)(?P<path>/[^?#\s
 
 
 @dataclass(frozen=True)
+class Compiles:
+    """Compiles of a server since it is ready."""
+
+    waited_for: int = 0  # by requests
+    beside: int = 0  # requests
+
+
+@dataclass(frozen=True)
 class Target:
     """A server, and what is known about it."""
 
@@ -69,12 +77,13 @@ class Target:
         ignore_eos = options.requests.ignore_eos
         return grpc_caller(self.where, requests, self.credentials, ignore_eos, choices)
 
-    async def compiles_after_ready(self) -> int:
-        """Return how many steps the server compiled when it was ready; 0 if it does not say."""
+    async def compiles(self) -> Compiles:
+        """Return what the server has compiled since it is ready; zeros if it does not say."""
         if self.about is None or self.protocol != "grpc":
-            return 0
+            return Compiles()
         async with _client(self.where, self.credentials) as client:
-            return (await client.server_info()).compiles_after_ready
+            info = await client.server_info()
+            return Compiles(info.compiles_after_ready, info.background_compiles)
 
 
 @asynccontextmanager

@@ -82,6 +82,11 @@ def facts_of_steps(buckets: Iterable[Bucket]) -> Facts:
     return {"the compiled steps": ", ".join(map(str, buckets))}
 
 
+def compiled_stage(bucket: Bucket) -> str:
+    """Return the stage at which a host states that it has compiled a step beside the launches."""
+    return f"compiled {bucket}"
+
+
 def digest(text: str) -> str:
     """Return 16 hex digits that stand for a text."""
     return sha256(text.encode()).hexdigest()[:16]

@@ -14,12 +14,13 @@ from typing import Any, Final, Literal
 import grpc
 import jax
 
-from jaxserve.cluster.compatibility import Facts, Judge, facts_of_steps
+from jaxserve.cluster.compatibility import Facts, Judge, compiled_stage, facts_of_steps
 from jaxserve.cluster.encoding import buckets_from_proto, plan_from_bytes
 from jaxserve.cluster.heartbeat import BEAT, FAILED, PATIENCE, Heartbeat, PodFailure
 from jaxserve.cluster.message_auth import MessageChain, proof_of
 from jaxserve.cluster.v1 import cluster_pb2 as pb
 from jaxserve.cluster.v1 import cluster_pb2_grpc as rpc
+from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.device.runner import DeviceRunner, Launched
 from jaxserve.errors import ConfigError, EngineError
 
@@ -132,6 +133,9 @@ class Follower:
     def _state(self, stage: str, facts: Facts) -> None:
         self._send(facts=pb.Facts(stage=stage, names=list(facts), values=list(facts.values())))
 
+    def _state_compiled(self, bucket: Bucket) -> None:
+        self._state(compiled_stage(bucket), {})
+
     def _next_order(self) -> pb.Order:
         """Wait for an order before the steps; an error is raised if it ends the pod."""
         order = self._orders.get()
@@ -166,6 +170,11 @@ class Follower:
                     # What exists by now stays to the end. Frozen, it is not walked by full
                     # garbage collections between two steps.
                     gc.freeze()
+                case "compile_beside":
+                    buckets = buckets_from_proto(order.compile_beside)
+                    runner.compile_in_background(buckets, on_compiled=self._state_compiled)
+                case "install":
+                    runner.install_all(buckets_from_proto(order.install))
                 case "plan":
                     before = self._launch(runner, order.plan, before)
                 case "stop":

@@ -67,6 +67,7 @@ class Leader(rpc.ClusterServiceServicer):
         self._heartbeat = Heartbeat(self._beat, self._failed, exit=exit)
         self._on_failure: Callable[[PodFailure], None] = print_failure
         self._on_eviction: Callable[[str], None] = self._fail_by_eviction
+        self._on_facts: Callable[[], None] = lambda: None
         self._server = grpc.server(ThreadPoolExecutor(hosts + EXTRA_THREADS), options=OPTIONS)
         rpc.add_ClusterServiceServicer_to_server(self, self._server)
         try:
@@ -133,6 +134,7 @@ class Leader(rpc.ClusterServiceServicer):
                         zip(facts.names, facts.values, strict=True)
                     )
                     self._changed.notify_all()
+                self._on_facts()
             case "farewell" if self._ending:
                 pass
             case "farewell" if request.farewell.exit_code:
@@ -194,6 +196,15 @@ class Leader(rpc.ClusterServiceServicer):
             self._changed.wait_for(lambda: len(stated) == len(self._followers))
             del self._facts[stage]
         return stated
+
+    def have_stated(self, stage: str) -> bool:
+        """Return whether every follower has stated its facts at this stage by now."""
+        with self._changed:
+            return len(self._facts.get(stage, ())) == len(self._followers)
+
+    def on_facts(self, call: Callable[[], None]) -> None:
+        """Call a function whenever a follower states facts, on a thread that it must not block."""
+        self._on_facts = call
 
     def _refuse(self, problem: str) -> Never:
         self._heartbeat.stop()

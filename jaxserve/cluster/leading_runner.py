@@ -5,9 +5,10 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
 
-from jaxserve.cluster.compatibility import Facts, facts_of_steps
+from jaxserve.cluster.compatibility import Facts, compiled_stage, facts_of_steps
 from jaxserve.cluster.encoding import compile_message, plan_to_bytes
 from jaxserve.engine.buckets import Bucket
+from jaxserve.engine.device.background import Around, OnCompiled
 from jaxserve.engine.device.executables import Progress
 from jaxserve.engine.device.runner import DeviceRunner, Launched
 from jaxserve.engine.plan import StepOutput, StepPlan
@@ -19,6 +20,10 @@ class Orders(Protocol):
     def order(self, **kind: Any) -> None: ...
 
     def agree(self, stage: str, facts: Callable[[], Facts]) -> None: ...
+
+    def have_stated(self, stage: str) -> bool: ...
+
+    def on_facts(self, call: Callable[[], None]) -> None: ...
 
     def expect_steps(self) -> None: ...
 
@@ -43,6 +48,33 @@ class LeadingRunner(DeviceRunner):
         super().warm_up(buckets, progress)
         self._leader.agree("compiled", partial(facts_of_steps, buckets))
         self._leader.expect_steps()
+
+    def compile_in_background(
+        self,
+        buckets: Iterable[Bucket],
+        on_compiled: OnCompiled | None = None,
+        around: Around | None = None,
+    ) -> None:
+        """Compile those of these steps that are not compiled, on every host, and return at once.
+
+        `on_compiled` is called when a host has compiled a step, whether or not the others have.
+        """
+        missing = self.missing(buckets)
+        if not missing:
+            return
+        self._leader.order(compile_beside=compile_message(missing))
+        if on_compiled:
+            self._leader.on_facts(partial(on_compiled, missing[0]))
+        super().compile_in_background(missing, on_compiled, around)
+
+    def install(self) -> tuple[Bucket, ...]:
+        """Put the steps into use that every host has compiled, on every host."""
+        self._take_compiled()
+        everywhere = [b for b in self._coming if self._leader.have_stated(compiled_stage(b))]
+        if everywhere:
+            self._leader.order(install=compile_message(everywhere))
+        with self._leader.delaying_failure():
+            return self.install_all(everywhere)
 
     def launch(self, plan: StepPlan) -> Launched:
         self._leader.order(plan=plan_to_bytes(plan))

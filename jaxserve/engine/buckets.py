@@ -172,7 +172,7 @@ def by_gain(pending: Iterable[Bucket], compiled: Iterable[Bucket]) -> list[Bucke
     it takes from the steps of all pending buckets that it holds, where every bucket is equally
     likely to be needed: the sum of the logarithms of the tokens computed before and after.
     """
-    left = sorted(pending, key=_size, reverse=True)
+    left = sorted(sorted(pending), key=_size, reverse=True)
     there = list(compiled)
     ordered: list[Bucket] = []
     while left:

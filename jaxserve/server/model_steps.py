@@ -2,15 +2,17 @@
 
 import gc
 import logging
-from concurrent.futures import CancelledError
+import threading
+from concurrent.futures import Future
 from importlib.metadata import version
 
 from rich.console import Console
 
 from jaxserve.cluster.compatibility import PACKAGES, digest, facts_of_engine, facts_of_model
 from jaxserve.compilation_cache import has_record, keep_record
-from jaxserve.engine.buckets import required
-from jaxserve.errors import JaxserveError
+from jaxserve.engine.buckets import Bucket, required
+from jaxserve.engine.engine import Engine
+from jaxserve.errors import RestartingError
 from jaxserve.llm import LLM
 from jaxserve.progress import Bar
 from jaxserve.server.core.engine_thread import EngineThread
@@ -67,19 +69,21 @@ class ModelSteps:
     def compile_rest(self, thread: EngineThread) -> None:
         """Begin to compile the other steps in the background, for the engine of this thread."""
 
-        def compiled() -> None:
-            try:
-                thread.call(lambda engine: self._llm.use_compiled_steps()).result()
-            except (JaxserveError, CancelledError):
-                return  # the engine has ended
-            # As at the end of loading: full collections would walk what the compiler has left.
-            gc.freeze()
-            if not runner.buckets_pending:
-                self._say_compiled()
+        def on_compiled(bucket: Bucket) -> None:
+            thread.call(self._use).add_done_callback(_log_failure)
 
         runner = self._llm.runner
-        runner.compile_in_background(runner.buckets.buckets, compiled)
         thread.call(lambda engine: runner.executables.compiles.watch_thread())
+        runner.compile_in_background(runner.buckets.buckets, on_compiled)
+
+    def _use(self, engine: Engine) -> None:
+        """Put the steps into use that are compiled; on the engine's thread."""
+        self._llm.use_compiled_steps()
+        # As at the end of loading: full collections would walk what the compiler has left.
+        gc.freeze()
+        if not self._llm.runner.buckets_pending:
+            # Not here, since whoever reads the line may hold up whoever writes it.
+            threading.Thread(target=self._say_compiled, name="compiled", daemon=True).start()
 
     def _say_compiled(self) -> None:
         """Say where the steps came from that are there, and how many are to come."""
@@ -106,3 +110,11 @@ class ModelSteps:
 
     def _say(self, text: str) -> None:
         self._console.print(text, soft_wrap=True, markup=False)
+
+
+def _log_failure(future: Future[None]) -> None:
+    if future.cancelled():
+        return
+    error = future.exception()
+    if error and not isinstance(error, RestartingError):  # the engine has ended
+        log.error("compiled steps could not be put into use", exc_info=error)

@@ -115,10 +115,9 @@ class OperationOptions:
     )
     ready_when: Literal["first", "all"] | None = option(
         None,
-        "when requests are taken: first, as soon as the largest step of each kind is compiled, "
-        "which serves in place of smaller ones until they are; all, when every step is (default: "
-        "first, and all with --hosts, --pod and --deterministic, and on a GPU that is new to the "
-        "model)",
+        "steps that are compiled before requests are taken: first, the largest of each kind, "
+        "which run every request until the others come; all, every step (default: first; all with "
+        "--hosts, --pod or --deterministic, and on a GPU where the model was never compiled)",
         choices=("first", "all"),
     )
     profile_dir: Path | None = option(

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!jaxserve/cluster/v1/cluster.proto\x12\x13jaxserve.cluster.v1\"\xcf\x01\n\rFollowRequest\x12+\n\x05hello\x18\x01 \x01(\x0b\x32\x1a.jaxserve.cluster.v1.HelloH\x00\x12+\n\x05\x66\x61\x63ts\x18\x02 \x01(\x0b\x32\x1a.jaxserve.cluster.v1.FactsH\x00\x12)\n\x04\x62\x65\x61t\x18\x03 \x01(\x0b\x32\x19.jaxserve.cluster.v1.BeatH\x00\x12\x31\n\x08\x66\x61rewell\x18\x04 \x01(\x0b\x32\x1d.jaxserve.cluster.v1.FarewellH\x00\x42\x06\n\x04kind\"$\n\x05Hello\x12\x0c\n\x04host\x18\x01 \x01(\r\x12\r\n\x05proof\x18\x02 \x01(\x0c\"5\n\x05\x46\x61\x63ts\x12\r\n\x05stage\x18\x01 \x01(\t\x12\r\n\x05names\x18\x02 \x03(\t\x12\x0e\n\x06values\x18\x03 \x03(\t\"\x06\n\x04\x42\x65\x61t\"-\n\x08\x46\x61rewell\x12\x11\n\texit_code\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\"?\n\x0e\x46ollowResponse\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05order\x18\x02 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\"\x86\x02\n\x05Order\x12-\n\x06\x61greed\x18\x01 \x01(\x0b\x32\x1b.jaxserve.cluster.v1.AgreedH\x00\x12/\n\x07refused\x18\x02 \x01(\x0b\x32\x1c.jaxserve.cluster.v1.RefusedH\x00\x12/\n\x07\x63ompile\x18\x03 \x01(\x0b\x32\x1c.jaxserve.cluster.v1.CompileH\x00\x12\x0e\n\x04plan\x18\x04 \x01(\x0cH\x00\x12)\n\x04stop\x18\x05 \x01(\x0b\x32\x19.jaxserve.cluster.v1.StopH\x00\x12)\n\x04told\x18\x06 \x01(\x0b\x32\x19.jaxserve.cluster.v1.ToldH\x00\x42\x06\n\x04kind\"\x17\n\x06\x41greed\x12\r\n\x05stage\x18\x01 \x01(\t\"\x15\n\x04Told\x12\r\n\x05value\x18\x01 \x01(\t\"\x1a\n\x07Refused\x12\x0f\n\x07problem\x18\x01 \x01(\t\"7\n\x07\x43ompile\x12,\n\x07\x62uckets\x18\x01 \x03(\x0b\x32\x1b.jaxserve.cluster.v1.Bucket\"S\n\x06\x42ucket\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04rows\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x01(\r\x12\r\n\x05steps\x18\x04 \x01(\r\x12\x0e\n\x06\x64rafts\x18\x05 \x01(\r\"\x19\n\x04Stop\x12\x11\n\texit_code\x18\x01 \x01(\r2g\n\x0e\x43lusterService\x12U\n\x06\x46ollow\x12\".jaxserve.cluster.v1.FollowRequest\x1a#.jaxserve.cluster.v1.FollowResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!jaxserve/cluster/v1/cluster.proto\x12\x13jaxserve.cluster.v1\"\xcf\x01\n\rFollowRequest\x12+\n\x05hello\x18\x01 \x01(\x0b\x32\x1a.jaxserve.cluster.v1.HelloH\x00\x12+\n\x05\x66\x61\x63ts\x18\x02 \x01(\x0b\x32\x1a.jaxserve.cluster.v1.FactsH\x00\x12)\n\x04\x62\x65\x61t\x18\x03 \x01(\x0b\x32\x19.jaxserve.cluster.v1.BeatH\x00\x12\x31\n\x08\x66\x61rewell\x18\x04 \x01(\x0b\x32\x1d.jaxserve.cluster.v1.FarewellH\x00\x42\x06\n\x04kind\"$\n\x05Hello\x12\x0c\n\x04host\x18\x01 \x01(\r\x12\r\n\x05proof\x18\x02 \x01(\x0c\"5\n\x05\x46\x61\x63ts\x12\r\n\x05stage\x18\x01 \x01(\t\x12\r\n\x05names\x18\x02 \x03(\t\x12\x0e\n\x06values\x18\x03 \x03(\t\"\x06\n\x04\x42\x65\x61t\"-\n\x08\x46\x61rewell\x12\x11\n\texit_code\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\"?\n\x0e\x46ollowResponse\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05order\x18\x02 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\"\xef\x02\n\x05Order\x12-\n\x06\x61greed\x18\x01 \x01(\x0b\x32\x1b.jaxserve.cluster.v1.AgreedH\x00\x12/\n\x07refused\x18\x02 \x01(\x0b\x32\x1c.jaxserve.cluster.v1.RefusedH\x00\x12/\n\x07\x63ompile\x18\x03 \x01(\x0b\x32\x1c.jaxserve.cluster.v1.CompileH\x00\x12\x0e\n\x04plan\x18\x04 \x01(\x0cH\x00\x12)\n\x04stop\x18\x05 \x01(\x0b\x32\x19.jaxserve.cluster.v1.StopH\x00\x12)\n\x04told\x18\x06 \x01(\x0b\x32\x19.jaxserve.cluster.v1.ToldH\x00\x12\x36\n\x0e\x63ompile_beside\x18\x07 \x01(\x0b\x32\x1c.jaxserve.cluster.v1.CompileH\x00\x12/\n\x07install\x18\x08 \x01(\x0b\x32\x1c.jaxserve.cluster.v1.CompileH\x00\x42\x06\n\x04kind\"\x17\n\x06\x41greed\x12\r\n\x05stage\x18\x01 \x01(\t\"\x15\n\x04Told\x12\r\n\x05value\x18\x01 \x01(\t\"\x1a\n\x07Refused\x12\x0f\n\x07problem\x18\x01 \x01(\t\"7\n\x07\x43ompile\x12,\n\x07\x62uckets\x18\x01 \x03(\x0b\x32\x1b.jaxserve.cluster.v1.Bucket\"S\n\x06\x42ucket\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04rows\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x01(\r\x12\r\n\x05steps\x18\x04 \x01(\r\x12\x0e\n\x06\x64rafts\x18\x05 \x01(\r\"\x19\n\x04Stop\x12\x11\n\texit_code\x18\x01 \x01(\r2g\n\x0e\x43lusterService\x12U\n\x06\x46ollow\x12\".jaxserve.cluster.v1.FollowRequest\x1a#.jaxserve.cluster.v1.FollowResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,19 +44,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FOLLOWRESPONSE']._serialized_start=416
   _globals['_FOLLOWRESPONSE']._serialized_end=479
   _globals['_ORDER']._serialized_start=482
-  _globals['_ORDER']._serialized_end=744
-  _globals['_AGREED']._serialized_start=746
-  _globals['_AGREED']._serialized_end=769
-  _globals['_TOLD']._serialized_start=771
-  _globals['_TOLD']._serialized_end=792
-  _globals['_REFUSED']._serialized_start=794
-  _globals['_REFUSED']._serialized_end=820
-  _globals['_COMPILE']._serialized_start=822
-  _globals['_COMPILE']._serialized_end=877
-  _globals['_BUCKET']._serialized_start=879
-  _globals['_BUCKET']._serialized_end=962
-  _globals['_STOP']._serialized_start=964
-  _globals['_STOP']._serialized_end=989
-  _globals['_CLUSTERSERVICE']._serialized_start=991
-  _globals['_CLUSTERSERVICE']._serialized_end=1094
+  _globals['_ORDER']._serialized_end=849
+  _globals['_AGREED']._serialized_start=851
+  _globals['_AGREED']._serialized_end=874
+  _globals['_TOLD']._serialized_start=876
+  _globals['_TOLD']._serialized_end=897
+  _globals['_REFUSED']._serialized_start=899
+  _globals['_REFUSED']._serialized_end=925
+  _globals['_COMPILE']._serialized_start=927
+  _globals['_COMPILE']._serialized_end=982
+  _globals['_BUCKET']._serialized_start=984
+  _globals['_BUCKET']._serialized_end=1067
+  _globals['_STOP']._serialized_start=1069
+  _globals['_STOP']._serialized_end=1094
+  _globals['_CLUSTERSERVICE']._serialized_start=1096
+  _globals['_CLUSTERSERVICE']._serialized_end=1199
 # @@protoc_insertion_point(module_scope)

@@ -59,20 +59,24 @@ class FollowResponse(_message.Message):
     def __init__(self, number: _Optional[int] = ..., order: _Optional[bytes] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("agreed", "refused", "compile", "plan", "stop", "told")
+    __slots__ = ("agreed", "refused", "compile", "plan", "stop", "told", "compile_beside", "install")
     AGREED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     COMPILE_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     TOLD_FIELD_NUMBER: _ClassVar[int]
+    COMPILE_BESIDE_FIELD_NUMBER: _ClassVar[int]
+    INSTALL_FIELD_NUMBER: _ClassVar[int]
     agreed: Agreed
     refused: Refused
     compile: Compile
     plan: bytes
     stop: Stop
     told: Told
-    def __init__(self, agreed: _Optional[_Union[Agreed, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., compile: _Optional[_Union[Compile, _Mapping]] = ..., plan: _Optional[bytes] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., told: _Optional[_Union[Told, _Mapping]] = ...) -> None: ...
+    compile_beside: Compile
+    install: Compile
+    def __init__(self, agreed: _Optional[_Union[Agreed, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., compile: _Optional[_Union[Compile, _Mapping]] = ..., plan: _Optional[bytes] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., told: _Optional[_Union[Told, _Mapping]] = ..., compile_beside: _Optional[_Union[Compile, _Mapping]] = ..., install: _Optional[_Union[Compile, _Mapping]] = ...) -> None: ...
 
 class Agreed(_message.Message):
     __slots__ = ("stage",)

@@ -17,6 +17,7 @@ MOST_COMPILES = 4  # at a time; lowering holds the GIL, so more would only hold 
 log = logging.getLogger("jaxserve.engine")
 
 Compile = Callable[[Bucket], jax.stages.Compiled]
+OnCompiled = Callable[[Bucket], None]
 Around = Callable[[], AbstractContextManager[object]]
 
 
@@ -52,7 +53,7 @@ class BackgroundCompiler:
         self._paused = 0  # blocks of `paused` that have begun and not ended
         self._closed = False
         self._around: Around = _nothing
-        self._on_compiled: Callable[[], None] = _ignore
+        self._on_compiled: OnCompiled = _ignore
         self._count = 0
 
     @property
@@ -75,13 +76,14 @@ class BackgroundCompiler:
     def ask(
         self,
         buckets: Iterable[Bucket],
-        on_compiled: Callable[[], None] | None = None,
+        on_compiled: OnCompiled | None = None,
         around: Around | None = None,
     ) -> None:
         """Compile these buckets behind those that were asked for before, and return at once.
 
         Args:
-            on_compiled: Function called on a thread of this object when a bucket can be taken.
+            on_compiled: Function called with each bucket that can be taken, on the thread that has
+                compiled it; it must not block.
             around: Function that makes the context in which each bucket is compiled.
         """
         with self._changed:
@@ -147,7 +149,8 @@ class BackgroundCompiler:
                 if compiled is not None and not self._closed:
                     self._done[bucket] = compiled
                 self._changed.notify_all()
-            self._on_compiled()
+            if compiled is not None:
+                self._on_compiled(bucket)
 
     def _next(self) -> Bucket | None:
         """Return a bucket to compile, once that is allowed; None for the end of the thread."""
@@ -177,7 +180,7 @@ def _nothing() -> Iterator[None]:
     yield
 
 
-def _ignore() -> None:
+def _ignore(bucket: Bucket) -> None:
     pass
 
 

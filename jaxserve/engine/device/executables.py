@@ -68,15 +68,10 @@ class Executables:
         if jobs:
             progress(len(jobs), len(jobs), "")
 
-    def install(self) -> tuple[Bucket, ...]:
-        """Put the steps into use that the background has compiled, and return them.
-
-        For the thread that launches, between two steps.
-        """
-        compiled = self.background.take()
-        for bucket, step in compiled.items():
-            self._use(bucket, step)
-        return tuple(compiled)
+    def use(self, bucket: Bucket, step: jax.stages.Compiled) -> None:
+        """Put a compiled step into use, on the thread that launches and between two steps."""
+        self._prepare(bucket, step)
+        self.steps[bucket] = step
 
     def has(self, buckets: Iterable[Bucket]) -> bool:
         """Return whether a warm-up for these buckets would find nothing to do."""
@@ -147,11 +142,7 @@ class Executables:
         check_grouped_matmul(kernel, demands, lowering.mesh.local_devices[0])
 
     def _compile_step(self, bucket: Bucket) -> None:
-        self._use(bucket, self._compiled_step(bucket))
-
-    def _use(self, bucket: Bucket, step: jax.stages.Compiled) -> None:
-        self._prepare(bucket, step)
-        self.steps[bucket] = step
+        self.use(bucket, self._compiled_step(bucket))
 
     def _compiled_step(self, bucket: Bucket) -> jax.stages.Compiled:
         return self._compile(str(bucket), self._lowering.step(bucket))

@@ -1,6 +1,6 @@
 """The device half of an engine: holds parameters and state, and turns plans into launches."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import batched
@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from jaxserve.config import EngineConfig
 from jaxserve.engine.buckets import Bucket, BucketPlan, by_gain, choose
-from jaxserve.engine.device.background import Around
+from jaxserve.engine.device.background import Around, OnCompiled
 from jaxserve.engine.device.batch import download_layout, pack_lane, unpack_lane, upload_layout
 from jaxserve.engine.device.drafting import Drafter
 from jaxserve.engine.device.executables import Executables, Progress
@@ -78,6 +78,7 @@ class DeviceRunner:
         self.empty_launches = EMPTY_LAUNCHES.get(platform(mesh), 0)
         # What is compiled, and figures of compiling.
         self.executables = Executables(self.lowering, self._prepare)
+        self._coming: dict[Bucket, jax.stages.Compiled] = {}  # compiled, and not in use yet
         # Access for KV transfer.
         self.pages = PageStore(
             config, self.lowering.page_io, self.executables.page_programs, self._state
@@ -96,26 +97,42 @@ class DeviceRunner:
         The background compiles nothing meanwhile.
         """
         with self.executables.background.paused():
-            self.install()
             self.executables.warm_up(buckets, progress)
 
     def compile_in_background(
         self,
         buckets: Iterable[Bucket],
-        on_compiled: Callable[[], None] | None = None,
+        on_compiled: OnCompiled | None = None,
         around: Around | None = None,
     ) -> None:
         """Compile those of these steps that are not compiled, and return at once.
 
         The steps that gain most come first; see BackgroundCompiler.ask.
         """
-        missing = [bucket for bucket in buckets if bucket not in self.executables.steps]
-        order = by_gain(missing, self.compiled)
+        order = by_gain(self.missing(buckets), self.compiled)
         self.executables.background.ask(order, on_compiled, around)
 
+    def missing(self, buckets: Iterable[Bucket]) -> list[Bucket]:
+        """Return those of these buckets whose steps cannot be launched yet."""
+        return [bucket for bucket in buckets if bucket not in self.executables.steps]
+
     def install(self) -> tuple[Bucket, ...]:
-        """Put the steps into use that the background has compiled, and return them."""
-        return self.executables.install()
+        """Put the steps into use that the background has compiled, and return them.
+
+        For the thread that launches, between two steps.
+        """
+        self._take_compiled()
+        return self.install_all(tuple(self._coming))
+
+    def install_all(self, buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
+        """Put these steps into use, which the background has compiled, and return them."""
+        self._take_compiled()
+        for bucket in buckets:
+            self.executables.use(bucket, self._coming.pop(bucket))
+        return tuple(buckets)
+
+    def _take_compiled(self) -> None:
+        self._coming |= self.executables.background.take()
 
     def _prepare(self, bucket: Bucket, step: jax.stages.Compiled) -> None:
         """Launch a step without sequences until its later launches take as long as they can."""
@@ -142,7 +159,7 @@ class DeviceRunner:
     @property
     def buckets_pending(self) -> int:
         """Number of buckets that the background has yet to compile, or the engine to use."""
-        return self.executables.background.pending
+        return self.executables.background.pending + len(self._coming)
 
     # ---- running
 

@@ -3,7 +3,7 @@
 import contextlib
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -15,7 +15,8 @@ from jaxserve.errors import JaxserveError, RestartingError
 from tests.jaxserve.cluster.processes import Pod, free_port
 
 pytestmark = pytest.mark.system
-FLAGS = ("--data", "2", "--tensor", "2", "--deterministic", "--no-http")
+MESH = ("--data", "2", "--tensor", "2")
+FLAGS = (*MESH, "--deterministic", "--no-http")
 
 
 @dataclass
@@ -28,12 +29,12 @@ class RunningPod:
 
 
 @contextlib.contextmanager
-def running_pod(*flags: str) -> Iterator[RunningPod]:
+def running_pod(*flags: str, always: Sequence[str] = FLAGS) -> Iterator[RunningPod]:
     """Start a pod of two hosts and wait until it is ready."""
     with Pod(2, "serve") as pod:
         ports = [free_port(), free_port()]
         for index, port in enumerate(ports):
-            pod.start(index, "--port", str(port), *FLAGS, *flags)
+            pod.start(index, "--port", str(port), *always, *flags)
         with Client(f"127.0.0.1:{ports[0]}") as client:
             while True:
                 assert all(host.popen.poll() is None for host in pod.hosts.values()), pod.all_output
@@ -82,6 +83,27 @@ def test_a_follower_that_is_killed_ends_the_pod() -> None:
             stream_and_signal(s, signal.SIGKILL, host=1)
         assert s.pod.wait() == [70, -signal.SIGKILL], s.pod.all_output
         assert "host 1 is gone" in s.pod.hosts[0].errors
+
+
+def test_steps_that_come_later_are_used_when_every_host_has_them() -> None:
+    """Requests go on meanwhile, and the hosts launch the same steps."""
+    sizes = ("--max-batch", "4", "--step-tokens", "32", "--decode-steps", "2")
+    with running_pod("--ready-when", "first", *sizes, always=MESH) as s:
+        info = s.client.server_info()
+        texts = set()
+        until = time.monotonic() + 120
+        while info.buckets_pending and time.monotonic() < until:
+            answer = s.client.generate("Once upon a time", max_tokens=12, temperature=0)
+            texts.add(answer.choices[0].text)
+            info = s.client.server_info()
+        answer = s.client.generate("Once upon a time", max_tokens=12, temperature=0)
+        assert {*texts, answer.choices[0].text} == {answer.choices[0].text}
+        later = ["decode[1]", "decode[2]", "decode[1] x 2", "decode[2] x 2", "decode[4] x 2"]
+        assert info.buckets_pending == 0 and info.compiles_after_ready == 0
+        assert info.background_compiles == len({*later, "prefill[4x16]"})
+        s.pod.hosts[0].popen.send_signal(signal.SIGTERM)
+        assert s.pod.wait() == [0, 0], s.pod.all_output
+        assert f"{len(info.buckets)} steps compiled" in s.pod.hosts[0].errors
 
 
 @pytest.mark.slow

@@ -7,7 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxserve.config import EngineConfig, EngineOptions, Pool, resolve
-from jaxserve.engine.buckets import Bucket, BucketPlan, choose, page_counts, split_pages
+from jaxserve.engine.buckets import (
+    Bucket,
+    BucketPlan,
+    by_gain,
+    choose,
+    page_counts,
+    required,
+    split_pages,
+)
 from jaxserve.engine.plan import StepKind
 from jaxserve.errors import EngineError
 from jaxserve.request import Request
@@ -238,3 +246,53 @@ def test_numbers_of_pages_that_add_up_to_any(
             and set(parts) <= set(counts)
             and parts == sorted(parts, reverse=True)
         )
+
+
+ENGINES = {
+    "balanced": config_of(max_batch=16, step_tokens=512),
+    "several decodes": config_of(max_batch=64, step_tokens=2048, decode_steps=8),
+    "drafts": config_of(max_batch=8, step_tokens=64, speculate="ngram", draft_tokens=7),
+    "draft model": config_of(max_batch=8, step_tokens=64, speculate="draft", draft_tokens=3),
+    "embeddings": config_of(max_batch=8, step_tokens=256, embeds=True),
+    "deterministic": config_of(max_batch=16, step_tokens=512, deterministic=True),
+}
+
+
+@pytest.mark.parametrize("config", ENGINES.values(), ids=ENGINES)
+def test_the_required_buckets_hold_every_step_and_none_can_be_left_out(
+    config: EngineConfig,
+) -> None:
+    planned = BucketPlan.of(config).buckets
+    found = required(planned)
+    singles = [bucket for bucket in planned if bucket.steps == 1]
+    assert all(any(one.holds(bucket) for one in found) for bucket in singles)
+    assert len(found) == len({bucket.kind for bucket in planned})
+    for bucket in singles:
+        chosen = choose(found, bucket.kind, bucket.rows, bucket.tokens, drafts=bucket.drafts)
+        assert chosen.holds(bucket)
+
+
+def test_what_a_compiled_bucket_holds_is_not_required() -> None:
+    planned = BucketPlan.of(config_of(max_batch=16, step_tokens=512)).buckets
+    compiled = [Bucket("decode", 16, 16), Bucket("prefill", 16, 256)]
+    assert list(map(str, required(planned, compiled))) == ["prefill[16x512]", "score[16x512]"]
+    smaller = [bucket for bucket in planned if bucket.tokens <= 16]
+    assert required(smaller, compiled) == ()
+
+
+@pytest.mark.parametrize("config", ENGINES.values(), ids=ENGINES)
+def test_every_other_bucket_comes_once(config: EngineConfig) -> None:
+    planned = BucketPlan.of(config).buckets
+    others = set(planned) - {*required(planned)}
+    found = by_gain(others, required(planned))
+    assert len(found) == len(others) and set(found) == others
+
+
+def test_largest_gain_first() -> None:
+    """Steps that nothing holds come first, then those that halve the most padding."""
+    planned = BucketPlan.of(config_of(max_batch=16, step_tokens=512, decode_steps=4)).buckets
+    first = required(planned)
+    order = list(map(str, by_gain(set(planned) - {*first}, first)))
+    assert order[:3] == ["decode[16] x 4", "prefill[16x128]", "decode[4]"]
+    assert order.index("decode[4]") < order.index("decode[8]")
+    assert order.index("prefill[16x64]") < order.index("prefill[16x384]")

@@ -4,12 +4,17 @@ Neighbours in a batch may change log-probabilities by rounding only, see BOUND.
 """
 
 from dataclasses import dataclass, replace
+from threading import Semaphore
 
 import jax
 import numpy as np
 import pytest
 
 from jaxserve.config import EngineOptions
+from jaxserve.engine.buckets import required
+from jaxserve.engine.device.runner import DeviceRunner
+from jaxserve.engine.engine import Engine
+from jaxserve.engine.events import TokenEvent
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import Request
 from jaxserve.sampling_params import SamplingParams
@@ -185,6 +190,56 @@ def run_and_check(
     engine.close()
     times = [outcome.last.times for outcome in outcomes.values() if outcome.last]
     return RunCounts(sum(t.preemptions for t in times), sum(t.cached for t in times))
+
+
+class ComingSteps:
+    """Steps that a runner compiles while its engine runs, one in use before every fourth step."""
+
+    def __init__(self, engine: Engine, runner: DeviceRunner):
+        self._engine = engine
+        self._runner = runner
+        self._step = engine.step
+        self._steps = 0
+        self._compiled = Semaphore(0)
+        runner.warm_up(required(runner.buckets.buckets))
+        runner.compile_in_background(
+            runner.buckets.buckets, lambda bucket: self._compiled.release()
+        )
+        self._tell()
+
+    def step(self) -> list[TokenEvent]:
+        self._steps += 1
+        if self._steps % 4 == 0 and self._runner.buckets_pending:
+            assert self._compiled.acquire(timeout=60)
+            self._runner.install()
+            self._tell()
+        return self._step()
+
+    def _tell(self) -> None:
+        several = [bucket.rows for bucket in self._runner.compiled if bucket.steps > 1]
+        self._engine.set_rows_of_several_decodes(max(several, default=0))
+
+
+@pytest.mark.parametrize("decode_steps", [1, 3])
+def test_steps_that_come_while_it_runs(
+    answers: Answers, decode_steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Larger steps serve until then, and nothing that runs sees a difference."""
+    engine, runner = make_engine(replace(BASE, decode_steps=decode_steps))
+    monkeypatch.setattr(runner, "empty_launches", 2)
+    coming = ComingSteps(engine, runner)
+    monkeypatch.setattr(engine, "step", coming.step)
+    first = set(runner.compiled)
+    arrivals = random_requests(0, 64)
+    outcomes = run(engine, arrivals)
+    for _, request in arrivals:
+        for i in range(request.params.n):
+            check(outcomes[request.id, i], answers[request.id, i], request, i)
+    assert runner.compiles_after_ready == 0 and runner.buckets_pending == 0
+    assert runner.background_compiles == len(runner.buckets.buckets) - len(first)
+    used = {bucket for bucket, use in runner.padding.items() if use.launches}
+    assert used & first and used - first
+    engine.close()
 
 
 def test_chunked_cached_overlapped(answers: Answers) -> None:

@@ -83,6 +83,7 @@ def make_engine(
         lanes=shards("A", mesh),
         affordable_tokens=10**6,
         windows=windows,
+        embeds=spec.embeds,
         weights=str(jnp.dtype(dtype)),
     )
     return engine_from_config(config, mesh, spec, dtype, speculation, new_drafter)

@@ -77,11 +77,37 @@ class Process:
         return code, "".join(self.lines)
 
 
-def launch(*flags: str, ports: tuple[int, int] | None = None) -> Process:
-    """Start a server; `ports`, of gRPC and HTTP, are those of a server that it replaces."""
+# A server whose background compiles never end.
+HANGING_COMPILES = """
+import sys, threading, time
+from jaxserve import serve
+from jaxserve.engine.device.executables import Executables
+
+compiled_step = Executables._compiled_step
+
+def compile(self, bucket):
+    if threading.current_thread().name == "compile":
+        time.sleep(3600)
+    return compiled_step(self, bucket)
+
+Executables._compiled_step = compile
+sys.exit(serve.main())
+"""
+
+
+def launch(
+    *flags: str, ports: tuple[int, int] | None = None, program: str | None = None
+) -> Process:
+    """Start a server.
+
+    Args:
+        ports: Ports of gRPC and HTTP, as of a server that it replaces.
+        program: Program to run instead of serve, with its flags.
+    """
     port, http = ports or (free_port(), free_port())
     cache = compiled_steps_folder()
-    command = [sys.executable, "-m", "jaxserve.serve", "--port", str(port)]
+    run = ["-c", program] if program else ["-m", "jaxserve.serve"]
+    command = [sys.executable, *run, "--port", str(port)]
     command += ["--http-port", str(http), "--compilation-cache", str(cache), *SMALL, *flags]
     if not flags or flags[0].startswith("-"):  # no model
         command += ["--model", str(DRAFT)]
@@ -292,3 +318,59 @@ def test_what_cannot_be_done_is_one_line(flags: list[str], message: str) -> None
         message
     ) > 0, text
     assert "Traceback" not in text and "ERROR" not in text
+
+
+def values_of(server: Process) -> dict[str, float]:
+    """Return the metrics without labels, by name without the prefix."""
+    text = get(f"{server.http}/metrics").decode()
+    lines = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    return {name.removeprefix("jaxserve:"): float(value) for name, value in lines}
+
+
+def test_requests_are_answered_while_steps_come(tmp_path: Path) -> None:
+    """No request waits for a compile, and no text differs."""
+    process = launch("--compilation-cache", str(tmp_path))
+    try:
+        with process.client() as client:
+            pending = values_of(process)["buckets_pending"]
+            ask = partial(client.generate, "Once upon a time", temperature=0, max_tokens=24)
+            expected = ask()
+            while client.server_info().buckets_pending:
+                assert ask().choices[0].text == expected.choices[0].text
+            info = client.server_info()
+            assert ask().choices[0].text == expected.choices[0].text
+        # Of 2 rows and 64 tokens: decode[1], and prompts of 16 and 32 tokens.
+        assert pending == info.background_compiles == 3 and info.compiles_after_ready == 0
+        values = values_of(process)
+        assert values["background_compiles"] == 3 and values["buckets_pending"] == 0
+        assert values["compiles_after_ready"] == 0
+    finally:
+        process.popen.send_signal(signal.SIGTERM)
+        code, text = process.wait()
+    assert code == 0 and "3 of 6 steps compiled" in text and "\n6 steps compiled" in text, text
+
+
+def test_a_server_that_is_ready_when_all_is_compiled() -> None:
+    process = launch("--ready-when", "all")
+    try:
+        with process.client() as client:
+            info = client.server_info()
+            assert (info.buckets_pending, info.background_compiles) == (0, 0)
+            assert client.generate("x", max_tokens=4).choices
+    finally:
+        process.popen.send_signal(signal.SIGTERM)
+        code, text = process.wait()
+    assert code == 0 and "\n6 steps compiled" in text, text
+
+
+def test_the_end_waits_for_no_compile(tmp_path: Path) -> None:
+    """A compile cannot be interrupted, and takes a minute for a large model."""
+    process = launch("--compilation-cache", str(tmp_path), program=HANGING_COMPILES)
+    try:
+        with process.client() as client:
+            assert client.generate("x", max_tokens=4).choices
+            assert client.server_info().buckets_pending == 3
+    finally:
+        process.popen.send_signal(signal.SIGTERM)
+        code, text = process.wait()
+    assert code == 0, text

@@ -15,7 +15,7 @@ import pytest
 
 from jaxserve import llm, serve
 from jaxserve.server import program
-from jaxserve.server.model_loader import ModelLoader
+from jaxserve.server.model_steps import ModelSteps
 from tests.jaxserve.client.test_connection import signed
 
 pytestmark = pytest.mark.system
@@ -39,7 +39,7 @@ def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     def compile(*_: object) -> None:
         raise Compiled
 
-    monkeypatch.setattr(ModelLoader, "compile", compile)
+    monkeypatch.setattr(ModelSteps, "compile", compile)
     monkeypatch.setattr(serve, "configure", lambda *_: None)  # of the log
     monkeypatch.setattr(program, "use_compilation_cache", lambda _: None)
 

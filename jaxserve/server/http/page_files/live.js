@@ -34,9 +34,11 @@ export class LiveView {
         most: total,
         beside: total ? `of ${count(total)}, ${percent(metrics.kv_cache_usage_perc)}` : "before the first step",
       })),
-      this.#tile("compiles", "Compiles after ready", (m) => {
+      this.#tile("compiles", "Compiles waited for", (m) => {
         const raw = m.metrics.compiles_after_ready;
-        return { raw, text: count(raw), beside: raw ? "something is wrong" : "all were before", wrong: raw > 0 };
+        const pending = m.metrics.buckets_pending;
+        const beside = pending ? `${count(pending)} steps to come` : "all steps are there";
+        return { raw, text: count(raw), beside: raw ? "something is wrong" : beside, wrong: raw > 0 };
       }),
     );
   }

@@ -230,3 +230,13 @@ def plain_lookup(tokens: list[int], limit: int) -> list[int]:
             if tokens[end - length : end] == tokens[-length:]:
                 return tokens[end : end + limit]
     return []
+
+
+def test_a_step_that_is_not_compiled_yet_costs_as_much_as_the_larger_one_in_its_place() -> None:
+    costs = Costs({(16, 0): 1.0, (16, 7): 3.0})
+    assert costs.of(2, 0) == 1.0
+    assert costs.of(2, 3) == costs.of(16, 7) == 3.0
+    smaller = Costs({**costs.seconds, (4, 0): 0.5, (8, 3): 2.0})
+    assert smaller.of(2, 0) == 0.5 and smaller.of(5, 0) == 1.0
+    assert smaller.of(2, 1) == smaller.of(8, 3) == 2.0
+    assert smaller.of(9, 3) == smaller.of(2, 7) == 3.0

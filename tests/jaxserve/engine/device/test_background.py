@@ -1,0 +1,189 @@
+"""Compilation on threads of its own, with a compiler that the test turns."""
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxserve.engine.buckets import Bucket
+from jaxserve.engine.device.background import BackgroundCompiler
+from jaxserve.engine.device.compile_counter import CompileCounter
+
+BUCKETS = [Bucket("prefill", 4, tokens) for tokens in (16, 32, 64, 128)]
+LONG = 60.0  # seconds, for what happens at once
+
+
+class Compiler:
+    """A compiler whose compiles end when they are told to."""
+
+    def __init__(self, threads: int = 1) -> None:
+        self.begun: list[Bucket] = []
+        self.changed = threading.Condition()
+        self.allowed = 0
+        self.told: list[Bucket] = []
+        self.background = BackgroundCompiler(self.compile, CompileCounter(), threads)
+
+    def compile(self, bucket: Bucket) -> Any:
+        with self.changed:
+            self.begun.append(bucket)
+            self.changed.notify_all()
+            assert self.changed.wait_for(lambda: self.allowed > 0, LONG)
+            self.allowed -= 1
+        if bucket == BUCKETS[2]:
+            raise RuntimeError("RESOURCE_EXHAUSTED")
+        return f"step of {bucket.tokens}"
+
+    def on_compiled(self, bucket: Bucket) -> None:
+        with self.changed:
+            self.told.append(bucket)
+            self.changed.notify_all()
+
+    def finish(self, count: int, failing: int = 0) -> None:
+        """Let so many more compiles end, and wait for those that do not fail."""
+        with self.changed:
+            self.allowed += count
+            self.changed.notify_all()
+            told = len(self.told) + count - failing
+            assert self.changed.wait_for(lambda: len(self.told) >= told, LONG)
+
+    def wait_for_begun(self, count: int) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self.begun) >= count, LONG)
+
+
+@pytest.fixture
+def compiler() -> Iterator[Compiler]:
+    compiler = Compiler()
+    yield compiler
+    compiler.background.close()
+    with compiler.changed:
+        compiler.allowed = 99
+        compiler.changed.notify_all()
+
+
+def test_buckets_come_in_the_order_asked_and_are_taken_once(compiler: Compiler) -> None:
+    background = compiler.background
+    background.ask([BUCKETS[1], BUCKETS[0]], compiler.on_compiled)
+    background.ask([BUCKETS[0], BUCKETS[3]], compiler.on_compiled)  # one is asked for already
+    assert background.pending == 3 and background.take() == {}
+    compiler.finish(1)
+    assert background.take() == {BUCKETS[1]: "step of 32"}
+    compiler.finish(2)
+    assert background.pending == 2  # compiled, and not in use
+    assert background.take() == {BUCKETS[0]: "step of 16", BUCKETS[3]: "step of 128"}
+    assert background.take() == {} and background.pending == 0
+    assert compiler.begun == [BUCKETS[1], BUCKETS[0], BUCKETS[3]]
+
+
+def test_no_more_compiles_at_a_time_than_threads() -> None:
+    compiler = Compiler(threads=2)
+    compiler.background.ask(BUCKETS[:2] + BUCKETS[3:], compiler.on_compiled)
+    compiler.wait_for_begun(2)
+    assert compiler.begun == BUCKETS[:2] and compiler.background.busy
+    compiler.finish(3)
+    assert len(compiler.background.take()) == 3 and not compiler.background.busy
+
+
+def test_a_compile_that_fails_is_named_and_the_others_come(
+    compiler: Compiler, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiler.background.ask(BUCKETS[2:], compiler.on_compiled)
+    with caplog.at_level(logging.WARNING, "jaxserve.engine"):
+        compiler.finish(2, failing=1)
+    assert "prefill[4x64] was not compiled, so larger steps go on in its place: RES" in caplog.text
+    assert list(compiler.background.take()) == [BUCKETS[3]] and compiler.background.pending == 0
+
+
+def test_a_pause_waits_for_the_compile_that_runs_and_begins_no_other(compiler: Compiler) -> None:
+    background = compiler.background
+    background.ask(BUCKETS[:2], compiler.on_compiled)
+    compiler.wait_for_begun(1)
+    paused = threading.Event()
+    go_on = threading.Event()
+
+    def pause() -> None:
+        with background.paused():
+            paused.set()
+            go_on.wait(LONG)
+
+    thread = threading.Thread(target=pause)
+    thread.start()
+    assert not paused.is_set()
+    compiler.finish(1)
+    assert paused.wait(LONG)
+    assert compiler.begun == BUCKETS[:1] and not background.busy
+    go_on.set()
+    thread.join()
+    compiler.finish(1)
+    assert list(background.take()) == BUCKETS[:2]
+
+
+def test_what_is_forgotten_or_closed_is_not_begun(compiler: Compiler) -> None:
+    background = compiler.background
+    background.ask(BUCKETS[:2], compiler.on_compiled)
+    compiler.wait_for_begun(1)
+    background.forget()
+    compiler.finish(1)
+    assert list(background.take()) == BUCKETS[:1]
+    background.ask(BUCKETS[1:2], compiler.on_compiled)  # not known any more: it is compiled now
+    compiler.wait_for_begun(2)
+    background.close()
+    compiler.finish(1)
+    background.ask(BUCKETS[3:], compiler.on_compiled)
+    assert background.take() == {} and background.pending == 0
+    assert compiler.begun == BUCKETS[:2]
+
+
+def test_each_bucket_is_compiled_in_the_context_that_was_given(compiler: Compiler) -> None:
+    entered: list[str] = []
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        entered.append(threading.current_thread().name)
+        yield
+
+    compiler.background.ask(BUCKETS[:2], compiler.on_compiled, around)
+    compiler.finish(2)
+    assert entered == ["compile", "compile"]
+
+
+def test_compiles_are_counted_by_the_thread_that_makes_them() -> None:
+    counter = CompileCounter()
+    background = BackgroundCompiler(compile_function, counter, threads=1)
+    done = threading.Event()
+    with counter.watching():
+        background.ask(BUCKETS[:1], lambda bucket: done.set())
+        assert done.wait(LONG)
+        assert (counter.watched, background.count) == (0, 1)
+        compile_function(BUCKETS[1])
+    compile_function(BUCKETS[3])
+    assert (counter.watched, background.count) == (1, 1)
+    counter.close()
+
+
+def test_a_thread_is_watched_for_good() -> None:
+    counter = CompileCounter()
+
+    def work() -> None:
+        counter.watch_thread()
+        with counter.watching():
+            compile_function(BUCKETS[0])
+        compile_function(BUCKETS[1])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    compile_function(BUCKETS[3])
+    assert counter.watched == 2
+    counter.close()
+
+
+def compile_function(bucket: Bucket) -> Any:
+    """Compile a function that no other call compiles."""
+    salt = float(np.random.default_rng().random())
+    return jax.jit(lambda x: x * salt + bucket.tokens).lower(np.ones(8, np.float32)).compile()

@@ -1,0 +1,1 @@
+"""Steps that come while an engine runs: launched empty first, then used by what runs already."""
