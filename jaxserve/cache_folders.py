@@ -1,4 +1,4 @@
-"""Folders in which compiled steps are kept; no jax."""
+"""Folders in which compiled steps are kept, and what the environment says of compiling; no jax."""
 
 import os
 from pathlib import Path
@@ -11,6 +11,11 @@ def default_compilation_cache() -> Path | None:
     """Return the user's cache folder for jaxserve; None for a user without a home."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(base) / "jaxserve" / "xla" if os.path.isabs(base) else None
+
+
+def compiler_flags() -> str:
+    """Return the flags that the environment gives XLA's compiler."""
+    return os.environ.get("XLA_FLAGS", "")
 
 
 def folder_problem(folder: Path | None) -> str | None:

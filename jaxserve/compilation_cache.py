@@ -29,7 +29,6 @@ OPTIONS = (
     "jax_persistent_cache_min_compile_time_secs",
     "jax_persistent_cache_min_entry_size_bytes",
 )
-_OPTIONS_IN_USE = threading.RLock()
 
 
 def use_compilation_cache(chosen: Path | None) -> None:
@@ -70,7 +69,7 @@ def cache_of_llm(chosen: str | Path | None) -> Path | None:
     Raises:
         ConfigError: The chosen folder cannot be written.
     """
-    if chosen is None or jax.config.jax_compilation_cache_dir:
+    if chosen is None or _OPTIONS.folder_of_program:
         return None
     folder = default_compilation_cache() if chosen == "auto" else Path(chosen).absolute()
     problem = folder_problem(folder)
@@ -83,36 +82,89 @@ def cache_of_llm(chosen: str | Path | None) -> Path | None:
     return None
 
 
-@contextmanager
-def compiled_steps_kept(folder: Path | None) -> Iterator[None]:
-    """Read and write what compiles inside in a folder, unless the program has a cache of its own.
+class KeptSteps:
+    """Folder in which an LLM keeps its compiled steps, as jax's options while it is in use.
 
-    jax's options are the program's again afterwards, but for those that it has set meanwhile. With
-    None nothing is changed. Threads take turns, since jax's options are those of the process.
+    Where the program has given jax a folder, that one is used and nothing is changed. Afterwards
+    jax's options are the program's again, but for those that it has set meanwhile. They are options
+    of the process: while several LLMs compile, all use the folder of the first.
     """
-    if folder is None:
-        yield
-        return
-    with _OPTIONS_IN_USE:
-        if jax.config.jax_compilation_cache_dir:
+
+    def __init__(self, folder: Path | None):
+        self._folder = folder
+        self._in_use = False
+
+    def use(self) -> None:
+        """Use the folder from now on; using it twice does nothing."""
+        if self._folder and not self._in_use:
+            self._in_use = True
+            _OPTIONS.share(self._folder)
+
+    def leave(self) -> None:
+        """Use it no more."""
+        if self._in_use:
+            self._in_use = False
+            _OPTIONS.give_back()
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Use the folder for the time of a block, unless it is in use already."""
+        if self._in_use:
             yield
             return
-        before = _options()
-        share_compiled(folder)
-        shared = _options()
+        self.use()
         try:
-            # jax looks at its options once, at the first compile, which may have been before.
-            jax_cache.reset_cache()
             yield
         finally:
-            for name, value in before.items():
-                if getattr(jax.config, name) == shared[name]:
+            self.leave()
+
+
+class _SharedOptions:
+    """jax's options of its cache, which belong to the program while no LLM uses them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # never held while anything compiles
+        self._users = 0
+        self._before: dict[str, Any] | None = None  # of the program; None while they are its own
+        self._set: dict[str, Any] = {}  # what was set instead
+
+    @property
+    def folder_of_program(self) -> str | None:
+        """Folder that the program has given jax, if any."""
+        with self._lock:
+            of_jax = jax.config.jax_compilation_cache_dir
+            if self._before is None or of_jax != self._set["jax_compilation_cache_dir"]:
+                return of_jax
+            return self._before["jax_compilation_cache_dir"]
+
+    def share(self, folder: Path) -> None:
+        with self._lock:
+            self._users += 1
+            if self._users > 1 or jax.config.jax_compilation_cache_dir:
+                return
+            self._before = _options()
+            share_compiled(folder)
+            self._set = _options()
+            # jax looks at its options once, at the first compile, which may have been before.
+            jax_cache.reset_cache()
+
+    def give_back(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users or self._before is None:
+                return
+            for name, value in self._before.items():
+                if getattr(jax.config, name) == self._set[name]:
                     jax.config.update(name, value)
+            self._before = None
             jax_cache.reset_cache()
 
 
 def _options() -> dict[str, Any]:
     return {name: getattr(jax.config, name) for name in OPTIONS}
+
+
+_OPTIONS = _SharedOptions()
 
 
 def share_compiled(folder: Path) -> None:

@@ -2,8 +2,9 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from jaxserve.call_guard import CallGuard
 from jaxserve.completion import Delta
@@ -24,6 +25,22 @@ class _Live:
     inbox: deque[TokenEvent]
 
 
+class Steps(Protocol):
+    """Compiler of an LLM's steps, as far as running prompts needs it; see llm_warm_up.WarmUp."""
+
+    def begin(self, prompts: Sequence[Prepared]) -> None:
+        """Compile the fewest steps that prompts can run with, and begin with the others."""
+        ...
+
+    def install(self) -> object:
+        """Put the steps into use that are compiled since; between two steps."""
+        ...
+
+    def rest(self) -> None:
+        """Begin no further compile, as no prompt runs any more."""
+        ...
+
+
 class DeltaStreams:
     """Runs prepared prompts on an engine for any number of open iterators.
 
@@ -33,7 +50,7 @@ class DeltaStreams:
     steps; it ends the iterator that was asked, and the engine goes on.
 
     Args:
-        before_step: Function called before each step of the engine.
+        steps: What compiles the steps.
     """
 
     def __init__(
@@ -41,10 +58,10 @@ class DeltaStreams:
         engine: Engine,
         tokenizer: Tokenizer,
         guard: CallGuard,
-        before_step: Callable[[], None] = lambda: None,
+        steps: Steps,
     ):
         self._engine = engine
-        self._before_step = before_step
+        self._steps = steps
         self._tokenizer = tokenizer
         self._guard = guard
         self._live: dict[str, _Live] = {}  # by request id
@@ -57,14 +74,16 @@ class DeltaStreams:
     def run(self, prompts: Sequence[Prepared]) -> Iterator[Delta]:
         """Run prompts together and yield their text as it grows.
 
-        The steps that they need are compiled. An abandoned iterator aborts what is left of its
-        prompts. EngineError is raised when the engine is closed, or a step fails.
+        The fewest steps that they need are compiled first. An abandoned iterator aborts what is
+        left of its prompts. EngineError is raised when the engine is closed, or a step fails.
         """
         choices: dict[str, OpenChoices] = {}  # by request id
         places: dict[str, int] = {}  # request id -> position among the prompts
         inbox: deque[TokenEvent] = deque()
         try:
             with self._guard:
+                # In one turn with submitting: steps are compiled for all that runs together.
+                self._steps.begin([*self.unfinished, *prompts])
                 for place, p in enumerate(prompts):
                     seed = self._engine.submit(p.request)
                     self._live[p.request.id] = _Live(p, inbox)
@@ -86,6 +105,8 @@ class DeltaStreams:
         finally:
             with self._guard:
                 self._abandon(places)
+                if not self._live:
+                    self._steps.rest()
 
     def _fill(self, inbox: deque[TokenEvent], request_ids: Iterable[str]) -> None:
         """Run steps until an event has come for an iterator with these requests."""
@@ -108,7 +129,7 @@ class DeltaStreams:
         self._engine.check_usable()
         if not self._engine.has_work:
             raise EngineError("the engine is idle while a request waits for its end")
-        self._before_step()
+        self._steps.install()
         for event in self._engine.step():
             # Another thread's iterator may take its request out at any time.
             if live := self._live.get(event.request_id):

@@ -13,7 +13,7 @@ from jaxserve.backends import devices as found_devices
 from jaxserve.call_guard import CallGuard
 from jaxserve.chat import Chat
 from jaxserve.checkpoints.hub.names import Given, display_name
-from jaxserve.compilation_cache import cache_of_llm, compiled_steps_kept
+from jaxserve.compilation_cache import KeptSteps, cache_of_llm
 from jaxserve.config import EngineOptions, check_draft_model
 from jaxserve.delta_streams import DeltaStreams
 from jaxserve.engine.build import NewRunner, build_engine
@@ -96,6 +96,7 @@ class LLM(LLMCalls):
         engine: Engine that plans the steps.
         runner: Runner that launches the steps on the devices, with the engine's configuration, its
             compiled shapes and figures.
+        steps: Compiler of the runner's steps, which tells the engine of them and of their costs.
         prompts: Tokenizer, chat template and limits, by which requests are made of prompts.
 
     Raises:
@@ -139,7 +140,7 @@ class LLM(LLMCalls):
         check_draft_model(options, draft_model)
         self.digests = digests
         self._name = display_name(model)
-        self._cache = cache_of_llm(compilation_cache)
+        kept = KeptSteps(cache_of_llm(compilation_cache))
         dtype = dtype_name(dtype)
         self._bar = partial(stderr_bar, progress)
         with self._bar("downloading", in_bytes=True) as bar:
@@ -155,7 +156,7 @@ class LLM(LLMCalls):
             on_failure.callback(self._chat.close)
             if chat_template and not files.spec.embeds:
                 self._chat.check()
-            with compiled_steps_kept(self._cache):
+            with kept.used():
                 with self._bar("loading", in_bytes=True) as bar:
                     told = on_load or bar.update
                     self.model = load(files, spread, dtype, told, weights, digests)
@@ -164,12 +165,11 @@ class LLM(LLMCalls):
             self.prompts = self._new_prompts(grammar_bounds)
             self._guard = CallGuard()
             bar_of_steps = partial(self._bar, "compiling")
-            self._steps = WarmUp(
-                self.engine, self.runner, self._guard, self._cache, bar_of_steps, on_compile
+            self.steps = WarmUp(
+                *(self.model, self.engine, self.runner),
+                *(self._guard, kept, bar_of_steps, on_compile),
             )
-            self._streams = DeltaStreams(
-                self.engine, self.model.tokenizer, self._guard, self._steps.install
-            )
+            self._streams = DeltaStreams(self.engine, self.model.tokenizer, self._guard, self.steps)
             self._numbers = itertools.count(1)
             on_failure.pop_all()
 
@@ -235,16 +235,7 @@ class LLM(LLMCalls):
             EngineError: The LLM is closed, or a step has failed.
             MemoryLimitError: A step needs more memory than the devices have.
         """
-        self._steps.compile_for(prompts)
-
-    def use_compiled_steps(self) -> None:
-        """Put steps into use that `runner` has compiled; between two steps of the engine.
-
-        Where tokens are drafted, the steps are measured, and the engine drafts only as many tokens
-        as pay off by these times.
-        """
-        self.runner.install()
-        self._steps.tell_engine()
+        self.steps.compile_for(prompts)
 
     @contextmanager
     def trace(self, path: str | Path) -> Iterator[None]:

@@ -12,7 +12,6 @@ from jaxserve.delta_streams import DeltaStreams, with_bar
 from jaxserve.engine.engine import Engine
 from jaxserve.errors import RequestError
 from jaxserve.llm_arguments import named_conversations, named_prompts, params_of, params_of_each
-from jaxserve.llm_warm_up import WarmUp
 from jaxserve.progress import Bar
 from jaxserve.prompts import Prepared, Prompt, Prompts, is_conversation
 from jaxserve.sampling_params import SamplingFields, SamplingParams
@@ -24,7 +23,6 @@ class LLMCalls:
     engine: Engine
     prompts: Prompts
     _guard: CallGuard
-    _steps: WarmUp
     _streams: DeltaStreams
     _bar: Callable[[str], Bar]
     _numbers: Iterator[int]  # of requests, which are their ids
@@ -227,12 +225,5 @@ class LLMCalls:
         Raises:
             EngineError: The LLM is closed, or a step has failed.
         """
-        if not prompts:
-            return
-        with self._guard:
-            self._steps.begin([*self._streams.unfinished, *prompts])
-        try:
+        if prompts:
             yield from self._streams.run(prompts)
-        finally:
-            if not self._streams.unfinished:
-                self._steps.rest()

@@ -1,52 +1,80 @@
 """Steps of an LLM, compiled and measured when prompts need them."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
-from pathlib import Path
+from importlib.metadata import version
 
+from jaxserve.cache_folders import compiler_flags
 from jaxserve.call_guard import CallGuard
-from jaxserve.compilation_cache import compiled_steps_kept
+from jaxserve.cluster.compatibility import PACKAGES, digest, facts_of_engine, facts_of_model
+from jaxserve.compilation_cache import KeptSteps, has_record, keep_record
 from jaxserve.engine.buckets import Bucket, required
 from jaxserve.engine.device.executables import Progress
 from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.engine import Engine
-from jaxserve.engine.host.speculation import Costs
 from jaxserve.engine.request_limits import max_new_tokens
-from jaxserve.engine.step_costs import measure
+from jaxserve.engine.step_costs import StepCosts
+from jaxserve.loading.folder import Model
 from jaxserve.progress import Bar
 from jaxserve.prompts import Prepared
-from jaxserve.sharding.mesh import spans_hosts
+from jaxserve.sharding.mesh import compiler_version, device_kind, platform, spans_hosts
 
 
 class WarmUp:
     """Compiles steps, and measures them where tokens are drafted. The guard is held meanwhile.
 
     Args:
+        model: Model of the engine.
         engine: Engine that is told which steps there are and what they cost.
         runner: Runner that compiles.
         guard: Guard of the LLM's calls, which lets a Ctrl-C take effect between two steps.
-        cache: Folder that keeps the compiled steps; None keeps them elsewhere, or nowhere.
+        kept: Folder that keeps the compiled steps.
         new_bar: Function that makes the bar of one run of the compiler.
         progress: Function told of the progress instead of the bar.
     """
 
     def __init__(
         self,
+        model: Model,
         engine: Engine,
         runner: DeviceRunner,
         guard: CallGuard,
-        cache: Path | None,
+        kept: KeptSteps,
         new_bar: Callable[[], Bar],
         progress: Progress | None,
     ):
+        self._model = model
         self._engine = engine
         self._runner = runner
         self._guard = guard
-        self._cache = cache
+        self._kept = kept
         self._new_bar = new_bar
         self._progress = progress
         self._known: set[Bucket] = set()  # steps that the engine was told of
-        self._costs: dict[tuple[int, int], float] = {}
+        config = runner.config
+        self._costs = StepCosts(runner, config.lanes, no_row=config.max_batch)
+        self._unmeasured: deque[Bucket] = deque()
+        self._disturbed = False  # steps were measured beside a compile
+
+    # ---- before prompts run
+
+    @property
+    def may_not_change(self) -> bool:
+        """True if steps should not come while others run.
+
+        A text of a deterministic engine may not change with what is compiled, and several hosts
+        have to launch the same steps.
+        """
+        return self._runner.config.deterministic or spans_hosts(self._runner.mesh)
+
+    @property
+    def measures_kernels(self) -> bool:
+        """True if XLA will choose kernels by measuring them on the devices.
+
+        It does so on a GPU, where requests would disturb it, and once: what it finds is kept in the
+        folder of compiled steps, in a folder of its own that is not trimmed.
+        """
+        return platform(self._runner.mesh) == "gpu" and not has_record(self._key)
 
     def compile_for(self, prompts: Sequence[Prepared] | None) -> None:
         """Compile the steps that prompts need; None is every step there is."""
@@ -58,50 +86,17 @@ class WarmUp:
                 self._compile(self._needed(prompts))
 
     def begin(self, prompts: Sequence[Prepared]) -> None:
-        """Compile the fewest steps that prompts can run with, and the others in the background.
-
-        A deterministic engine waits for all of them, since a text may not change with what is
-        compiled, and so does one on several hosts.
-        """
-        with self._guard:
-            self._engine.check_usable()
-            needed = tuple(self._needed(prompts))
-            if self._runner.config.deterministic or spans_hosts(self._runner.mesh):
-                self._compile(needed)
-                return
-            self.install()
-            self._compile(required(needed, self._runner.compiled))
-            self._runner.compile_in_background(needed, around=self._kept)
-
-    def rest(self) -> None:
-        """Begin no further compile in the background, as no prompt runs that could use it."""
-        self._runner.executables.background.forget()
-
-    def install(self) -> None:
-        """Put the steps into use that the background has compiled; between two steps."""
-        if self._runner.install():
-            self.tell_engine()
-
-    def tell_engine(self) -> None:
-        """Tell the engine which steps are compiled, and what those cost that came since.
-
-        They are measured only where tokens are drafted.
-        """
-        with self._guard:
-            compiled = self._runner.compiled
-            several = [bucket.rows for bucket in compiled if bucket.steps > 1]
-            self._engine.set_rows_of_several_decodes(max(several, default=0))
-            new = [bucket for bucket in compiled if bucket not in self._known]
-            if self._engine.speculates and new:
-                self._measure(new)
-            self._known.update(new)
-
-    def _measure(self, buckets: Sequence[Bucket]) -> None:
-        config = self._runner.config
-        costs = measure(self._runner, buckets, config.lanes, no_row=config.max_batch)
-        for key, seconds in costs.seconds.items():
-            self._costs[key] = min(seconds, self._costs.get(key, seconds))
-        self._engine.set_step_costs(Costs(dict(self._costs)))
+        """Compile the fewest steps that prompts can run with, and begin with the others."""
+        self._engine.check_usable()
+        needed = tuple(self._needed(prompts))
+        if self.may_not_change or self.measures_kernels:
+            self._compile(needed)
+            return
+        if missing := required(needed, self._runner.compiled):
+            self._compile(missing)
+        if self._runner.missing(needed):
+            self._kept.use()
+            self._runner.compile_in_background(needed)
 
     def _needed(self, prompts: Sequence[Prepared]) -> Iterable[Bucket]:
         config = self._runner.config
@@ -118,13 +113,11 @@ class WarmUp:
         """Compile these steps, unless they are compiled, and tell the engine of them."""
         buckets = tuple(buckets)
         if not self._runner.executables.has(buckets):
-            with self._kept(), self._new_bar() as bar:
-                self._runner.warm_up(buckets, self._told(self._progress or bar.update))
-        self.tell_engine()
-
-    def _kept(self) -> AbstractContextManager[None]:
-        """Return a context in which compiled steps are kept in the LLM's folder."""
-        return compiled_steps_kept(self._cache)
+            with self._runner.executables.background.paused():
+                self._runner.install()
+                with self._kept.used(), self._new_bar() as bar:
+                    self._runner.warm_up(buckets, self._told(self._progress or bar.update))
+        self._measure(self._tell_engine())
 
     def _told(self, progress: Progress) -> Progress:
         """Return a function that tells of the progress, and lets a Ctrl-C take effect."""
@@ -134,3 +127,71 @@ class WarmUp:
             progress(done, total, what)
 
         return told
+
+    # ---- while prompts run
+
+    def install(self) -> bool:
+        """Put the steps into use that the background has compiled; between two steps.
+
+        Where tokens are drafted, one step is measured in each call.
+
+        Returns:
+            Whether steps are left to be measured.
+        """
+        if self._runner.install():
+            self._disturbed = True
+            self._unmeasured += self._tell_engine()
+        if self._unmeasured:
+            self._measure([self._unmeasured.popleft()])
+        if not self._runner.buckets_pending:
+            self._kept.leave()
+            if self._disturbed and not self._unmeasured:
+                self._disturbed = False
+                self._unmeasured += self._costs.measured
+        return bool(self._unmeasured)
+
+    def rest(self) -> None:
+        """Begin no further compile, as no prompt runs any more."""
+        self._runner.executables.background.forget()
+        self._kept.leave()
+
+    def use_compiled(self) -> None:
+        """Put every compiled step into use, and measure those that are new."""
+        with self._guard:
+            self._runner.install()
+            self._measure(self._tell_engine())
+
+    def _tell_engine(self) -> list[Bucket]:
+        """Tell the engine which steps are compiled, and return those that are to be measured."""
+        compiled = self._runner.compiled
+        several = [bucket.rows for bucket in compiled if bucket.steps > 1]
+        self._engine.set_rows_of_several_decodes(max(several, default=0))
+        new = [bucket for bucket in compiled if bucket not in self._known]
+        self._known.update(new)
+        if not self._engine.speculates:
+            return []
+        return [bucket for bucket in new if self._costs.concerns(bucket)]
+
+    def _measure(self, buckets: Iterable[Bucket]) -> None:
+        for bucket in buckets:
+            self._costs.measure(bucket)
+            self._engine.set_step_costs(self._costs.costs)
+
+    # ---- records of GPUs
+
+    def keep_record(self) -> None:
+        """Keep a record that every step was compiled on these devices."""
+        if platform(self._runner.mesh) == "gpu":
+            keep_record(self._key)
+
+    @property
+    def _key(self) -> str:
+        """Digest of what decides the steps, and so the kernels that XLA chooses for them."""
+        model = self._model
+        mesh = model.mesh
+        facts = facts_of_engine(
+            facts_of_model(model.spec, model.dtype, model.weights), self._runner.config
+        )
+        packages = [version(package) for package in PACKAGES]
+        devices = device_kind(mesh), dict(mesh.shape), compiler_version(mesh)
+        return digest(repr((facts, packages, devices, compiler_flags())))

@@ -110,6 +110,11 @@ def device_kind(mesh: Mesh) -> str:
     return _device(mesh).device_kind
 
 
+def compiler_version(mesh: Mesh) -> str:
+    """Return the version of the runtime that compiles for present devices, as jax names it."""
+    return mesh.devices.flat[0].client.platform_version
+
+
 def compute_capability(mesh: Mesh) -> tuple[int, ...] | None:
     """Return the CUDA compute capability, (9, 0) for Hopper; None if the devices have none.
 

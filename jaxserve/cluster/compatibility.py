@@ -83,7 +83,10 @@ def facts_of_steps(buckets: Iterable[Bucket]) -> Facts:
 
 
 def compiled_stage(bucket: Bucket) -> str:
-    """Return the stage at which a host states that it has compiled a step beside the launches."""
+    """Return the stage at which a host states that it has compiled a step beside the launches.
+
+    Its facts are none, or what has kept it from that.
+    """
     return f"compiled {bucket}"
 
 

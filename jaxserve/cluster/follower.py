@@ -133,8 +133,9 @@ class Follower:
     def _state(self, stage: str, facts: Facts) -> None:
         self._send(facts=pb.Facts(stage=stage, names=list(facts), values=list(facts.values())))
 
-    def _state_compiled(self, bucket: Bucket) -> None:
-        self._state(compiled_stage(bucket), {})
+    def _state_compiled(self, bucket: Bucket, is_compiled: bool) -> None:
+        problem = {} if is_compiled else {"problem": "it was not compiled"}
+        self._state(compiled_stage(bucket), problem)
 
     def _next_order(self) -> pb.Order:
         """Wait for an order before the steps; an error is raised if it ends the pod."""
@@ -172,7 +173,7 @@ class Follower:
                     gc.freeze()
                 case "compile_beside":
                     buckets = buckets_from_proto(order.compile_beside)
-                    runner.compile_in_background(buckets, on_compiled=self._state_compiled)
+                    runner.compile_in_background(buckets, on_end=self._state_compiled)
                 case "install":
                     runner.install_all(buckets_from_proto(order.install))
                 case "plan":

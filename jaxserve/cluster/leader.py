@@ -197,10 +197,11 @@ class Leader(rpc.ClusterServiceServicer):
             del self._facts[stage]
         return stated
 
-    def have_stated(self, stage: str) -> bool:
-        """Return whether every follower has stated its facts at this stage by now."""
+    def stated_by_now(self, stage: str) -> list[Facts] | None:
+        """Return the facts that the followers have stated at this stage; None until all have."""
         with self._changed:
-            return len(self._facts.get(stage, ())) == len(self._followers)
+            stated = self._facts.get(stage, {})
+            return list(stated.values()) if len(stated) == len(self._followers) else None
 
     def on_facts(self, call: Callable[[], None]) -> None:
         """Call a function whenever a follower states facts, on a thread that it must not block."""

@@ -1,6 +1,6 @@
 """The leader's runner."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from jaxserve.cluster.compatibility import Facts, compiled_stage, facts_of_steps
 from jaxserve.cluster.encoding import compile_message, plan_to_bytes
 from jaxserve.engine.buckets import Bucket
-from jaxserve.engine.device.background import Around, OnCompiled
+from jaxserve.engine.device.background import OnEnd
 from jaxserve.engine.device.executables import Progress
 from jaxserve.engine.device.runner import DeviceRunner, Launched
 from jaxserve.engine.plan import StepOutput, StepPlan
@@ -21,7 +21,7 @@ class Orders(Protocol):
 
     def agree(self, stage: str, facts: Callable[[], Facts]) -> None: ...
 
-    def have_stated(self, stage: str) -> bool: ...
+    def stated_by_now(self, stage: str) -> Sequence[Facts] | None: ...
 
     def on_facts(self, call: Callable[[], None]) -> None: ...
 
@@ -52,25 +52,33 @@ class LeadingRunner(DeviceRunner):
     def compile_in_background(
         self,
         buckets: Iterable[Bucket],
-        on_compiled: OnCompiled | None = None,
-        around: Around | None = None,
+        on_end: OnEnd | None = None,
     ) -> None:
         """Compile those of these steps that are not compiled, on every host, and return at once.
 
-        `on_compiled` is called when a host has compiled a step, whether or not the others have.
+        `on_end` is called whenever a host has compiled a step, or could not, and the others may not
+        have yet.
         """
         missing = self.missing(buckets)
         if not missing:
             return
         self._leader.order(compile_beside=compile_message(missing))
-        if on_compiled:
-            self._leader.on_facts(partial(on_compiled, missing[0]))
-        super().compile_in_background(missing, on_compiled, around)
+        if on_end:
+            self._leader.on_facts(partial(on_end, missing[0], True))
+        super().compile_in_background(missing, on_end)
 
     def install(self) -> tuple[Bucket, ...]:
         """Put the steps into use that every host has compiled, on every host."""
         self._take_compiled()
-        everywhere = [b for b in self._coming if self._leader.have_stated(compiled_stage(b))]
+        everywhere = []
+        for bucket in list(self._coming):
+            stated = self._leader.stated_by_now(compiled_stage(bucket))
+            if stated is None:
+                continue
+            if any(stated):  # a host could not: larger steps go on in its place
+                del self._coming[bucket]
+            else:
+                everywhere.append(bucket)
         if everywhere:
             self._leader.order(install=compile_message(everywhere))
         with self._leader.delaying_failure():

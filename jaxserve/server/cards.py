@@ -74,7 +74,7 @@ def step_use(llm: LLM) -> list[StepUse]:
             use.live_tokens,
             use.computed_tokens,
         )
-        for bucket, use in llm.runner.padding.items()
+        for bucket, use in list(llm.runner.padding.items())
     ]
 
 

@@ -1,24 +1,44 @@
 """Compilation of a model's steps: those that a server is ready with, and those that come later."""
 
 import gc
-import logging
+import sys
 import threading
-from concurrent.futures import Future
-from importlib.metadata import version
+from functools import partial
 
 from rich.console import Console
 
-from jaxserve.cluster.compatibility import PACKAGES, digest, facts_of_engine, facts_of_model
-from jaxserve.compilation_cache import has_record, keep_record
-from jaxserve.engine.buckets import Bucket, required
+from jaxserve.engine.buckets import required
 from jaxserve.engine.engine import Engine
-from jaxserve.errors import RestartingError
+from jaxserve.errors import flag_error
 from jaxserve.llm import LLM
 from jaxserve.progress import Bar
 from jaxserve.server.core.engine_thread import EngineThread
-from jaxserve.sharding.mesh import device_kind, platform, spans_hosts
 
-log = logging.getLogger("jaxserve.serve")
+TURN_SECONDS = 0.0005  # for which a thread may keep the GIL from others while steps are compiled
+
+
+class ShortTurns:
+    """Lets threads take the GIL from each other sooner while any engine's steps are compiled.
+
+    Lowering is Python, and the engine needs the GIL several times in each step: with turns of the
+    usual 5 ms a step of 3 ms took over 60.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._usual = sys.getswitchinterval()
+
+    def begin(self) -> None:
+        with self._lock:
+            self._users += 1
+            sys.setswitchinterval(TURN_SECONDS)
+
+    def end(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                sys.setswitchinterval(self._usual)
 
 
 class ModelSteps:
@@ -28,31 +48,31 @@ class ModelSteps:
         llm: The model with its engine.
         ready_when: Value of --ready-when; None decides by the engine and its devices.
         bundled: Whether steps were compiled ahead, and are found in a bundle.
+        turns: Turns of the process's threads.
+
+    Raises:
+        ConfigError: --ready-when asks for what a deterministic engine may not do.
     """
 
-    def __init__(self, llm: LLM, ready_when: str | None, bundled: bool, console: Console):
+    def __init__(
+        self,
+        llm: LLM,
+        ready_when: str | None,
+        bundled: bool,
+        console: Console,
+        turns: ShortTurns,
+    ):
         self._llm = llm
         self._bundled = bundled
         self._console = console
-        self._ready_when = ready_when or self._default()
-
-    def _default(self) -> str:
-        mesh = self._llm.model.mesh
-        if spans_hosts(mesh) or self._llm.runner.config.deterministic:
-            return "all"
-        # XLA measures candidates of kernels on the GPU, which may not happen beside requests.
-        measures = platform(mesh) == "gpu" and not self._bundled
-        return "all" if measures and not has_record(self._key) else "first"
-
-    @property
-    def _key(self) -> str:
-        """Digest of what decides the steps, and so the kernels that XLA chooses for them."""
-        model = self._llm.model
-        facts = facts_of_engine(
-            facts_of_model(model.spec, model.dtype, model.weights), self._llm.runner.config
-        )
-        packages = [version(package) for package in PACKAGES]
-        return digest(repr((facts, packages, device_kind(model.mesh), dict(model.mesh.shape))))
+        self._turns = turns
+        self._coming = False  # steps are compiled beside requests
+        # What a bundle has was compiled, and its kernels chosen, elsewhere.
+        waits = llm.steps.may_not_change or (llm.steps.measures_kernels and not bundled)
+        self._ready_when = ready_when or ("all" if waits else "first")
+        if self._ready_when == "first" and llm.runner.config.deterministic:
+            problem = "with --deterministic no text may change while steps come (choose all)"
+            raise flag_error("--ready-when", "first", problem)
 
     def compile(self) -> None:
         """Compile the steps that the server is ready with."""
@@ -62,26 +82,31 @@ class ModelSteps:
             buckets = required(buckets)
         with Bar(self._console, "compiling") as bar:
             llm.runner.warm_up(buckets, bar.update)
-        llm.use_compiled_steps()
+        llm.steps.use_compiled()
         llm.prompts.grammars.warm_up()
         self._say_compiled()
 
     def compile_rest(self, thread: EngineThread) -> None:
         """Begin to compile the other steps in the background, for the engine of this thread."""
-
-        def on_compiled(bucket: Bucket) -> None:
-            thread.call(self._use).add_done_callback(_log_failure)
-
         runner = self._llm.runner
-        thread.call(lambda engine: runner.executables.compiles.watch_thread())
-        runner.compile_in_background(runner.buckets.buckets, on_compiled)
+        thread.do(lambda engine: runner.executables.compiles.watch_thread())
+        if not runner.missing(runner.buckets.buckets):
+            return
+        self._coming = True
+        self._turns.begin()
+        runner.compile_in_background(
+            runner.buckets.buckets, lambda *_: thread.do(partial(self._use, thread))
+        )
 
-    def _use(self, engine: Engine) -> None:
+    def _use(self, thread: EngineThread, engine: Engine) -> None:
         """Put the steps into use that are compiled; on the engine's thread."""
-        self._llm.use_compiled_steps()
+        if self._llm.steps.install():
+            thread.do(partial(self._use, thread))
         # As at the end of loading: full collections would walk what the compiler has left.
         gc.freeze()
-        if not self._llm.runner.buckets_pending:
+        if self._coming and not self._llm.runner.buckets_pending:
+            self._coming = False
+            self._turns.end()
             # Not here, since whoever reads the line may hold up whoever writes it.
             threading.Thread(target=self._say_compiled, name="compiled", daemon=True).start()
 
@@ -96,8 +121,8 @@ class ModelSteps:
             self._say(f"{steps} compiled, {executables.found_compiled} compiles found in the cache")
         elif there == total:
             self._say_bundled()
-        if there == total and platform(self._llm.model.mesh) == "gpu":
-            keep_record(self._key)
+        if there == total:
+            self._llm.steps.keep_record()
 
     def _say_bundled(self) -> None:
         executables = self._llm.runner.executables
@@ -110,11 +135,3 @@ class ModelSteps:
 
     def _say(self, text: str) -> None:
         self._console.print(text, soft_wrap=True, markup=False)
-
-
-def _log_failure(future: Future[None]) -> None:
-    if future.cancelled():
-        return
-    error = future.exception()
-    if error and not isinstance(error, RestartingError):  # the engine has ended
-        log.error("compiled steps could not be put into use", exc_info=error)

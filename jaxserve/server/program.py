@@ -16,7 +16,6 @@ from jaxserve.cluster.hosts import Hosts
 from jaxserve.cluster.hub_model import model_of_pod
 from jaxserve.compilation_cache import use_compilation_cache
 from jaxserve.interrupts import interrupts_kept
-from jaxserve.plan.bundle import Manifest
 from jaxserve.server.disaggregation.flags import Meshes, disaggregation
 from jaxserve.server.disaggregation.roles import role_of
 from jaxserve.server.flags import ServeOptions, check_places, meshes_of, tokens
@@ -46,16 +45,17 @@ def run(options: ServeOptions, hosts: Hosts) -> int:
         manifest = use_bundle(options.bundle, options) if options.bundle else None
         if manifest is None:
             use_compilation_cache(options.engine.compilation_cache)
-        if pod.leads is False:
-            return follow(options, console, pod, manifest)
         loader = ModelLoader(options, console, pod, manifest, resources)
-        serving = serve(options, pod, loader, separate_meshes, resources)
-        with interrupts_kept():
-            code = asyncio.run(serving, loop_factory=uvloop.new_event_loop)
-        if code == FAILED:
-            pod.fail()
-            # Not sys.exit: it waits for threads, and the engine's may hang for ever.
-            os._exit(code)
+        if pod.leads is False:
+            code = follow(options, pod, loader)
+        else:
+            serving = serve(options, pod, loader, separate_meshes, resources)
+            with interrupts_kept():
+                code = asyncio.run(serving, loop_factory=uvloop.new_event_loop)
+            if code == FAILED:
+                pod.fail()
+                # Not sys.exit: it waits for threads, and the engine's may hang for ever.
+                os._exit(code)
     if loader.compiling:
         # Python would wait for the compile, which may take a minute, as long as a drain may take.
         sys.stderr.flush()
@@ -63,13 +63,11 @@ def run(options: ServeOptions, hosts: Hosts) -> int:
     return code
 
 
-def follow(
-    options: ServeOptions, console: Console, pod: "Follower", manifest: Manifest | None
-) -> int:
+def follow(options: ServeOptions, pod: "Follower", loader: ModelLoader) -> int:
     """Compute what the leader of the pod says, which alone takes requests; return the exit code."""
     addresses = options.addresses
-    with serving_health(addresses.host, addresses.port), ExitStack() as resources:
-        llm = ModelLoader(options, console, pod, manifest, resources).open()
+    with serving_health(addresses.host, addresses.port):
+        llm = loader.open()
         signals = LeavesOnSignals(pod.leave)
         return signals.exit_code(pod.follow(llm.runner))
 

@@ -198,7 +198,7 @@ def test_a_draft_model_with_other_missing_tokens_and_holes(
     file.write_text(json.dumps(fields))
     options = replace(OPTIONS, speculate="draft", draft_tokens=2)
     # Everything is tried: without costs of the steps nothing is too expensive to draft.
-    monkeypatch.setattr("jaxserve.llm_warm_up.WarmUp._measure", lambda *_: None)
+    monkeypatch.setattr("jaxserve.engine.engine.Engine.set_step_costs", lambda *_: None)
     with LLM(folders["more"], options=options, draft_model=draft) as llm:
         found = llm.generate(PROMPTS, GREEDY)
     expected = plain.generate(PROMPTS, GREEDY)

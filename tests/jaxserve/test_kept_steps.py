@@ -11,7 +11,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from jaxserve import LLM, EngineOptions
 from jaxserve.compilation_cache import OPTIONS as OF_JAX
-from jaxserve.compilation_cache import compiled_steps_kept, use_compilation_cache
+from jaxserve.compilation_cache import KeptSteps, use_compilation_cache
 from jaxserve.errors import ConfigError
 
 BUNDLED = Path(__file__).parents[2] / "checkpoints" / "bundled" / "tiny-chat-draft"
@@ -130,5 +130,5 @@ def test_kept_steps_that_are_too_large_for_a_file(no_cache: None, tmp_path: Path
 def compiled(folder: Path) -> float:
     """Return what a function gives that is compiled in the way of an LLM's steps."""
     jax.clear_caches()
-    with compiled_steps_kept(folder):
+    with KeptSteps(folder).used():
         return float(jax.jit(lambda x: jnp.cumsum(jnp.sin(x))[-1])(jnp.arange(64.0)))

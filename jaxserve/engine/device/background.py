@@ -5,7 +5,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import jax
 
@@ -17,8 +17,7 @@ MOST_COMPILES = 4  # at a time; lowering holds the GIL, so more would only hold 
 log = logging.getLogger("jaxserve.engine")
 
 Compile = Callable[[Bucket], jax.stages.Compiled]
-OnCompiled = Callable[[Bucket], None]
-Around = Callable[[], AbstractContextManager[object]]
+OnEnd = Callable[[Bucket, bool], None]  # given whether the bucket was compiled
 
 
 def compiles_at_once() -> int:
@@ -52,8 +51,7 @@ class BackgroundCompiler:
         self._alive = 0  # threads
         self._paused = 0  # blocks of `paused` that have begun and not ended
         self._closed = False
-        self._around: Around = _nothing
-        self._on_compiled: OnCompiled = _ignore
+        self._on_end: OnEnd = _ignore
         self._count = 0
 
     @property
@@ -76,29 +74,27 @@ class BackgroundCompiler:
     def ask(
         self,
         buckets: Iterable[Bucket],
-        on_compiled: OnCompiled | None = None,
-        around: Around | None = None,
+        on_end: OnEnd | None = None,
     ) -> None:
         """Compile these buckets behind those that were asked for before, and return at once.
 
         Args:
-            on_compiled: Function called with each bucket that can be taken, on the thread that has
-                compiled it; it must not block.
-            around: Function that makes the context in which each bucket is compiled.
+            on_end: Function called with each bucket whose compile has ended, and whether it can be
+                taken, on the thread that has compiled it; it must not block.
         """
         with self._changed:
             if self._closed:
                 return
             known = {*self._asked, *self._running, *self._done}
             self._asked += [bucket for bucket in buckets if bucket not in known]
-            self._on_compiled = on_compiled or _ignore
-            self._around = around or _nothing
+            self._on_end = on_end or _ignore
             self._start_threads()
 
-    def forget(self) -> None:
-        """Drop the buckets whose compiles have not begun."""
+    def forget(self, buckets: Iterable[Bucket] | None = None) -> None:
+        """Drop these buckets, or all, as far as their compiles have not begun."""
         with self._changed:
-            self._asked.clear()
+            dropped = set(self._asked if buckets is None else buckets)
+            self._asked = deque(bucket for bucket in self._asked if bucket not in dropped)
 
     def take(self) -> dict[Bucket, jax.stages.Compiled]:
         """Return what was compiled since the last call."""
@@ -133,11 +129,17 @@ class BackgroundCompiler:
     # ---- on the threads
 
     def _start_threads(self) -> None:
-        """Start as many threads as there is work for."""
+        """Start as many threads as there is work for, or as the system allows."""
         wanted = min(self._threads, len(self._asked))
         for _ in range(wanted - self._alive):
+            # No daemon, whoever starts it: Python may not end under the compiler.
+            thread = threading.Thread(target=self._run, name="compile", daemon=False)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                log.warning("no thread to compile steps on, larger steps serve: %s", error)
+                return
             self._alive += 1
-            threading.Thread(target=self._run, name="compile").start()
 
     def _run(self) -> None:
         while bucket := self._next():
@@ -149,8 +151,7 @@ class BackgroundCompiler:
                 if compiled is not None and not self._closed:
                     self._done[bucket] = compiled
                 self._changed.notify_all()
-            if compiled is not None:
-                self._on_compiled(bucket)
+            self._on_end(bucket, compiled is not None)
 
     def _next(self) -> Bucket | None:
         """Return a bucket to compile, once that is allowed; None for the end of the thread."""
@@ -166,8 +167,7 @@ class BackgroundCompiler:
 
     def _try(self, bucket: Bucket) -> jax.stages.Compiled | None:
         try:
-            with self._around():
-                return self._compile(bucket)
+            return self._compile(bucket)
         except Exception as error:
             log.warning(
                 "%s was not compiled, so larger steps go on in its place: %s", bucket, error
@@ -175,12 +175,7 @@ class BackgroundCompiler:
             return None
 
 
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
-
-
-def _ignore(bucket: Bucket) -> None:
+def _ignore(bucket: Bucket, is_compiled: bool) -> None:
     pass
 
 

@@ -13,6 +13,7 @@ from jaxserve.engine.device.kernels.attention_check import check_attention
 from jaxserve.engine.device.kernels.choice import attention_options, grouped_demands
 from jaxserve.engine.device.kernels.matmul_check import check_grouped_matmul, check_quantized_matmul
 from jaxserve.engine.device.lowering import Lowering
+from jaxserve.engine.device.step_compiler import StepCompiler
 from jaxserve.pallas_kernels import dispatch
 
 Progress = Callable[[int, int, str], None]  # jobs done, jobs in all, name of the next job
@@ -23,34 +24,36 @@ Prepare = Callable[[Bucket, jax.stages.Compiled], None]
 class Executables:
     """Everything that an engine launches, compiled ahead of its first use.
 
-    Args:
-        prepare: Function called with each compiled step before its first use, on the thread that
-            launches.
-
     Attributes:
         steps: Steps that may be launched. Only the thread that launches adds to them.
         background: Compiler of steps that come later, while the engine runs.
-        compiles: Counter of compiles by thread.
     """
 
-    def __init__(self, lowering: Lowering, prepare: Prepare = lambda bucket, step: None):
+    def __init__(self, lowering: Lowering):
         self.steps: dict[Bucket, jax.stages.Compiled] = {}
         self.writers: dict[str, jax.stages.Compiled] = {}  # by name
         self.page_programs: dict[str, jax.stages.Compiled] = {}  # by name
-        self.missed: list[str] = []  # programs that the persistent compilation cache did not have
-        self.found_compiled = 0  # compiles that the persistent cache answered
-        self.compiles = CompileCounter()
-        self.background = BackgroundCompiler(self._compiled_step, self.compiles, compiles_at_once())
         self._lowering = lowering
-        self._prepare = prepare
+        self._compiler = StepCompiler(lowering)
+        # Without a way back to this object, or to the runner: a compile that runs would keep them,
+        # and a cycle would keep the device memory of an engine that nothing refers to any more.
+        self.background = BackgroundCompiler(
+            self._compiler.step, self._compiler.compiles, compiles_at_once()
+        )
 
     def warm_up(
-        self, buckets: Iterable[Bucket], progress: Progress = lambda done, total, what: None
+        self,
+        buckets: Iterable[Bucket],
+        prepare: Prepare,
+        progress: Progress = lambda done, total, what: None,
     ) -> None:
         """Compile these steps and all other programs, unless that has happened already.
 
         Kernels are compared with their references before anything is compiled: EngineError where
         they differ.
+
+        Args:
+            prepare: Function called with each step before its first use.
         """
         jobs: list[Job] = []
         # The writers are compiled first of all programs, so they tell if this is the first call.
@@ -61,16 +64,17 @@ class Executables:
             jobs.append(("pages for other engines", self._compile_page_programs))
         for bucket in buckets:
             if bucket not in self.steps:
-                jobs.append((str(bucket), partial(self._compile_step, bucket)))
+                jobs.append((str(bucket), partial(self._compile_step, bucket, prepare)))
         for done, (what, job) in enumerate(jobs):
             progress(done, len(jobs), what)
             job()
         if jobs:
             progress(len(jobs), len(jobs), "")
 
-    def use(self, bucket: Bucket, step: jax.stages.Compiled) -> None:
-        """Put a compiled step into use, on the thread that launches and between two steps."""
-        self._prepare(bucket, step)
+    def _compile_step(self, bucket: Bucket, prepare: Prepare) -> None:
+        self.background.forget([bucket])
+        step = self._compiler.step(bucket)
+        prepare(bucket, step)
         self.steps[bucket] = step
 
     def has(self, buckets: Iterable[Bucket]) -> bool:
@@ -83,7 +87,7 @@ class Executables:
         self.writers.clear()
         self.page_programs.clear()
         self.background.close()
-        self.compiles.close()
+        self._compiler.compiles.close()
 
     # ---- figures
 
@@ -91,6 +95,21 @@ class Executables:
     def programs(self) -> int:
         """Number of compiled programs."""
         return len(self.steps) + len(self.writers) + len(self.page_programs)
+
+    @property
+    def compiles(self) -> CompileCounter:
+        """Counter of compiles by thread."""
+        return self._compiler.compiles
+
+    @property
+    def missed(self) -> list[str]:
+        """Names of the programs that the persistent compilation cache did not have."""
+        return self._compiler.missed
+
+    @property
+    def found_compiled(self) -> int:
+        """Compiles that the persistent cache answered."""
+        return self._compiler.found
 
     @property
     def compiles_after_ready(self) -> int:
@@ -141,25 +160,11 @@ class Executables:
         )
         check_grouped_matmul(kernel, demands, lowering.mesh.local_devices[0])
 
-    def _compile_step(self, bucket: Bucket) -> None:
-        self.use(bucket, self._compiled_step(bucket))
-
-    def _compiled_step(self, bucket: Bucket) -> jax.stages.Compiled:
-        return self._compile(str(bucket), self._lowering.step(bucket))
-
     def _compile_writers(self) -> None:
         writers = self._lowering.writers().items()
-        self.writers |= {name: self._compile(name, writer) for name, writer in writers}
+        self.writers |= {name: self._compiler.compile(name, writer) for name, writer in writers}
 
     def _compile_page_programs(self) -> None:
         programs = self._lowering.page_programs().items()
-        self.page_programs |= {name: self._compile(name, program) for name, program in programs}
-
-    def _compile(self, name: str, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-        before = self.compiles.here.hits
-        compiled = lowered.compile()
-        found = self.compiles.here.hits - before
-        self.found_compiled += found
-        if not found:
-            self.missed.append(name)
-        return compiled
+        compiled = {name: self._compiler.compile(name, each) for name, each in programs}
+        self.page_programs |= compiled

@@ -52,7 +52,8 @@ class Lowering:
     """Lowering of an engine's steps, row writers and page programs, with the kernels they use.
 
     Everything is lowered with types of 32 bits, whatever jax_enable_x64 says, which belongs to the
-    program around the engine.
+    program around the engine, and with the precision of products that jax has when this object is
+    made: threads that compile later do not have the caller's.
 
     Args:
         params: Abstract values with shardings, in the structure of param_specs.
@@ -71,6 +72,7 @@ class Lowering:
         mesh: Mesh,
         drafter: Drafter | None = None,
     ):
+        self._precision = jax.config.jax_default_matmul_precision
         self.spec = spec
         self.config = config
         self.mesh = mesh
@@ -115,7 +117,8 @@ class Lowering:
         download = replicated(self.mesh) if spans_hosts(self.mesh) else lane_axis
         shardings = (self._state_shardings, download)
         step = jax.jit(self._builder.step(bucket), donate_argnums=1, out_shardings=shardings)
-        return step.lower(self.params, self.state, upload)
+        with jax.default_matmul_precision(self._precision):
+            return step.lower(self.params, self.state, upload)
 
     @property
     def masks_shape(self) -> tuple[int, int, int]:

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from jaxserve.config import EngineConfig
 from jaxserve.engine.buckets import Bucket, BucketPlan, by_gain, choose
-from jaxserve.engine.device.background import Around, OnCompiled
+from jaxserve.engine.device.background import OnEnd
 from jaxserve.engine.device.batch import download_layout, pack_lane, unpack_lane, upload_layout
 from jaxserve.engine.device.drafting import Drafter
 from jaxserve.engine.device.executables import Executables, Progress
@@ -76,8 +76,7 @@ class DeviceRunner:
         self._state = StateHolder(new_state(self.lowering.state))
         # Compiles are counted from here on, without the one that made the state.
         self.empty_launches = EMPTY_LAUNCHES.get(platform(mesh), 0)
-        # What is compiled, and figures of compiling.
-        self.executables = Executables(self.lowering, self._prepare)
+        self.executables = Executables(self.lowering)  # what is compiled, and figures of compiling
         self._coming: dict[Bucket, jax.stages.Compiled] = {}  # compiled, and not in use yet
         # Access for KV transfer.
         self.pages = PageStore(
@@ -97,20 +96,19 @@ class DeviceRunner:
         The background compiles nothing meanwhile.
         """
         with self.executables.background.paused():
-            self.executables.warm_up(buckets, progress)
+            self.executables.warm_up(buckets, self._prepare, progress)
 
     def compile_in_background(
         self,
         buckets: Iterable[Bucket],
-        on_compiled: OnCompiled | None = None,
-        around: Around | None = None,
+        on_end: OnEnd | None = None,
     ) -> None:
         """Compile those of these steps that are not compiled, and return at once.
 
         The steps that gain most come first; see BackgroundCompiler.ask.
         """
         order = by_gain(self.missing(buckets), self.compiled)
-        self.executables.background.ask(order, on_compiled, around)
+        self.executables.background.ask(order, on_end)
 
     def missing(self, buckets: Iterable[Bucket]) -> list[Bucket]:
         """Return those of these buckets whose steps cannot be launched yet."""
@@ -128,7 +126,10 @@ class DeviceRunner:
         """Put these steps into use, which the background has compiled, and return them."""
         self._take_compiled()
         for bucket in buckets:
-            self.executables.use(bucket, self._coming.pop(bucket))
+            step = self._coming.pop(bucket)
+            if bucket not in self.executables.steps:
+                self._prepare(bucket, step)
+                self.executables.steps[bucket] = step
         return tuple(buckets)
 
     def _take_compiled(self) -> None:
@@ -284,6 +285,7 @@ class DeviceRunner:
     def release_state(self) -> None:
         """Free pages and rows, and forget what was compiled; a second call does nothing."""
         self._state.free()
+        self._coming.clear()
         self.executables.clear()
 
 

@@ -117,6 +117,10 @@ class EngineThread:
             self._fail_calls()
         return future
 
+    def do(self, job: Callable[[Engine], None]) -> None:
+        """Do a job between two steps; its exception ends the engine, as that of a step does."""
+        self._add(lambda: job(self._engine))
+
     def loads(self) -> Loads:
         """Return the occupation of the engine; on this thread, or before it starts."""
         scheduler = self._engine.scheduler
@@ -163,7 +167,7 @@ class EngineThread:
         try:
             while self._wait_for_work():
                 self._busy_since = time.monotonic()  # a job may wait for the device as well
-                while self._jobs:
+                for _ in range(len(self._jobs)):  # a job that one of them adds follows a step
                     self._jobs.popleft()()
                 self._step()
         except BaseException as error:

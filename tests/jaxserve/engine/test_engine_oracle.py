@@ -202,9 +202,7 @@ class ComingSteps:
         self._steps = 0
         self._compiled = Semaphore(0)
         runner.warm_up(required(runner.buckets.buckets))
-        runner.compile_in_background(
-            runner.buckets.buckets, lambda bucket: self._compiled.release()
-        )
+        runner.compile_in_background(runner.buckets.buckets, lambda *_: self._compiled.release())
         self._tell()
 
     def step(self) -> list[TokenEvent]:

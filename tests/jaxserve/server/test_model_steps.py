@@ -1,5 +1,6 @@
 """When a server is ready, as --ready-when says and by the engine and its devices."""
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,9 +9,11 @@ import jax
 import pytest
 from rich.console import Console
 
+from jaxserve import llm_warm_up
 from jaxserve.compilation_cache import has_record, keep_record
-from jaxserve.server import model_steps
-from jaxserve.server.model_steps import ModelSteps
+from jaxserve.errors import ConfigError
+from jaxserve.llm_warm_up import WarmUp
+from jaxserve.server.model_steps import TURN_SECONDS, ModelSteps, ShortTurns
 
 
 @pytest.fixture
@@ -30,14 +33,15 @@ def ready_when(
     bundled: bool = False,
     key: str = "a",
 ) -> str:
-    config = SimpleNamespace(deterministic=deterministic)
-    llm: Any = SimpleNamespace(
-        model=SimpleNamespace(mesh=None), runner=SimpleNamespace(config=config)
-    )
-    monkeypatch.setattr(model_steps, "platform", lambda mesh: platform)
-    monkeypatch.setattr(model_steps, "spans_hosts", lambda mesh: hosts)
-    monkeypatch.setattr(ModelSteps, "_key", key)
-    return ModelSteps(llm, chosen, bundled, Console())._ready_when
+    config: Any = SimpleNamespace(deterministic=deterministic, lanes=1, max_batch=1)
+    runner: Any = SimpleNamespace(config=config, mesh=None)
+    nothing: Any = None
+    steps = WarmUp(nothing, nothing, runner, nothing, nothing, nothing, nothing)
+    llm: Any = SimpleNamespace(runner=runner, steps=steps)
+    monkeypatch.setattr(llm_warm_up, "platform", lambda mesh: platform)
+    monkeypatch.setattr(llm_warm_up, "spans_hosts", lambda mesh: hosts)
+    monkeypatch.setattr(WarmUp, "_key", key)
+    return ModelSteps(llm, chosen, bundled, Console(), ShortTurns())._ready_when
 
 
 def test_first_is_the_default(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -49,9 +53,12 @@ def test_first_is_the_default(monkeypatch: pytest.MonkeyPatch, folder: Path) -> 
 def test_pods_and_deterministic_engines_wait_for_all(
     monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
-    for case in ({"hosts": True}, {"deterministic": True}):
-        assert ready_when(monkeypatch, **case) == "all"
-        assert ready_when(monkeypatch, "first", **case) == "first"
+    assert ready_when(monkeypatch, hosts=True) == "all"
+    assert ready_when(monkeypatch, hosts=True, bundled=True) == "all"
+    assert ready_when(monkeypatch, "first", hosts=True) == "first"
+    assert ready_when(monkeypatch, deterministic=True) == "all"
+    with pytest.raises(ConfigError, match="--ready-when is first; with --deterministic no text"):
+        ready_when(monkeypatch, "first", deterministic=True)
 
 
 def test_a_gpu_waits_for_all_until_all_were_compiled_there(
@@ -71,3 +78,14 @@ def test_records_need_a_folder_that_can_be_written(folder: Path) -> None:
     jax.config.update("jax_compilation_cache_dir", str(folder / "none"))
     keep_record("a")
     assert not has_record("a")
+
+
+def test_threads_take_short_turns_while_any_engine_s_steps_come() -> None:
+    usual = sys.getswitchinterval()
+    turns = ShortTurns()
+    turns.begin()
+    turns.begin()
+    turns.end()
+    assert sys.getswitchinterval() == pytest.approx(TURN_SECONDS)
+    turns.end()
+    assert sys.getswitchinterval() == pytest.approx(usual)

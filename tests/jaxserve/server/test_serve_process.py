@@ -81,16 +81,16 @@ class Process:
 HANGING_COMPILES = """
 import sys, threading, time
 from jaxserve import serve
-from jaxserve.engine.device.executables import Executables
+from jaxserve.engine.device.step_compiler import StepCompiler
 
-compiled_step = Executables._compiled_step
+step = StepCompiler.step
 
 def compile(self, bucket):
     if threading.current_thread().name == "compile":
         time.sleep(3600)
-    return compiled_step(self, bucket)
+    return step(self, bucket)
 
-Executables._compiled_step = compile
+StepCompiler.step = compile
 sys.exit(serve.main())
 """
 
