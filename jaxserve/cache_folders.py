@@ -4,8 +4,6 @@ import os
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from jaxserve.errors import flag_error
-
 
 def default_compilation_cache() -> Path | None:
     """Return the user's cache folder for jaxserve; None for a user without a home."""
@@ -29,10 +27,3 @@ def folder_problem(folder: Path | None) -> str | None:
             return None
     except OSError as error:
         return error.strerror
-
-
-def check_compilation_cache(chosen: Path | None) -> None:
-    """Raise ConfigError if the folder of --compilation-cache, where given, cannot be used."""
-    problem = folder_problem(chosen) if chosen else None
-    if problem:
-        raise flag_error("--compilation-cache", chosen, f"it cannot be used: {problem}")

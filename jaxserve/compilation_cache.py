@@ -1,27 +1,28 @@
 """Compilation cache on disk, which keeps compiled steps from one start to the next."""
 
+import re
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import jax
+from filelock import FileLock, Timeout
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
-from jaxserve.cache_folders import (
-    check_compilation_cache,
-    default_compilation_cache,
-    folder_problem,
-)
-from jaxserve.errors import ConfigError
+from jaxserve.cache_folders import default_compilation_cache, folder_problem
 
 # Beyond this size, the steps that were used longest ago are deleted. The bound is high (a step of a
 # large model on a TPU takes 100 MB), but there has to be one: without a bound, jax writes entries
 # without a lock, and another process may read half of one.
 CACHE_BYTES = 32 * 2**30
+# Warnings of jax, of which there may be one for each step.
+ENTRY_PROBLEM = re.compile(
+    r"Error (reading|writing) persistent compilation cache entry for '[^']*': (.*)", re.DOTALL
+)
 # Options of jax that share_compiled sets.
 OPTIONS = (
     "jax_compilation_cache_dir",
@@ -34,23 +35,20 @@ OPTIONS = (
 def use_compilation_cache(chosen: Path | None) -> None:
     """Keep compiled steps on disk, so that the next start of a command finds them.
 
-    If the user's cache cannot be written, a line on standard error says so.
+    A folder that cannot be written, or entries that cannot be written or read, are one line on
+    standard error each: the command goes on, and compiles what it does not find.
 
     Args:
         chosen: Folder of --compilation-cache; None is the folder of JAX_COMPILATION_CACHE_DIR, as
             jax uses it, or else the user's cache.
-
-    Raises:
-        ConfigError: The chosen folder cannot be written.
     """
+    warnings.showwarning = CacheWarnings(warnings.showwarning)
     if chosen is None and jax.config.jax_compilation_cache_dir:
         return
-    check_compilation_cache(chosen)
     folder = chosen or default_compilation_cache()
     problem = folder_problem(folder)
     if problem or folder is None:
-        text = f"compiled steps are not kept: {folder or '~'}: {problem} (--compilation-cache)"
-        print(text, file=sys.stderr)
+        print(_not_kept(folder, problem, "--compilation-cache"), file=sys.stderr)
         return
     share_compiled(folder)
 
@@ -58,16 +56,13 @@ def use_compilation_cache(chosen: Path | None) -> None:
 def cache_of_llm(chosen: str | Path | None) -> Path | None:
     """Return the folder in which an LLM keeps compiled steps; None if it keeps none of its own.
 
-    If the user's cache cannot be written, a RuntimeWarning says so.
+    If the folder cannot be written, a RuntimeWarning says so.
 
     Args:
         chosen: Folder, "auto" for the user's cache, or None for no folder.
 
     Returns:
         The folder; None, too, where jax has been given a folder already, whatever is chosen.
-
-    Raises:
-        ConfigError: The chosen folder cannot be written.
     """
     if chosen is None or _OPTIONS.folder_of_program:
         return None
@@ -75,15 +70,47 @@ def cache_of_llm(chosen: str | Path | None) -> Path | None:
     problem = folder_problem(folder)
     if problem is None:
         return folder
-    if chosen != "auto":
-        raise ConfigError(f"compilation_cache {chosen} cannot be used: {problem}")
-    text = f"compiled steps are not kept: {folder or '~'}: {problem} (compilation_cache)"
+    text = _not_kept(folder, problem, "compilation_cache")
     warnings.warn(text, RuntimeWarning, stacklevel=3)
     return None
 
 
+def _not_kept(folder: Path | None, problem: str | None, option: str) -> str:
+    return f"compiled steps are not kept: {folder or '~'}: {problem} ({option})"
+
+
+class CacheWarnings:
+    """Printer of warnings, which makes one line of all that jax says of entries of one kind.
+
+    Args:
+        others: Printer of all other warnings.
+    """
+
+    def __init__(self, others: Callable[..., None]):
+        self._others = others
+        self._said: set[str] = set()
+
+    def __call__(self, message: Warning | str, *args: Any, **kwargs: Any) -> None:
+        found = ENTRY_PROBLEM.match(str(message))
+        if found is None:
+            self._others(message, *args, **kwargs)
+            return
+        kind, error = found.groups()
+        if kind in self._said:
+            return
+        self._said.add(kind)
+        folder = jax.config.jax_compilation_cache_dir
+        what = f"compiled steps cannot be written, so the next start compiles them anew: {folder}"
+        if kind == "reading":
+            what = (
+                f"kept steps are damaged, and compiled anew at each start until their folder is "
+                f"removed: {folder}"
+            )
+        print(f"{what}: {error} (--compilation-cache)", file=sys.stderr)
+
+
 class KeptSteps:
-    """Folder in which an LLM keeps its compiled steps, as jax's options while it is in use.
+    """Folder in which an LLM keeps its compiled steps, as jax's options while it compiles.
 
     Where the program has given jax a folder, that one is used and nothing is changed. Afterwards
     jax's options are the program's again, but for those that it has set meanwhile. They are options
@@ -92,38 +119,29 @@ class KeptSteps:
 
     def __init__(self, folder: Path | None):
         self._folder = folder
-        self._in_use = False
-
-    def use(self) -> None:
-        """Use the folder from now on; using it twice does nothing."""
-        if self._folder and not self._in_use:
-            self._in_use = True
-            _OPTIONS.share(self._folder)
-
-    def leave(self) -> None:
-        """Use it no more."""
-        if self._in_use:
-            self._in_use = False
-            _OPTIONS.give_back()
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Use the folder for the time of a block, unless it is in use already."""
-        if self._in_use:
+        """Use the folder for the time of a block; blocks may overlap, and none waits for another.
+
+        A compile keeps what it makes if the block lasts until its end.
+        """
+        if self._folder is None:
             yield
             return
-        self.use()
+        _OPTIONS.share(self._folder)
         try:
             yield
         finally:
-            self.leave()
+            _OPTIONS.give_back()
 
 
 class _SharedOptions:
     """jax's options of its cache, which belong to the program while no LLM uses them."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # never held while anything compiles
+        # Never held while anything compiles. A finalizer that runs inside may need it again.
+        self._lock = threading.RLock()
         self._users = 0
         self._before: dict[str, Any] | None = None  # of the program; None while they are its own
         self._set: dict[str, Any] = {}  # what was set instead
@@ -181,6 +199,18 @@ def read_compiled(folder: Path) -> None:
     # A bounded cache writes a note of every use.
     jax.config.update("jax_compilation_cache_max_size", -1)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", float("inf"))
+
+
+def finish_writing(seconds: float) -> None:
+    """Wait until no process writes a compiled step to jax's folder, but not longer than `seconds`.
+
+    From then on none does so: for a process that is about to end at once, in the middle of a
+    compile.
+    """
+    folder = jax.config.jax_compilation_cache_dir
+    if folder and jax.config.jax_compilation_cache_max_size != -1:  # else jax takes no lock
+        with suppress(Timeout, OSError):
+            FileLock(Path(folder) / ".lockfile").acquire(timeout=seconds)
 
 
 def has_record(key: str) -> bool:

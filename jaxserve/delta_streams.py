@@ -8,6 +8,7 @@ from typing import Protocol
 
 from jaxserve.call_guard import CallGuard
 from jaxserve.completion import Delta
+from jaxserve.engine.device.background import compiles_here
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.events import TokenEvent
 from jaxserve.errors import EngineError
@@ -65,6 +66,7 @@ class DeltaStreams:
         self._tokenizer = tokenizer
         self._guard = guard
         self._live: dict[str, _Live] = {}  # by request id
+        self._left: deque[list[str]] = deque()  # requests of iterators that could not end
 
     @property
     def unfinished(self) -> list[Prepared]:
@@ -83,6 +85,7 @@ class DeltaStreams:
         try:
             with self._guard:
                 # In one turn with submitting: steps are compiled for all that runs together.
+                self._end(())
                 self._steps.begin([*self.unfinished, *prompts])
                 for place, p in enumerate(prompts):
                     seed = self._engine.submit(p.request)
@@ -103,10 +106,13 @@ class DeltaStreams:
                 place = places[event.request_id]
                 yield Delta(place, event.index, piece.text, tuple(piece.token_ids), completion)
         finally:
-            with self._guard:
-                self._abandon(places)
-                if not self._live:
-                    self._steps.rest()
+            if compiles_here():
+                # Garbage collection runs this on whatever thread it comes to, and whoever has the
+                # guard may wait for that very thread's compile.
+                self._left.append(list(places))
+            else:
+                with self._guard:
+                    self._end(places)
 
     def _fill(self, inbox: deque[TokenEvent], request_ids: Iterable[str]) -> None:
         """Run steps until an event has come for an iterator with these requests."""
@@ -134,6 +140,14 @@ class DeltaStreams:
             # Another thread's iterator may take its request out at any time.
             if live := self._live.get(event.request_id):
                 live.inbox.append(event)
+
+    def _end(self, request_ids: Iterable[str]) -> None:
+        """End an iterator with these requests, and those that could not end themselves."""
+        self._abandon(request_ids)
+        while self._left:
+            self._abandon(self._left.popleft())
+        if not self._live:
+            self._steps.rest()
 
     def _abandon(self, request_ids: Iterable[str]) -> None:
         """Abort the requests of an iterator that has ended, as far as they have not."""

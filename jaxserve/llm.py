@@ -105,8 +105,7 @@ class LLM(LLMCalls):
         TokenizerError: The tokenizer's files cannot be read, or are those of another model.
         ShardingError: The model cannot be spread over this mesh.
         ConfigError: An option is out of its bounds or given twice, the model does not fit the
-            devices, the folder of compilation_cache cannot be written, or chat_template renders no
-            conversation.
+            devices, or chat_template renders no conversation.
         KernelError: The devices cannot run a kernel that was asked for.
     """
 
@@ -166,7 +165,7 @@ class LLM(LLMCalls):
             self._guard = CallGuard()
             bar_of_steps = partial(self._bar, "compiling")
             self.steps = WarmUp(
-                *(self.model, self.engine, self.runner),
+                *([model for model in (self.model, self.draft) if model], self.engine, self.runner),
                 *(self._guard, kept, bar_of_steps, on_compile),
             )
             self._streams = DeltaStreams(self.engine, self.model.tokenizer, self._guard, self.steps)
@@ -280,6 +279,7 @@ class LLM(LLMCalls):
         with self._guard:
             self._chat.close()
             self.prompts.grammars.close()
+            self.steps.rest()
             self.engine.close()
 
     def __enter__(self) -> "LLM":

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from importlib.metadata import version
 
 from jaxserve.cache_folders import compiler_flags
@@ -24,7 +25,7 @@ class WarmUp:
     """Compiles steps, and measures them where tokens are drafted. The guard is held meanwhile.
 
     Args:
-        model: Model of the engine.
+        models: Model of the engine, and the draft model if there is one.
         engine: Engine that is told which steps there are and what they cost.
         runner: Runner that compiles.
         guard: Guard of the LLM's calls, which lets a Ctrl-C take effect between two steps.
@@ -35,7 +36,7 @@ class WarmUp:
 
     def __init__(
         self,
-        model: Model,
+        models: Sequence[Model],
         engine: Engine,
         runner: DeviceRunner,
         guard: CallGuard,
@@ -43,7 +44,7 @@ class WarmUp:
         new_bar: Callable[[], Bar],
         progress: Progress | None,
     ):
-        self._model = model
+        self._models = models
         self._engine = engine
         self._runner = runner
         self._guard = guard
@@ -58,23 +59,21 @@ class WarmUp:
 
     # ---- before prompts run
 
-    @property
-    def may_not_change(self) -> bool:
-        """True if steps should not come while others run.
+    @cached_property
+    def compiles_all_first(self) -> bool:
+        """True if all steps that may be needed are compiled before any runs, unless told otherwise.
 
-        A text of a deterministic engine may not change with what is compiled, and several hosts
-        have to launch the same steps.
+        A text of a deterministic engine may not change with what is compiled, several hosts have to
+        agree on each step, and on a GPU XLA chooses kernels by measuring them, which other steps
+        would disturb. It does so once: what it finds is kept in a part of the folder of compiled
+        steps that is not trimmed, and a record beside them says that all was compiled.
         """
-        return self._runner.config.deterministic or spans_hosts(self._runner.mesh)
-
-    @property
-    def measures_kernels(self) -> bool:
-        """True if XLA will choose kernels by measuring them on the devices.
-
-        It does so on a GPU, where requests would disturb it, and once: what it finds is kept in the
-        folder of compiled steps, in a folder of its own that is not trimmed.
-        """
-        return platform(self._runner.mesh) == "gpu" and not has_record(self._key)
+        if self._runner.config.deterministic or spans_hosts(self._runner.mesh):
+            return True
+        if platform(self._runner.mesh) != "gpu":
+            return False
+        with self._kept.used():
+            return not has_record(self._key)
 
     def compile_for(self, prompts: Sequence[Prepared] | None) -> None:
         """Compile the steps that prompts need; None is every step there is."""
@@ -82,21 +81,28 @@ class WarmUp:
             self._engine.check_usable()
             if prompts is None:
                 self._compile(self._runner.buckets.buckets)
+                self.keep_record()
             elif prompts:
                 self._compile(self._needed(prompts))
+            self._measure(self._tell_engine())
+
+    def compile_first(self, prompts: Sequence[Prepared]) -> list[Bucket]:
+        """Compile the fewest steps that prompts can run with, and return those left to compile."""
+        with self._guard:
+            self._engine.check_usable()
+            missing = self._runner.missing(self._needed(prompts)) if prompts else []
+            if missing and self.compiles_all_first:
+                self._compile(missing)
+            elif fewest := required(missing, self._runner.compiled):
+                self._compile(fewest)
+            # In each call: the last one may have been interrupted behind a compile.
+            self._measure(self._tell_engine())
+            return self._runner.missing(missing)
 
     def begin(self, prompts: Sequence[Prepared]) -> None:
         """Compile the fewest steps that prompts can run with, and begin with the others."""
-        self._engine.check_usable()
-        needed = tuple(self._needed(prompts))
-        if self.may_not_change or self.measures_kernels:
-            self._compile(needed)
-            return
-        if missing := required(needed, self._runner.compiled):
-            self._compile(missing)
-        if self._runner.missing(needed):
-            self._kept.use()
-            self._runner.compile_in_background(needed)
+        if others := self.compile_first(prompts):
+            self._runner.compile_in_background(others, around=self._kept.used)
 
     def _needed(self, prompts: Sequence[Prepared]) -> Iterable[Bucket]:
         config = self._runner.config
@@ -110,14 +116,14 @@ class WarmUp:
         return self._runner.buckets.reachable(sizes, config=config, score=score, forced=forced)
 
     def _compile(self, buckets: Iterable[Bucket]) -> None:
-        """Compile these steps, unless they are compiled, and tell the engine of them."""
+        """Compile these steps, unless they are compiled."""
         buckets = tuple(buckets)
-        if not self._runner.executables.has(buckets):
-            with self._runner.executables.background.paused():
-                self._runner.install()
-                with self._kept.used(), self._new_bar() as bar:
-                    self._runner.warm_up(buckets, self._told(self._progress or bar.update))
-        self._measure(self._tell_engine())
+        if self._runner.executables.has(buckets):
+            return
+        with self._runner.executables.background.paused(self._guard.pass_on):
+            self._runner.install()
+            with self._kept.used(), self._new_bar() as bar:
+                self._runner.warm_up(buckets, self._told(self._progress or bar.update))
 
     def _told(self, progress: Progress) -> Progress:
         """Return a function that tells of the progress, and lets a Ctrl-C take effect."""
@@ -143,17 +149,14 @@ class WarmUp:
             self._unmeasured += self._tell_engine()
         if self._unmeasured:
             self._measure([self._unmeasured.popleft()])
-        if not self._runner.buckets_pending:
-            self._kept.leave()
-            if self._disturbed and not self._unmeasured:
-                self._disturbed = False
-                self._unmeasured += self._costs.measured
+        if self._disturbed and not self._unmeasured and not self._runner.buckets_pending:
+            self._disturbed = False
+            self._unmeasured += self._costs.measured
         return bool(self._unmeasured)
 
     def rest(self) -> None:
         """Begin no further compile, as no prompt runs any more."""
         self._runner.executables.background.forget()
-        self._kept.leave()
 
     def use_compiled(self) -> None:
         """Put every compiled step into use, and measure those that are new."""
@@ -182,16 +185,16 @@ class WarmUp:
     def keep_record(self) -> None:
         """Keep a record that every step was compiled on these devices."""
         if platform(self._runner.mesh) == "gpu":
-            keep_record(self._key)
+            with self._kept.used():
+                keep_record(self._key)
 
-    @property
+    @cached_property
     def _key(self) -> str:
         """Digest of what decides the steps, and so the kernels that XLA chooses for them."""
-        model = self._model
+        model = self._models[0]
         mesh = model.mesh
-        facts = facts_of_engine(
-            facts_of_model(model.spec, model.dtype, model.weights), self._runner.config
-        )
+        facts = [facts_of_model(each.spec, each.dtype, each.weights) for each in self._models]
+        engine = facts_of_engine({}, self._runner.config)
         packages = [version(package) for package in PACKAGES]
         devices = device_kind(mesh), dict(mesh.shape), compiler_version(mesh)
-        return digest(repr((facts, packages, devices, compiler_flags())))
+        return digest(repr((facts, engine, packages, devices, compiler_flags())))

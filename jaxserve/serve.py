@@ -43,7 +43,7 @@ def run(options: ServeOptions) -> int:
     if options.bundle is None:  # it decides what the flags leave open
         check_engine_flags(options.engine, options.hosts)
     if hosts.alone:
-        options = with_found_models(options, has_bundle=options.bundle is not None)
+        options = with_found_models(options)
         check_places(options)
     with importing_jax():
         from jaxserve.server.program import run as serve

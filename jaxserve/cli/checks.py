@@ -9,7 +9,6 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Protocol
 
-from jaxserve.cache_folders import check_compilation_cache
 from jaxserve.checkpoints.hf import check_folder
 from jaxserve.checkpoints.hub.names import HubModel
 from jaxserve.cli.flags import EngineFlags, draft_model_of
@@ -44,25 +43,18 @@ class LoadsModel(Protocol):
     def engine(self) -> EngineFlags: ...
 
 
-def with_found_models[T: LoadsModel](options: T, has_bundle: bool = False) -> T:
+def with_found_models[T: LoadsModel](options: T) -> T:
     """Return options whose models are folders that exist, or models of the hub at their commits.
 
     Not for a host of a pod: if the host ended before it has joined, the others would wait for it.
 
-    Args:
-        has_bundle: Whether compiled steps come from a bundle; the folder for them is then not
-            looked at.
-
     Raises:
         CheckpointError: A model cannot be used.
-        ConfigError: The folder for compiled steps cannot be used.
     """
     model = found_model(options.model)
     engine = options.engine
     if engine.draft_model:
         engine = replace(engine, draft_model=found_model(engine.draft_model))
-    if not has_bundle:
-        check_compilation_cache(engine.compilation_cache)
     return replace(options, model=model, engine=engine)  # type: ignore[type-var]
 
 

@@ -175,17 +175,26 @@ class Follower:
                     buckets = buckets_from_proto(order.compile_beside)
                     runner.compile_in_background(buckets, on_end=self._state_compiled)
                 case "install":
-                    runner.install_all(buckets_from_proto(order.install))
+                    buckets = buckets_from_proto(order.install)
+                    self._with_all(partial(runner.install_all, buckets))
                 case "plan":
                     before = self._launch(runner, order.plan, before)
                 case "stop":
                     return order.stop.exit_code
 
     def _launch(self, runner: DeviceRunner, plan: bytes, before: Launched | None) -> Launched:
-        try:
+        def launch() -> Launched:
             launched = runner.launch(plan_from_bytes(plan))
             if before:
                 before.output.block_until_ready()
+            return launched
+
+        return self._with_all(launch)
+
+    def _with_all[T](self, launch: Callable[[], T]) -> T:
+        """Launch what all hosts launch, and tell the leader if that fails."""
+        try:
+            return launch()
         except Exception as error:
             traceback.print_exc()
             # A step fails on every host when one is gone. The leader then ends the pod within two
@@ -193,7 +202,6 @@ class Follower:
             time.sleep(2 * BEAT)
             self._give_up(f"a step failed: {error}")
             raise
-        return launched
 
     def __enter__(self) -> "Follower":
         return self

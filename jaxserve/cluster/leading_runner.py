@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from jaxserve.cluster.compatibility import Facts, compiled_stage, facts_of_steps
 from jaxserve.cluster.encoding import compile_message, plan_to_bytes
 from jaxserve.engine.buckets import Bucket
-from jaxserve.engine.device.background import OnEnd
+from jaxserve.engine.device.background import Around, OnEnd
 from jaxserve.engine.device.executables import Progress
 from jaxserve.engine.device.runner import DeviceRunner, Launched
 from jaxserve.engine.plan import StepOutput, StepPlan
@@ -53,6 +53,7 @@ class LeadingRunner(DeviceRunner):
         self,
         buckets: Iterable[Bucket],
         on_end: OnEnd | None = None,
+        around: Around | None = None,
     ) -> None:
         """Compile those of these steps that are not compiled, on every host, and return at once.
 
@@ -64,8 +65,9 @@ class LeadingRunner(DeviceRunner):
             return
         self._leader.order(compile_beside=compile_message(missing))
         if on_end:
+            # Which bucket it is makes no difference: `install` looks at all of them.
             self._leader.on_facts(partial(on_end, missing[0], True))
-        super().compile_in_background(missing, on_end)
+        super().compile_in_background(missing, on_end, around)
 
     def install(self) -> tuple[Bucket, ...]:
         """Put the steps into use that every host has compiled, on every host."""

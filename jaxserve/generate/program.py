@@ -146,8 +146,8 @@ def run(
     else:
         shown = [] if params.echo else prompts  # an echo has its prompt already
         printer = TextPrinter(alone=len(prompts) * params.n == 1, prompts=shown)
-    llm.warm_up(prepared)
-    started = time.monotonic()  # after warm_up: the summary's rates leave out compilation
+    llm.steps.compile_first(prepared)
+    started = time.monotonic()  # the summary's rates leave out what the first step waits for
     done: list[Completion] = []
     order = [(i, k) for i in range(len(prepared)) for k in range(params.n)]
     for delta in _in_order(llm.run(prepared), order):

@@ -23,7 +23,7 @@ from jaxserve.plan.bundle import CACHE, Manifest, check_engine, open_bundle
 from jaxserve.progress import Bar
 from jaxserve.server.disaggregation.local_mesh import Place
 from jaxserve.server.flags import ServeOptions
-from jaxserve.server.model_steps import ModelSteps, ShortTurns
+from jaxserve.server.model_steps import ModelSteps
 from jaxserve.sharding.mesh import MeshSpec, device_kind
 
 
@@ -94,7 +94,6 @@ class ModelLoader:
         self._manifest = manifest
         self._resources = resources
         self._opened: list[LLM] = []
-        self._turns = ShortTurns()
         self._earlier: WeightDigests | None = None  # of the model that was opened last
 
     @property
@@ -194,7 +193,7 @@ class ModelLoader:
         """Return what compiles the steps of a model's engine."""
         bundled = self._manifest is not None
         ready_when = self._options.operation.ready_when
-        return ModelSteps(llm, ready_when, bundled, self.console, self._turns)
+        return ModelSteps(llm, ready_when, bundled, self.console)
 
     @property
     def compiling(self) -> bool:

@@ -1,8 +1,8 @@
 """Compilation of a model's steps: those that a server is ready with, and those that come later."""
 
 import gc
-import sys
 import threading
+from contextlib import suppress
 from functools import partial
 
 from rich.console import Console
@@ -14,32 +14,6 @@ from jaxserve.llm import LLM
 from jaxserve.progress import Bar
 from jaxserve.server.core.engine_thread import EngineThread
 
-TURN_SECONDS = 0.0005  # for which a thread may keep the GIL from others while steps are compiled
-
-
-class ShortTurns:
-    """Lets threads take the GIL from each other sooner while any engine's steps are compiled.
-
-    Lowering is Python, and the engine needs the GIL several times in each step: with turns of the
-    usual 5 ms a step of 3 ms took over 60.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._users = 0
-        self._usual = sys.getswitchinterval()
-
-    def begin(self) -> None:
-        with self._lock:
-            self._users += 1
-            sys.setswitchinterval(TURN_SECONDS)
-
-    def end(self) -> None:
-        with self._lock:
-            self._users -= 1
-            if not self._users:
-                sys.setswitchinterval(self._usual)
-
 
 class ModelSteps:
     """Compiles the steps of one engine.
@@ -48,28 +22,18 @@ class ModelSteps:
         llm: The model with its engine.
         ready_when: Value of --ready-when; None decides by the engine and its devices.
         bundled: Whether steps were compiled ahead, and are found in a bundle.
-        turns: Turns of the process's threads.
 
     Raises:
         ConfigError: --ready-when asks for what a deterministic engine may not do.
     """
 
-    def __init__(
-        self,
-        llm: LLM,
-        ready_when: str | None,
-        bundled: bool,
-        console: Console,
-        turns: ShortTurns,
-    ):
+    def __init__(self, llm: LLM, ready_when: str | None, bundled: bool, console: Console):
         self._llm = llm
         self._bundled = bundled
         self._console = console
-        self._turns = turns
         self._coming = False  # steps are compiled beside requests
-        # What a bundle has was compiled, and its kernels chosen, elsewhere.
-        waits = llm.steps.may_not_change or (llm.steps.measures_kernels and not bundled)
-        self._ready_when = ready_when or ("all" if waits else "first")
+        self._looks = False  # the engine's thread will look for steps that are compiled
+        self._ready_when = ready_when or ("all" if llm.steps.compiles_all_first else "first")
         if self._ready_when == "first" and llm.runner.config.deterministic:
             problem = "with --deterministic no text may change while steps come (choose all)"
             raise flag_error("--ready-when", "first", problem)
@@ -93,22 +57,26 @@ class ModelSteps:
         if not runner.missing(runner.buckets.buckets):
             return
         self._coming = True
-        self._turns.begin()
-        runner.compile_in_background(
-            runner.buckets.buckets, lambda *_: thread.do(partial(self._use, thread))
-        )
+        runner.compile_in_background(runner.buckets.buckets, lambda *_: self._look(thread))
+
+    def _look(self, thread: EngineThread) -> None:
+        """Let the engine's thread look for steps that are compiled; from any thread."""
+        if not self._looks:
+            self._looks = True
+            thread.do(partial(self._use, thread))
 
     def _use(self, thread: EngineThread, engine: Engine) -> None:
         """Put the steps into use that are compiled; on the engine's thread."""
+        self._looks = False
         if self._llm.steps.install():
-            thread.do(partial(self._use, thread))
-        # As at the end of loading: full collections would walk what the compiler has left.
-        gc.freeze()
+            self._look(thread)
         if self._coming and not self._llm.runner.buckets_pending:
             self._coming = False
-            self._turns.end()
+            # As at the end of loading: full collections would walk what the compiler has left.
+            gc.freeze()
             # Not here, since whoever reads the line may hold up whoever writes it.
-            threading.Thread(target=self._say_compiled, name="compiled", daemon=True).start()
+            with suppress(RuntimeError):  # no thread is left for it
+                threading.Thread(target=self._say_compiled, name="say", daemon=True).start()
 
     def _say_compiled(self) -> None:
         """Say where the steps came from that are there, and how many are to come."""

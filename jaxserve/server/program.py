@@ -14,7 +14,7 @@ from rich.console import Console
 from jaxserve.cluster.bootstrap import SingleHost, join
 from jaxserve.cluster.hosts import Hosts
 from jaxserve.cluster.hub_model import model_of_pod
-from jaxserve.compilation_cache import use_compilation_cache
+from jaxserve.compilation_cache import finish_writing, use_compilation_cache
 from jaxserve.interrupts import interrupts_kept
 from jaxserve.server.disaggregation.flags import Meshes, disaggregation
 from jaxserve.server.disaggregation.roles import role_of
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from jaxserve.cluster.leader import Leader
 
 LOSS_GRACE = 5.0  # seconds to tell every client that a host is gone
+WRITE_SECONDS = 2.0  # that a compiled step gets to be written whole
 
 
 def run(options: ServeOptions, hosts: Hosts) -> int:
@@ -58,6 +59,8 @@ def run(options: ServeOptions, hosts: Hosts) -> int:
                 os._exit(code)
     if loader.compiling:
         # Python would wait for the compile, which may take a minute, as long as a drain may take.
+        finish_writing(WRITE_SECONDS)
+        sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     return code

@@ -171,10 +171,6 @@ FLAGS: list[tuple[list[str], str]] = [
     (["--prompt", STORY, "--prompt-logprobs", "2"], "--prompt-logprobs is shown in JSON only"),
     (["--prompt", STORY, "--stop", "\udcff"], "not valid Unicode"),
     (["--prompt", "\udcff"], "half a surrogate pair"),
-    (
-        ["--prompt", STORY, "--compilation-cache", "/dev/null/cache"],
-        "--compilation-cache is /dev/null/cache; it cannot be used: Not a directory",
-    ),
     (["--prompt", STORY, "--system", "x"], "--system is for a conversation (add --chat)"),
     (
         ["--prompt", STORY, "--chat-template", "x"],

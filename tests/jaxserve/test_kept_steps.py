@@ -1,6 +1,7 @@
 """Compiled steps that an LLM keeps for the next process, beside caches that the program has."""
 
 import resource
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +12,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from jaxserve import LLM, EngineOptions
 from jaxserve.compilation_cache import OPTIONS as OF_JAX
-from jaxserve.compilation_cache import KeptSteps, use_compilation_cache
-from jaxserve.errors import ConfigError
+from jaxserve.compilation_cache import CacheWarnings, KeptSteps, use_compilation_cache
 
 BUNDLED = Path(__file__).parents[2] / "checkpoints" / "bundled" / "tiny-chat-draft"
 SMALL = EngineOptions(max_batch=2, step_tokens=16, page_size=16, cache_tokens=64, max_context=64)
@@ -90,11 +90,41 @@ def test_a_folder_that_cannot_be_written(
     no_cache: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"compilation_cache .*file/x cannot be used: Not a dir"):
-        LLM(BUNDLED, compilation_cache=tmp_path / "file" / "x")
+    with pytest.warns(RuntimeWarning, match=r"steps are not kept: .*file/x: Not a directory"):
+        LLM(BUNDLED, options=SMALL, compilation_cache=tmp_path / "file" / "x").close()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.warns(RuntimeWarning, match=r"steps are not kept: .*file/jaxserve/xla: Not"):
         LLM(BUNDLED, options=SMALL).close()
+
+
+def test_commands_go_on_where_a_folder_cannot_be_written(
+    no_cache: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # given back afterwards
+    (tmp_path / "file").touch()
+    use_compilation_cache(tmp_path / "file" / "x")
+    assert jax.config.jax_compilation_cache_dir is None
+    line = f"compiled steps are not kept: {tmp_path}/file/x: Not a directory (--compilation-cache)"
+    assert capsys.readouterr().err == f"{line}\n"
+
+
+def test_entries_that_cannot_be_read_or_written_are_a_line_of_each_kind(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    others: list[str] = []
+    show = CacheWarnings(lambda message, *_: others.append(str(message)))
+    entry = "persistent compilation cache entry for 'jit_run'"
+    for number in range(3):
+        show(UserWarning(f"Error reading {entry}: zlib.error: {number}"), UserWarning, "", 1)
+        show(UserWarning(f"Error writing {entry}: OSError: {number}"), UserWarning, "", 1)
+    show(UserWarning("something else"), UserWarning, "", 1)
+    assert others == ["something else"]
+    read, written = capsys.readouterr().err.splitlines()
+    assert read.startswith("kept steps are damaged,") and ": zlib.error: 0 (--comp" in read
+    assert written.startswith("compiled steps cannot be written,") and ": OSError: 0 (" in written
 
 
 def test_kept_steps_with_a_flipped_bit_are_compiled_again(

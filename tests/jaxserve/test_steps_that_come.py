@@ -15,6 +15,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from jaxserve import LLM, EngineOptions, SamplingParams
 from jaxserve.compilation_cache import OPTIONS as OF_JAX
 from jaxserve.engine.buckets import Bucket
+from jaxserve.engine.device.background import THREAD
 from tests.jaxserve.engine.tiny import BASE, make_engine
 
 BUNDLED = Path(__file__).parents[2] / "checkpoints" / "bundled" / "tiny-chat-draft"
@@ -83,6 +84,7 @@ def test_a_call_beside_an_open_stream(tmp_path: Path) -> None:
         other.join(LONG)
         assert not other.is_alive()
         assert list(stream)[-1].completion
+        wait_until(lambda: not llm.runner.executables.background.busy)
         assert options_of_jax() == before
     assert list(tmp_path.iterdir())
 
@@ -96,8 +98,10 @@ def test_an_llm_made_while_another_one_s_steps_come_keeps_its_own_folder(tmp_pat
         next(stream)
         with LLM(BUNDLED, options=SMALL, compilation_cache=folders[1]) as b:
             stream.close()
+            wait_until(lambda: not a.runner.executables.background.busy)
             assert options_of_jax() == before
             b.generate(PROMPTS, **GREEDY)
+            wait_until(lambda: not b.runner.executables.background.busy)
     assert options_of_jax() == before
     assert all(any(folder.glob("*-cache")) for folder in folders)
 
@@ -128,6 +132,37 @@ def test_an_llm_that_nothing_refers_to_gives_its_memory_back_at_once(calls: bool
         assert runner() is None
     finally:
         gc.enable()
+
+
+def test_an_iterator_that_is_collected_by_a_compile_thread_holds_nothing_up() -> None:
+    """It may not wait for the guard, whose holder may wait for that thread's compile."""
+    with LLM(BUNDLED, options=SMALL) as llm:
+        streams = [llm.stream("Once", max_tokens=40)]
+        next(streams[0])
+        with llm._guard:
+            thread = threading.Thread(target=lambda: streams.pop().close(), name=THREAD)
+            thread.start()
+            thread.join(LONG)
+            assert not thread.is_alive()
+        assert llm.engine.has_work
+        assert llm.generate("Once", **GREEDY)[0].text  # the next call ends it
+        assert not llm.engine.has_work
+
+
+def test_a_call_behind_one_that_was_interrupted_knows_what_is_compiled() -> None:
+    """Ctrl-C came when the last step was compiled, before the engine was told."""
+    told: list[str] = []
+
+    def on_compile(done: int, total: int, what: str) -> None:
+        told.append(what)
+        if done == total and told.count("") == 1:
+            raise KeyboardInterrupt
+
+    options = replace(SMALL, decode_steps=4)
+    with LLM(BUNDLED, options=options, on_compile=on_compile) as llm:
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate("Once", **GREEDY)
+        assert llm.generate("Once", **GREEDY)[0].text
 
 
 def test_threads_that_stream_at_once_get_steps_for_all_of_them() -> None:

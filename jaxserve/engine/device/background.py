@@ -5,19 +5,33 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import jax
 
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.device.compile_counter import CompileCounter
+from jaxserve.engine.device.short_turns import SHORT_TURNS
 
 CORES_PER_COMPILE = 4  # the compiler uses about two at a time, and steps need some as well
-MOST_COMPILES = 4  # at a time; lowering holds the GIL, so more would only hold up the engine
+# At a time, for one engine; lowering holds the GIL, so more would only hold up the engine.
+MOST_COMPILES = 4
+THREAD = "compile"  # name of the threads
+WAIT = 0.1  # seconds between two looks at what else has happened
 log = logging.getLogger("jaxserve.engine")
 
 Compile = Callable[[Bucket], jax.stages.Compiled]
 OnEnd = Callable[[Bucket, bool], None]  # given whether the bucket was compiled
+Around = Callable[[], AbstractContextManager[object]]
+
+
+def compiles_here() -> bool:
+    """Return whether the calling thread is one that compiles in the background.
+
+    Such a thread may run the finalizer of anything, and may then wait for nothing that waits for a
+    compile.
+    """
+    return threading.current_thread().name == THREAD
 
 
 def compiles_at_once() -> int:
@@ -52,13 +66,8 @@ class BackgroundCompiler:
         self._paused = 0  # blocks of `paused` that have begun and not ended
         self._closed = False
         self._on_end: OnEnd = _ignore
+        self._around: Around = nullcontext
         self._count = 0
-
-    @property
-    def pending(self) -> int:
-        """Number of buckets that were asked for and have not been taken yet."""
-        with self._changed:
-            return len(self._asked) + len(self._running) + len(self._done)
 
     @property
     def count(self) -> int:
@@ -75,12 +84,15 @@ class BackgroundCompiler:
         self,
         buckets: Iterable[Bucket],
         on_end: OnEnd | None = None,
+        around: Around | None = None,
     ) -> None:
         """Compile these buckets behind those that were asked for before, and return at once.
 
         Args:
             on_end: Function called with each bucket whose compile has ended, and whether it can be
-                taken, on the thread that has compiled it; it must not block.
+                taken, on the thread that has compiled it; it must not block. Where the system has
+                no thread for this, on the calling one.
+            around: Function that makes the context in which a bucket is compiled; it must not wait.
         """
         with self._changed:
             if self._closed:
@@ -88,13 +100,21 @@ class BackgroundCompiler:
             known = {*self._asked, *self._running, *self._done}
             self._asked += [bucket for bucket in buckets if bucket not in known]
             self._on_end = on_end or _ignore
-            self._start_threads()
+            self._around = around or nullcontext
+            dropped = self._start_threads()
+        for bucket in dropped:
+            self._on_end(bucket, False)
 
     def forget(self, buckets: Iterable[Bucket] | None = None) -> None:
         """Drop these buckets, or all, as far as their compiles have not begun."""
         with self._changed:
             dropped = set(self._asked if buckets is None else buckets)
             self._asked = deque(bucket for bucket in self._asked if bucket not in dropped)
+
+    def expects(self, bucket: Bucket) -> bool:
+        """Return whether the bucket was asked for and can be taken now or later."""
+        with self._changed:
+            return bucket in self._asked or bucket in self._running or bucket in self._done
 
     def take(self) -> dict[Bucket, jax.stages.Compiled]:
         """Return what was compiled since the last call."""
@@ -106,12 +126,20 @@ class BackgroundCompiler:
             return done
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Wait until no compile runs, and begin none inside."""
+    def paused(self, while_waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Wait until no compile runs, and begin none inside.
+
+        Args:
+            while_waiting: Function called from time to time until then; its exception ends the
+                pause.
+        """
         with self._changed:
             self._paused += 1
-            self._changed.wait_for(lambda: not self._running)
         try:
+            while self.busy:
+                with self._changed:
+                    self._changed.wait_for(lambda: not self._running, WAIT)
+                while_waiting()
             yield
         finally:
             with self._changed:
@@ -128,30 +156,43 @@ class BackgroundCompiler:
 
     # ---- on the threads
 
-    def _start_threads(self) -> None:
-        """Start as many threads as there is work for, or as the system allows."""
+    def _start_threads(self) -> list[Bucket]:
+        """Start as many threads as there is work for; return what no thread will compile."""
         wanted = min(self._threads, len(self._asked))
-        for _ in range(wanted - self._alive):
-            # No daemon, whoever starts it: Python may not end under the compiler.
-            thread = threading.Thread(target=self._run, name="compile", daemon=False)
-            try:
-                thread.start()
-            except RuntimeError as error:
-                log.warning("no thread to compile steps on, larger steps serve: %s", error)
-                return
-            self._alive += 1
+        try:
+            for _ in range(wanted - self._alive):
+                # No daemon, whoever starts it: Python may not end under the compiler.
+                threading.Thread(target=self._run, name=THREAD, daemon=False).start()
+                self._alive += 1
+        except RuntimeError as error:
+            log.warning("no thread to compile steps on, larger steps serve: %s", error)
+        dropped = [] if self._alive else list(self._asked)
+        for bucket in dropped:
+            self._asked.remove(bucket)
+        return dropped
 
     def _run(self) -> None:
-        while bucket := self._next():
-            before = self._compiles.here.total
+        try:
+            while bucket := self._next():
+                self._compile_one(bucket)
+        except BaseException:
+            with self._changed:
+                self._alive -= 1
+            raise
+
+    def _compile_one(self, bucket: Bucket) -> None:
+        before = self._compiles.here.total
+        compiled = None
+        try:
             compiled = self._try(bucket)
+        finally:
             with self._changed:
                 self._count += self._compiles.here.total - before
                 self._running.discard(bucket)
                 if compiled is not None and not self._closed:
                     self._done[bucket] = compiled
                 self._changed.notify_all()
-            self._on_end(bucket, compiled is not None)
+        self._on_end(bucket, compiled is not None)
 
     def _next(self) -> Bucket | None:
         """Return a bucket to compile, once that is allowed; None for the end of the thread."""
@@ -159,7 +200,7 @@ class BackgroundCompiler:
             while self._asked and self._paused and _main_thread_lives():
                 self._changed.wait(timeout=1.0)  # nobody tells of the end of the main thread
             if not self._asked or not _main_thread_lives():
-                self._alive -= 1
+                self._alive -= 1  # together with the look at the queue, into which more may come
                 return None
             bucket = self._asked.popleft()
             self._running.add(bucket)
@@ -167,7 +208,8 @@ class BackgroundCompiler:
 
     def _try(self, bucket: Bucket) -> jax.stages.Compiled | None:
         try:
-            return self._compile(bucket)
+            with SHORT_TURNS.taken(), self._around():
+                return self._compile(bucket)
         except Exception as error:
             log.warning(
                 "%s was not compiled, so larger steps go on in its place: %s", bucket, error

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from jaxserve.config import EngineConfig
 from jaxserve.engine.buckets import Bucket, BucketPlan, by_gain, choose
-from jaxserve.engine.device.background import OnEnd
+from jaxserve.engine.device.background import Around, OnEnd
 from jaxserve.engine.device.batch import download_layout, pack_lane, unpack_lane, upload_layout
 from jaxserve.engine.device.drafting import Drafter
 from jaxserve.engine.device.executables import Executables, Progress
@@ -78,6 +78,7 @@ class DeviceRunner:
         self.empty_launches = EMPTY_LAUNCHES.get(platform(mesh), 0)
         self.executables = Executables(self.lowering)  # what is compiled, and figures of compiling
         self._coming: dict[Bucket, jax.stages.Compiled] = {}  # compiled, and not in use yet
+        self._awaited: set[Bucket] = set()  # asked for in the background, and not in use yet
         # Access for KV transfer.
         self.pages = PageStore(
             config, self.lowering.page_io, self.executables.page_programs, self._state
@@ -102,13 +103,15 @@ class DeviceRunner:
         self,
         buckets: Iterable[Bucket],
         on_end: OnEnd | None = None,
+        around: Around | None = None,
     ) -> None:
         """Compile those of these steps that are not compiled, and return at once.
 
         The steps that gain most come first; see BackgroundCompiler.ask.
         """
         order = by_gain(self.missing(buckets), self.compiled)
-        self.executables.background.ask(order, on_end)
+        self._awaited.update(order)
+        self.executables.background.ask(order, on_end, around)
 
     def missing(self, buckets: Iterable[Bucket]) -> list[Bucket]:
         """Return those of these buckets whose steps cannot be launched yet."""
@@ -126,10 +129,10 @@ class DeviceRunner:
         """Put these steps into use, which the background has compiled, and return them."""
         self._take_compiled()
         for bucket in buckets:
-            step = self._coming.pop(bucket)
             if bucket not in self.executables.steps:
-                self._prepare(bucket, step)
-                self.executables.steps[bucket] = step
+                self._prepare(bucket, self._coming[bucket])
+                self.executables.steps[bucket] = self._coming[bucket]
+            del self._coming[bucket]
         return tuple(buckets)
 
     def _take_compiled(self) -> None:
@@ -160,7 +163,12 @@ class DeviceRunner:
     @property
     def buckets_pending(self) -> int:
         """Number of buckets that the background has yet to compile, or the engine to use."""
-        return self.executables.background.pending + len(self._coming)
+        if not self._awaited:
+            return 0
+        expects = self.executables.background.expects
+        coming = [b for b in self.missing(self._awaited) if b in self._coming or expects(b)]
+        self._awaited.intersection_update(coming)
+        return len(coming)
 
     # ---- running
 

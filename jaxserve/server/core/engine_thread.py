@@ -58,7 +58,7 @@ class StepReport:
 class EngineThread:
     """Runs an engine on a thread of its own.
 
-    `submit`, `abort`, `stop` and `call` may be called from any thread and return at once.
+    `submit`, `abort`, `stop`, `call` and `do` may be called from any thread and return at once.
 
     Args:
         deliver: Function called on this thread with the report of each step; it must not block.

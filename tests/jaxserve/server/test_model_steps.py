@@ -1,6 +1,5 @@
 """When a server is ready, as --ready-when says and by the engine and its devices."""
 
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +9,10 @@ import pytest
 from rich.console import Console
 
 from jaxserve import llm_warm_up
-from jaxserve.compilation_cache import has_record, keep_record
+from jaxserve.compilation_cache import KeptSteps, has_record, keep_record
 from jaxserve.errors import ConfigError
 from jaxserve.llm_warm_up import WarmUp
-from jaxserve.server.model_steps import TURN_SECONDS, ModelSteps, ShortTurns
+from jaxserve.server.model_steps import ModelSteps
 
 
 @pytest.fixture
@@ -30,18 +29,18 @@ def ready_when(
     platform: str = "cpu",
     hosts: bool = False,
     deterministic: bool = False,
-    bundled: bool = False,
     key: str = "a",
 ) -> str:
     config: Any = SimpleNamespace(deterministic=deterministic, lanes=1, max_batch=1)
     runner: Any = SimpleNamespace(config=config, mesh=None)
     nothing: Any = None
-    steps = WarmUp(nothing, nothing, runner, nothing, nothing, nothing, nothing)
+    kept = KeptSteps(None)
+    steps = WarmUp(nothing, nothing, runner, nothing, kept, nothing, nothing)
     llm: Any = SimpleNamespace(runner=runner, steps=steps)
     monkeypatch.setattr(llm_warm_up, "platform", lambda mesh: platform)
     monkeypatch.setattr(llm_warm_up, "spans_hosts", lambda mesh: hosts)
     monkeypatch.setattr(WarmUp, "_key", key)
-    return ModelSteps(llm, chosen, bundled, Console(), ShortTurns())._ready_when
+    return ModelSteps(llm, chosen, False, Console())._ready_when
 
 
 def test_first_is_the_default(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -54,7 +53,6 @@ def test_pods_and_deterministic_engines_wait_for_all(
     monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
     assert ready_when(monkeypatch, hosts=True) == "all"
-    assert ready_when(monkeypatch, hosts=True, bundled=True) == "all"
     assert ready_when(monkeypatch, "first", hosts=True) == "first"
     assert ready_when(monkeypatch, deterministic=True) == "all"
     with pytest.raises(ConfigError, match="--ready-when is first; with --deterministic no text"):
@@ -65,7 +63,6 @@ def test_a_gpu_waits_for_all_until_all_were_compiled_there(
     monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
     assert ready_when(monkeypatch, platform="gpu") == "all"
-    assert ready_when(monkeypatch, platform="gpu", bundled=True) == "first"
     keep_record("a")
     assert ready_when(monkeypatch, platform="gpu") == "first"
     assert ready_when(monkeypatch, platform="gpu", key="b") == "all"
@@ -78,14 +75,3 @@ def test_records_need_a_folder_that_can_be_written(folder: Path) -> None:
     jax.config.update("jax_compilation_cache_dir", str(folder / "none"))
     keep_record("a")
     assert not has_record("a")
-
-
-def test_threads_take_short_turns_while_any_engine_s_steps_come() -> None:
-    usual = sys.getswitchinterval()
-    turns = ShortTurns()
-    turns.begin()
-    turns.begin()
-    turns.end()
-    assert sys.getswitchinterval() == pytest.approx(TURN_SECONDS)
-    turns.end()
-    assert sys.getswitchinterval() == pytest.approx(usual)

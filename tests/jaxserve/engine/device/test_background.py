@@ -1,8 +1,10 @@
 """Compilation on threads of its own, with a compiler that the test turns."""
 
 import logging
+import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -10,8 +12,9 @@ import numpy as np
 import pytest
 
 from jaxserve.engine.buckets import Bucket
-from jaxserve.engine.device.background import BackgroundCompiler
+from jaxserve.engine.device.background import THREAD, BackgroundCompiler, compiles_here
 from jaxserve.engine.device.compile_counter import CompileCounter
+from jaxserve.engine.device.short_turns import TURN_SECONDS, ShortTurns
 
 BUCKETS = [Bucket("prefill", 4, tokens) for tokens in (16, 32, 64, 128)]
 LONG = 60.0  # seconds, for what happens at once
@@ -69,13 +72,14 @@ def test_buckets_come_in_the_order_asked_and_are_taken_once(compiler: Compiler) 
     background = compiler.background
     background.ask([BUCKETS[1], BUCKETS[0]], compiler.on_end)
     background.ask([BUCKETS[0], BUCKETS[3]], compiler.on_end)  # one is asked for already
-    assert background.pending == 3 and background.take() == {}
+    assert all(map(background.expects, (BUCKETS[0], BUCKETS[1], BUCKETS[3])))
+    assert not background.expects(BUCKETS[2]) and background.take() == {}
     compiler.finish(1)
     assert background.take() == {BUCKETS[1]: "step of 32"}
     compiler.finish(2)
-    assert background.pending == 2  # compiled, and not in use
+    assert background.expects(BUCKETS[0])  # compiled, and not taken
     assert background.take() == {BUCKETS[0]: "step of 16", BUCKETS[3]: "step of 128"}
-    assert background.take() == {} and background.pending == 0
+    assert background.take() == {} and not any(map(background.expects, BUCKETS))
     assert compiler.begun == [BUCKETS[1], BUCKETS[0], BUCKETS[3]]
 
 
@@ -96,7 +100,8 @@ def test_a_compile_that_fails_is_named_and_the_others_come(
         compiler.finish(2)
     assert "prefill[4x64] was not compiled, so larger steps go on in its place: RES" in caplog.text
     assert compiler.told == [(BUCKETS[2], False), (BUCKETS[3], True)]
-    assert list(compiler.background.take()) == [BUCKETS[3]] and compiler.background.pending == 0
+    assert list(compiler.background.take()) == [BUCKETS[3]]
+    assert not compiler.background.expects(BUCKETS[2])
 
 
 def test_a_pause_waits_for_the_compile_that_runs_and_begins_no_other(compiler: Compiler) -> None:
@@ -129,7 +134,7 @@ def test_what_is_forgotten_or_closed_is_not_begun(compiler: Compiler) -> None:
     compiler.wait_for_begun(1)
     background.ask(BUCKETS[2:], compiler.on_end)
     background.forget(BUCKETS[2:3])
-    assert background.pending == 3
+    assert not background.expects(BUCKETS[2]) and background.expects(BUCKETS[3])
     background.forget()
     compiler.finish(1)
     assert list(background.take()) == BUCKETS[:1]
@@ -138,7 +143,7 @@ def test_what_is_forgotten_or_closed_is_not_begun(compiler: Compiler) -> None:
     background.close()
     compiler.finish(1)
     background.ask(BUCKETS[3:], compiler.on_end)
-    assert background.take() == {} and background.pending == 0
+    assert background.take() == {} and not any(map(background.expects, BUCKETS))
     assert compiler.begun == BUCKETS[:2]
 
 
@@ -167,9 +172,54 @@ def test_without_a_thread_nothing_is_compiled_and_nothing_fails(
         patch.setattr(threading.Thread, "start", start)
         compiler.background.ask(BUCKETS[:1], compiler.on_end)
     assert "no thread to compile steps on, larger steps serve: can't start" in caplog.text
-    compiler.background.ask([], compiler.on_end)  # the next call tries again
+    assert compiler.told == [(BUCKETS[0], False)] and not compiler.background.expects(BUCKETS[0])
+    compiler.background.ask(BUCKETS[:1], compiler.on_end)
     compiler.finish(1)
     assert list(compiler.background.take()) == BUCKETS[:1]
+
+
+def test_a_pause_that_is_interrupted_is_over(compiler: Compiler) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    compiler.background.ask(BUCKETS[:2], compiler.on_end)
+    compiler.wait_for_begun(1)
+    with pytest.raises(KeyboardInterrupt), compiler.background.paused(interrupted):
+        raise AssertionError("a compile runs")
+    compiler.finish(2)
+    assert list(compiler.background.take()) == BUCKETS[:2]
+
+
+def test_each_bucket_is_compiled_in_its_context_and_in_short_turns(compiler: Compiler) -> None:
+    usual = sys.getswitchinterval()
+    found: list[tuple[bool, float]] = []
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        found.append((compiles_here(), sys.getswitchinterval()))
+        yield
+
+    compiler.background.ask(BUCKETS[:2], compiler.on_end, around)
+    compiler.finish(2)
+    assert found == [(True, pytest.approx(TURN_SECONDS))] * 2 and not compiles_here()
+    wait_for_end_of_threads()
+    assert sys.getswitchinterval() == pytest.approx(usual)
+
+
+def test_turns_are_short_until_the_last_block_ends() -> None:
+    usual = sys.getswitchinterval()
+    turns = ShortTurns()
+    with turns.taken():
+        with turns.taken():
+            pass
+        assert sys.getswitchinterval() == pytest.approx(TURN_SECONDS)
+    assert sys.getswitchinterval() == pytest.approx(usual)
+
+
+def wait_for_end_of_threads() -> None:
+    for thread in threading.enumerate():
+        if thread.name == THREAD:
+            thread.join(LONG)
 
 
 def test_compiles_are_counted_by_the_thread_that_makes_them() -> None:
