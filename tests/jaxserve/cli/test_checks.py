@@ -215,8 +215,13 @@ def test_refused_without_jax(
     assert code == 2 and line.startswith("error: ") and problem in line, line
 
 
+WITHOUT_A_CACHE = ("generate", "serve", "bench offline", "bench startup")
 # Flags whose places are found wrong elsewhere, and where.
 LATER = {
+    **{
+        f"{program} --compilation-cache": "test_kept_steps.py: the program goes on without it"
+        for program in WITHOUT_A_CACHE
+    },
     "bench serve --model": "the server that it starts ends, and says why",
     "bench overload --model": "the server that it starts ends, and says why",
     "serve --bundle": "test_wrong_files.py",
