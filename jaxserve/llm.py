@@ -40,9 +40,15 @@ from jaxserve.structure.grammars import DEFAULT_BOUNDS, Bounds, Grammars
 class LLM(LLMCalls):
     """A checkpoint on this machine's devices, ready to generate text or to embed.
 
-    Close it, or use it as a context manager, to free its device memory. Steps are compiled when the
-    first prompts that need them come, before any of these prompts runs. Threads may share an LLM:
-    each call, and each step of `stream` and `run`, waits for those of other threads. Forks may not.
+    Close it, or use it as a context manager, to free its device memory. A call waits until the
+    fewest steps are compiled that its prompts can run with; smaller steps, which waste less, are
+    compiled while it runs. Which step computes a token changes its logits within 1e-4 in float32:
+    for the same values each time use `warm_up` first, or a deterministic engine. On a GPU that has
+    not compiled every step of the model, and on several hosts, a call waits for all steps that it
+    can reach.
+
+    Threads may share an LLM: each call, and each step of `stream` and `run`, waits for those of
+    other threads. Forks may not.
     A Ctrl-C takes effect between two steps: the call raises KeyboardInterrupt, its requests are
     aborted, and the next call is answered as if nothing had happened. For this a call on the main
     thread replaces the handler of SIGINT until it ends. A second Ctrl-C, five seconds after one
@@ -50,7 +56,7 @@ class LLM(LLMCalls):
 
     No environment variable is set. While it loads and compiles, jax.config names the folder of its
     compiled steps, unless the program, or JAX_COMPILATION_CACHE_DIR, names one already; afterwards
-    jax.config is as it was before.
+    jax.config is as it was before. A compile that runs when a call ends goes on to its end.
 
     Args:
         model: Folder of a checkpoint as Hugging Face publishes it, or as jaxserve convert writes

@@ -15,6 +15,7 @@ from jaxserve.cluster.hosts import Hosts, leave
 from jaxserve.server.disaggregation.flags import check_role
 from jaxserve.server.flags import ServeOptions, check_limits, check_places, meshes_of, parse, parser
 from jaxserve.server.observe.log import configure, silence_grpc
+from jaxserve.server.options import check_ready_when
 from jaxserve.server.security.tls import check_tls_flags
 
 __all__ = ["main", "parser"]
@@ -38,6 +39,7 @@ def run(options: ServeOptions) -> int:
     meshes_of(options)
     check_role(options.roles)
     check_limits(options.limits)
+    check_ready_when(options.operation.ready_when, options.engine.options.deterministic)
     credentials = options.credentials
     check_tls_flags(credentials.tls_cert, credentials.tls_key, credentials.tls_client_ca)
     if options.bundle is None:  # it decides what the flags leave open

@@ -9,10 +9,10 @@ from rich.console import Console
 
 from jaxserve.engine.buckets import required
 from jaxserve.engine.engine import Engine
-from jaxserve.errors import flag_error
 from jaxserve.llm import LLM
 from jaxserve.progress import Bar
 from jaxserve.server.core.engine_thread import EngineThread
+from jaxserve.server.options import check_ready_when
 
 
 class ModelSteps:
@@ -34,9 +34,7 @@ class ModelSteps:
         self._coming = False  # steps are compiled beside requests
         self._looks = False  # the engine's thread will look for steps that are compiled
         self._ready_when = ready_when or ("all" if llm.steps.compiles_all_first else "first")
-        if self._ready_when == "first" and llm.runner.config.deterministic:
-            problem = "with --deterministic no text may change while steps come (choose all)"
-            raise flag_error("--ready-when", "first", problem)
+        check_ready_when(self._ready_when, llm.runner.config.deterministic)
 
     def compile(self) -> None:
         """Compile the steps that the server is ready with."""

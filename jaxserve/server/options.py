@@ -8,6 +8,7 @@ from jaxserve.addresses import host_names, page_origins, without_brackets
 from jaxserve.chat.answers import REASONING_PARSERS, TOOL_PARSERS
 from jaxserve.config.flag_values import number_above_0, port_number
 from jaxserve.config.option import option
+from jaxserve.errors import flag_error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,3 +134,10 @@ class OperationOptions:
         choices=("debug", "info", "warning", "error"),
     )
     log_requests: bool = option(False, "log a line for every request at info as well")
+
+
+def check_ready_when(ready_when: str | None, deterministic: bool) -> None:
+    """Raise ConfigError for a value of --ready-when that a deterministic engine does not take."""
+    if ready_when == "first" and deterministic:
+        problem = "with --deterministic no text may change while steps come (choose all)"
+        raise flag_error("--ready-when", "first", problem)

@@ -74,11 +74,12 @@ class DeviceRunner:
         self.lowering = Lowering(spec, declared, config, mesh, drafter)
         self._params = params | {"drafter": drafter.params} if drafter else params
         self._state = StateHolder(new_state(self.lowering.state))
-        # Compiles are counted from here on, without the one that made the state.
         self.empty_launches = EMPTY_LAUNCHES.get(platform(mesh), 0)
+        # Compiles are counted from here on, without the one that made the state.
         self.executables = Executables(self.lowering)  # what is compiled, and figures of compiling
         self._coming: dict[Bucket, jax.stages.Compiled] = {}  # compiled, and not in use yet
-        self._awaited: set[Bucket] = set()  # asked for in the background, and not in use yet
+        # Asked for in the background, and not in use yet; replaced whole, as other threads read it.
+        self._awaited: frozenset[Bucket] = frozenset()
         # Access for KV transfer.
         self.pages = PageStore(
             config, self.lowering.page_io, self.executables.page_programs, self._state
@@ -110,7 +111,7 @@ class DeviceRunner:
         The steps that gain most come first; see BackgroundCompiler.ask.
         """
         order = by_gain(self.missing(buckets), self.compiled)
-        self._awaited.update(order)
+        self._awaited |= set(order)
         self.executables.background.ask(order, on_end, around)
 
     def missing(self, buckets: Iterable[Bucket]) -> list[Bucket]:
@@ -133,6 +134,7 @@ class DeviceRunner:
                 self._prepare(bucket, self._coming[bucket])
                 self.executables.steps[bucket] = self._coming[bucket]
             del self._coming[bucket]
+        self._awaited = self._awaited.difference(self.executables.steps)
         return tuple(buckets)
 
     def _take_compiled(self) -> None:
@@ -162,13 +164,12 @@ class DeviceRunner:
 
     @property
     def buckets_pending(self) -> int:
-        """Number of buckets that the background has yet to compile, or the engine to use."""
-        if not self._awaited:
-            return 0
+        """Number of buckets that the background has yet to compile, or the engine to use.
+
+        For any thread.
+        """
         expects = self.executables.background.expects
-        coming = [b for b in self.missing(self._awaited) if b in self._coming or expects(b)]
-        self._awaited.intersection_update(coming)
-        return len(coming)
+        return sum(b in self._coming or expects(b) for b in self.missing(self._awaited))
 
     # ---- running
 

@@ -107,6 +107,7 @@ REFUSED = [
     ("serve --chat-template /", "--chat-template is /; it cannot be read: Is a directory"),
     ("serve --profile-dir /dev/null", "--profile-dir is /dev/null; no profile can be written"),
     ("serve --speculate draft --draft-model /nowhere", NO_FOLDER),
+    ("serve --deterministic --ready-when first", "--ready-when is first; with --deterministic no"),
     ("serve --served-model-name \0", "is not a name that clients can ask for"),
     # Addresses are resolved here, but those of other machines are not: they may come later.
     ("serve --host 198.51.100.7", "--host is 198.51.100.7; it is no address of this machine"),
