@@ -3,6 +3,7 @@ ranks."""
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -11,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from jax.experimental.compilation_cache import compilation_cache
 
 from jaxserve.compilation_cache import share_compiled
+from jaxserve.llm_warm_up import WarmUp
 from tests.compiled_steps import BYTES, compiled_steps_folder
 from tests.leaks import LeakReporter
 from tests.outcome_tables import FAMILIES_ON_MESHES, FEATURE_PAIRS, OutcomeTable
@@ -27,6 +29,10 @@ CACHE = compiled_steps_folder()
 # A machine may stall for seconds.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+
+# By which an LLM decides whether steps come while its calls run.
+COMPILES_ALL_FIRST = WarmUp.__dict__["compiles_all_first"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -99,3 +105,18 @@ def data_folder() -> Path:
     if not folder:
         pytest.skip("JAXSERVE_TEST_DATA is not set")
     return Path(folder)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def steps_are_there() -> Iterator[None]:
+    """Let every LLM compile the steps of a call before it: which ones run would depend on time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(WarmUp, "compiles_all_first", True)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def steps_that_come(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let steps come while calls run, as users have it, in tests of just that."""
+    if request.node.get_closest_marker("steps_come"):
+        monkeypatch.setattr(WarmUp, "compiles_all_first", COMPILES_ALL_FIRST)

@@ -18,6 +18,7 @@ from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.device.background import THREAD
 from tests.jaxserve.engine.tiny import BASE, make_engine
 
+pytestmark = pytest.mark.steps_come
 BUNDLED = Path(__file__).parents[2] / "checkpoints" / "bundled" / "tiny-chat-draft"
 SMALL = EngineOptions(max_batch=8, step_tokens=64, page_size=16, max_context=128)
 PROMPTS = ["Once", "The dog ran to the river and", "A cat"]

@@ -163,7 +163,7 @@ def test_drafts_and_preemption_change_no_text(llm: LLM, monkeypatch: pytest.Monk
     asked.append(replace(asked[0], temperature=0, logprobs=0))
     expected = [completion.text for completion in llm.generate([PROMPT] * 2, asked)]
     monkeypatch.setattr(
-        "jaxserve.llm_warm_up.measure", lambda *args, **kwargs: None
+        "jaxserve.engine.engine.Engine.set_step_costs", lambda *_: None
     )  # drafts are tried, whether they pay or not
     with LLM(SMALL, options=replace(OPTIONS, speculate="ngram", draft_tokens=3)) as drafting:
         completions = drafting.generate([PROMPT] * 2, asked)

@@ -33,7 +33,7 @@ PARAMS = [SamplingParams(max_tokens=60, temperature=t, seed=7) for t in (0.0, 0.
 def pair() -> Iterator[LLM]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "jaxserve.llm_warm_up.measure", lambda *_, **__: None
+            "jaxserve.engine.engine.Engine.set_step_costs", lambda *_: None
         )  # costs unknown: everything is tried
         with LLM(MODEL, dtype="float32", options=SPECULATING, draft_model=DRAFT) as llm:
             yield llm

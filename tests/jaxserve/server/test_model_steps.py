@@ -14,6 +14,8 @@ from jaxserve.errors import ConfigError
 from jaxserve.llm_warm_up import WarmUp
 from jaxserve.server.model_steps import ModelSteps
 
+pytestmark = pytest.mark.steps_come
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Any:

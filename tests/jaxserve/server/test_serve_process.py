@@ -98,7 +98,7 @@ sys.exit(serve.main())
 def launch(
     *flags: str, ports: tuple[int, int] | None = None, program: str | None = None
 ) -> Process:
-    """Start a server.
+    """Start a server, which is ready when all is compiled: answers are compared bit by bit.
 
     Args:
         ports: Ports of gRPC and HTTP, as of a server that it replaces.
@@ -108,7 +108,8 @@ def launch(
     cache = compiled_steps_folder()
     run = ["-c", program] if program else ["-m", "jaxserve.serve"]
     command = [sys.executable, *run, "--port", str(port)]
-    command += ["--http-port", str(http), "--compilation-cache", str(cache), *SMALL, *flags]
+    command += ["--http-port", str(http), "--compilation-cache", str(cache)]
+    command += ["--ready-when", "all", *SMALL, *flags]
     if not flags or flags[0].startswith("-"):  # no model
         command += ["--model", str(DRAFT)]
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
@@ -329,7 +330,7 @@ def values_of(server: Process) -> dict[str, float]:
 
 def test_requests_are_answered_while_steps_come(tmp_path: Path) -> None:
     """No request waits for a compile, and no text differs."""
-    process = launch("--compilation-cache", str(tmp_path))
+    process = launch("--ready-when", "first", "--compilation-cache", str(tmp_path))
     try:
         with process.client() as client:
             pending = values_of(process)["buckets_pending"]
@@ -365,7 +366,9 @@ def test_a_server_that_is_ready_when_all_is_compiled() -> None:
 
 def test_the_end_waits_for_no_compile(tmp_path: Path) -> None:
     """A compile cannot be interrupted, and takes a minute for a large model."""
-    process = launch("--compilation-cache", str(tmp_path), program=HANGING_COMPILES)
+    process = launch(
+        "--ready-when", "first", "--compilation-cache", str(tmp_path), program=HANGING_COMPILES
+    )
     try:
         with process.client() as client:
             assert client.generate("x", max_tokens=4).choices
@@ -378,14 +381,14 @@ def test_the_end_waits_for_no_compile(tmp_path: Path) -> None:
 
 def test_a_start_after_one_that_was_killed_and_with_damaged_steps(tmp_path: Path) -> None:
     """It goes on, and says so in a line."""
-    killed = launch("--compilation-cache", str(tmp_path))
+    killed = launch("--ready-when", "first", "--compilation-cache", str(tmp_path))
     killed.client().close()
     killed.popen.kill()  # while it compiles, and perhaps writes
     killed.wait()
     entries = list(tmp_path.glob("*-cache"))
     for entry in entries:
         entry.write_bytes(entry.read_bytes()[: entry.stat().st_size // 2])
-    process = launch("--compilation-cache", str(tmp_path))
+    process = launch("--ready-when", "first", "--compilation-cache", str(tmp_path))
     try:
         with process.client() as client:
             assert client.generate("x", max_tokens=4).choices
