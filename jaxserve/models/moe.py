@@ -10,10 +10,9 @@ their own, and each expert's columns over `tensor`. Tokens reach their experts i
 The shards' answers come back by an all-to-all and are summed up where the token came from.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -50,7 +49,8 @@ def axes(spec: ModelSpec) -> dict:
     return found
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class Experts:
     """The expert layers of a step: called with a layer's weights and activations.
 
@@ -58,9 +58,9 @@ class Experts:
     """
 
     live: Bool[Array, "T"]  # false for padding, which takes no expert
-    spec: ModelSpec = flax.struct.field(pytree_node=False)
-    mesh: Mesh = flax.struct.field(pytree_node=False)
-    kernel: GroupedMatmul = flax.struct.field(pytree_node=False)
+    spec: ModelSpec = field(metadata={"static": True})
+    mesh: Mesh = field(metadata={"static": True})
+    kernel: GroupedMatmul = field(metadata={"static": True})
 
     def __call__(
         self, weights: dict, x: Float[Array, "T D"]

@@ -12,11 +12,10 @@ hides quantization from the rest of the decoder; quantize.py rounds weights whil
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -85,7 +84,8 @@ SCHEMES: Final[Mapping[str, QuantScheme]] = MappingProxyType(
 )
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class Quantized:
     """A quantized weight, or its declaration: then values and scales are ParamSpecs."""
 
@@ -93,9 +93,9 @@ class Quantized:
     # float32, with one dimension of length n in place of the dimensions that are summed over; n is
     # the number of groups, in the order of the numbers, and 1 without groups.
     scales: Any
-    scheme: QuantScheme = flax.struct.field(pytree_node=False)
+    scheme: QuantScheme = field(metadata={"static": True})
     # Kernel that multiplies the weight, inside a step; None: XLA multiplies it.
-    kernel: "KernelBinding | None" = flax.struct.field(pytree_node=False, default=None)
+    kernel: "KernelBinding | None" = field(default=None, metadata={"static": True})
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Attention over pages on a mesh: the only caller of attention kernels and their page writes."""
 
-import flax.struct
+from dataclasses import dataclass, field
+
 import jax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
@@ -15,7 +16,8 @@ from jaxserve.pallas_kernels.paged_attention.api import (
 from jaxserve.sharding.rules import DP_AXES, RULES, Rules, partition
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class Rotation:
     """Cosines and sines that rotate the first 2 n dimensions of every head."""
 
@@ -23,7 +25,8 @@ class Rotation:
     sin: Float[Array, "T n"]
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class Attend:
     """The attention of a step: called with a layer's queries, keys, values and pages.
 
@@ -31,9 +34,9 @@ class Attend:
     """
 
     ragged: Ragged  # rows and tables of all lanes, every field with a leading axis A
-    mesh: Mesh = flax.struct.field(pytree_node=False)
-    kernel: PagedAttention = flax.struct.field(pytree_node=False)
-    options: Options = flax.struct.field(pytree_node=False)  # for one shard's heads
+    mesh: Mesh = field(metadata={"static": True})
+    kernel: PagedAttention = field(metadata={"static": True})
+    options: Options = field(metadata={"static": True})  # for one shard's heads
 
     def __call__(
         self,

@@ -1,6 +1,8 @@
 """Compiled programs of an engine: steps, row writers, and reads and writes of pages."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 
 import jax
@@ -62,18 +64,40 @@ class Executables:
             jobs.append(("row writers", self._compile_writers))
         if self._lowering.config.page_exchange and not self.page_programs:
             jobs.append(("pages for other engines", self._compile_page_programs))
-        for bucket in buckets:
-            if bucket not in self.steps:
-                jobs.append((str(bucket), partial(self._compile_step, bucket, prepare)))
-        for done, (what, job) in enumerate(jobs):
-            progress(done, len(jobs), what)
-            job()
+        missing = [bucket for bucket in dict.fromkeys(buckets) if bucket not in self.steps]
+        with self._lowered_ahead(missing) as lowered:
+            for bucket, ahead in lowered.items():
+                job = partial(self._compile_step, bucket, ahead, prepare)
+                jobs.append((str(bucket), job))
+            for done, (what, job) in enumerate(jobs):
+                progress(done, len(jobs), what)
+                job()
         if jobs:
             progress(len(jobs), len(jobs), "")
 
-    def _compile_step(self, bucket: Bucket, prepare: Prepare) -> None:
+    @contextmanager
+    def _lowered_ahead(
+        self, buckets: Sequence[Bucket]
+    ) -> Iterator[dict[Bucket, Future[jax.stages.Lowered]]]:
+        """Lower these steps one after the other, on another thread.
+
+        Lowering takes one core and the GIL, which the compiler needs no more than a part of the
+        time, so a step is lowered while another one is compiled.
+        """
+        if not buckets:
+            yield {}
+            return
+        with ThreadPoolExecutor(1, thread_name_prefix="lower") as thread:
+            try:
+                yield {bucket: thread.submit(self._compiler.lower, bucket) for bucket in buckets}
+            finally:
+                thread.shutdown(cancel_futures=True)
+
+    def _compile_step(
+        self, bucket: Bucket, lowered: Future[jax.stages.Lowered], prepare: Prepare
+    ) -> None:
         self.background.forget([bucket])
-        step = self._compiler.step(bucket)
+        step = self._compiler.compile(str(bucket), lowered.result())
         prepare(bucket, step)
         self.steps[bucket] = step
 

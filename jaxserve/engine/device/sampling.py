@@ -13,10 +13,9 @@ the step, the row or the batch, so that batching cannot change an answer. Option
 lax.cond and runs only if some row asks for it.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -32,7 +31,8 @@ TOKEN_NOISE = 0
 jax.tree_util.register_dataclass(RowSampling)
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class LargeRowFields:
     """The large fields that constraints and penalties read, for R rows in each of A lanes.
 

@@ -4,10 +4,10 @@ The structure never changes while an engine lives. In shapes, A counts lanes, R 
 and W the entries of a page table.
 """
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,7 +25,8 @@ from jaxserve.sampling_params import MAX_BIASES
 from jaxserve.sharding.rules import DP_AXES, partition, shards
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class Rows:
     """Everything the device keeps of the sequences in the rows, but for their pages."""
 
@@ -36,7 +37,8 @@ class Rows:
     fields: LargeRowFields
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class State:
     """Pages and rows, the experts' token counts, and what a drafter keeps."""
 

@@ -25,9 +25,13 @@ class StepCompiler:
         self._lowering = lowering
         self._counting = threading.Lock()
 
+    def lower(self, bucket: Bucket) -> jax.stages.Lowered:
+        """Lower the step of this shape."""
+        return self._lowering.step(bucket)
+
     def step(self, bucket: Bucket) -> jax.stages.Compiled:
         """Lower and compile the step of this shape."""
-        return self.compile(str(bucket), self._lowering.step(bucket))
+        return self.compile(str(bucket), self.lower(bucket))
 
     def compile(self, name: str, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
         """Compile a lowered program.
