@@ -6,6 +6,7 @@ float32, so results agree within bfloat16's rounding.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from jaxserve.models.spec import ModelSpec
 from jaxserve.pallas_kernels import dispatch
 from jaxserve.sharding.mesh import MeshSpec
 from tests.jaxserve.engine import naive
+from tests.jaxserve.engine.interpreters import interpreting
 from tests.jaxserve.engine.test_engine_oracle import check, requests_for_interpreters
 from tests.jaxserve.engine.tiny import (
     BASE,
@@ -37,7 +39,9 @@ WINDOWED = replace(FULL, layers=windowed([7, None]), attn_softcap=3.0)
 def interpreted_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Interpret the kernel on a CPU, where no platform list offers it."""
     monkeypatch.setattr(dispatch, "PLATFORMS", {})
-    with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams()):
+    with interpreting(
+        monkeypatch, partial(plgpu.force_gpu_interpret_mode, plgpu.InterpretGPUParams())
+    ):
         yield
 
 

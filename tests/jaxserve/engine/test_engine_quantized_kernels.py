@@ -7,6 +7,7 @@ sum over; the GPU's interpreter has memory for one device.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,7 @@ from jaxserve.sharding import params as declared
 from jaxserve.sharding.mesh import MeshSpec
 from jaxserve.sharding.params import map_specs
 from tests.jaxserve.engine import naive
+from tests.jaxserve.engine.interpreters import interpreting
 from tests.jaxserve.engine.test_engine_oracle import check, requests_for_interpreters
 from tests.jaxserve.engine.tiny import BASE, SPEC, run
 from tests.pallas_kernels.registers import multiply_from_registers
@@ -51,7 +53,9 @@ def interpreted_tpu_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Interpret the TPU kernel on a CPU, with weights in a TPU's memory order."""
     monkeypatch.setattr(dispatch, "PLATFORMS", {})
     monkeypatch.setattr(declared, "REORDERED", {"cpu"})
-    with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams()):
+    with interpreting(
+        monkeypatch, partial(pltpu.force_tpu_interpret_mode, pltpu.InterpretParams())
+    ):
         yield
 
 
@@ -61,7 +65,9 @@ def interpreted_gpu_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(dispatch, "PLATFORMS", {})
     monkeypatch.setattr(declared, "SUMMED_LAST", {"cpu"})
     multiply_from_registers(monkeypatch)
-    with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams()):
+    with interpreting(
+        monkeypatch, partial(plgpu.force_gpu_interpret_mode, plgpu.InterpretGPUParams())
+    ):
         yield
 
 

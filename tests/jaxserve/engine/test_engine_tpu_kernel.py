@@ -5,6 +5,7 @@ Every kind of page group that a model has is tried, and heads split over two dev
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import jax
 import pytest
@@ -14,6 +15,7 @@ from jaxserve.models.spec import ModelSpec
 from jaxserve.pallas_kernels import dispatch
 from jaxserve.sharding.mesh import MeshSpec
 from tests.jaxserve.engine import naive
+from tests.jaxserve.engine.interpreters import interpreting
 from tests.jaxserve.engine.test_engine_oracle import check, requests_for_interpreters
 from tests.jaxserve.engine.tiny import (
     BASE,
@@ -35,7 +37,9 @@ def interpreted_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     The interpreter compiles while it runs, so compiles are not checked here.
     """
     monkeypatch.setattr(dispatch, "PLATFORMS", {})
-    with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams()):
+    with interpreting(
+        monkeypatch, partial(pltpu.force_tpu_interpret_mode, pltpu.InterpretParams())
+    ):
         yield
 
 
