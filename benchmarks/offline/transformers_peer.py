@@ -12,6 +12,7 @@ import time
 
 import torch  # pyright: ignore[reportMissingImports]
 from transformers import AutoModelForCausalLM  # pyright: ignore[reportMissingImports]
+from transformers.utils import logging  # pyright: ignore[reportMissingImports]
 
 
 @torch.inference_mode()
@@ -47,9 +48,9 @@ def main() -> None:
     dtype = sys.argv[2]
     threads = int(sys.argv[3])
     torch.set_num_threads(threads)
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=getattr(torch, dtype), attn_implementation="eager"
-    ).eval()
+    logging.disable_progress_bar()
+    # The attention that transformers chooses by itself: sdpa, where the model has it.
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         print(json.dumps({"seconds": run(model, json.loads(line))}), flush=True)

@@ -1,0 +1,1 @@
+"""Throughput of offline generation on a CPU beside transformers and llama.cpp."""
