@@ -5,8 +5,8 @@ For chips that are not here; nothing runs on a device, and no compiled step is r
     python -m benchmarks.deviceless_start [--model NAME] [--chip NAME ...] [--all] --out FILE.json
 
 In an environment with these compilers (`make deviceless`). A server is ready with the largest step
-of each kind and the row writers, which are compiled first, one after the other, as a start on two
-cores does. With --all the other steps are compiled too, which are what a server with
+of each kind and the row writers, which are compiled first, one after the other; a start lowers a
+step while it compiles another one, which these sums leave out. With --all the other steps are compiled too, which are what a server with
 `--ready-when all` waits for. What is in FILE already is not compiled again.
 """
 
@@ -15,7 +15,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -140,10 +140,10 @@ def main() -> None:
         tensor = fitting(args.model, chip)
         if tensor is None:
             raise SystemExit(f"{args.model} in bfloat16 does not fit up to 8 devices of {chip}")
-        done = {row.program for row in rows if (row.commit, row.chip) == (commit, chip)}
+        start = (commit, args.model, chip, tensor)
+        done = {row.program for row in rows if astuple(row)[: len(start)] == start}
         for program, awaited, lower in programs_of(lowering_of(args.model, chip, tensor)):
             if program not in done and (awaited or args.all):
-                start = (commit, args.model, chip, tensor)
                 rows.append(Row(*start, program, awaited, *measure(lower)))
                 args.out.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
                 print(rows[-1], flush=True)

@@ -150,6 +150,34 @@ def test_an_iterator_that_is_collected_by_a_compile_thread_holds_nothing_up() ->
         assert not llm.engine.has_work
 
 
+def test_an_iterator_that_is_collected_while_a_step_is_lowered_holds_nothing_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The call that waits for the lowered step has the guard for which the iterator would wait."""
+    with LLM(BUNDLED, options=SMALL) as llm:
+        streams = [llm.stream("Once", max_tokens=40)]
+        next(streams[0])
+        llm.runner.executables.background.forget()
+        lower = llm.runner.lowering.step
+        closing: list[threading.Thread] = []
+
+        def lower_and_collect(bucket: Bucket) -> jax.stages.Lowered:
+            if streams and threading.current_thread().name != THREAD:
+                closing.append(threading.current_thread())
+                streams.pop().close()
+            return lower(bucket)
+
+        monkeypatch.setattr(llm.runner.lowering, "step", lower_and_collect)
+        warm_up = threading.Thread(target=llm.warm_up, daemon=True)
+        warm_up.start()
+        warm_up.join(LONG)
+        assert not warm_up.is_alive()
+        assert closing and warm_up not in closing
+        assert not streams
+        assert llm.generate("Once", **GREEDY)[0].text
+        assert not llm.engine.has_work
+
+
 def test_a_call_behind_one_that_was_interrupted_knows_what_is_compiled() -> None:
     """Ctrl-C came when the last step was compiled, before the engine was told."""
     told: list[str] = []

@@ -17,6 +17,7 @@ CORES_PER_COMPILE = 4  # the compiler uses about two at a time, and steps need s
 # At a time, for one engine; lowering holds the GIL, so more would only hold up the engine.
 MOST_COMPILES = 4
 THREAD = "compile"  # name of the threads
+LOWERING = "lower"  # name, up to an underscore, of the thread that lowers ahead of a warm-up
 WAIT = 0.1  # seconds between two looks at what else has happened
 log = logging.getLogger("jaxserve.engine")
 
@@ -26,12 +27,12 @@ Around = Callable[[], AbstractContextManager[object]]
 
 
 def compiles_here() -> bool:
-    """Return whether the calling thread is one that compiles in the background.
+    """Return whether the calling thread is one that lowers or compiles steps beside others.
 
     Such a thread may run the finalizer of anything, and may then wait for nothing that waits for a
-    compile.
+    step.
     """
-    return threading.current_thread().name == THREAD
+    return threading.current_thread().name.partition("_")[0] in (THREAD, LOWERING)
 
 
 def compiles_at_once() -> int:

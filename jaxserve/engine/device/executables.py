@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.engine.buckets import Bucket, draft_counts
-from jaxserve.engine.device.background import BackgroundCompiler, compiles_at_once
+from jaxserve.engine.device.background import LOWERING, BackgroundCompiler, compiles_at_once
 from jaxserve.engine.device.compile_counter import CompileCounter
 from jaxserve.engine.device.kernels.attention_check import check_attention
 from jaxserve.engine.device.kernels.choice import attention_options, grouped_demands
@@ -81,13 +81,13 @@ class Executables:
     ) -> Iterator[dict[Bucket, Future[jax.stages.Lowered]]]:
         """Lower these steps one after the other, on another thread.
 
-        Lowering takes one core and the GIL, which the compiler needs no more than a part of the
-        time, so a step is lowered while another one is compiled.
+        Lowering takes one core and the GIL. The compiler does not need the GIL, nor both of two
+        cores all the time, so a step is lowered while another one is compiled.
         """
         if not buckets:
             yield {}
             return
-        with ThreadPoolExecutor(1, thread_name_prefix="lower") as thread:
+        with ThreadPoolExecutor(1, thread_name_prefix=LOWERING) as thread:
             try:
                 yield {bucket: thread.submit(self._compiler.lower, bucket) for bucket in buckets}
             finally:
