@@ -6,8 +6,9 @@ For chips that are not here; nothing runs on a device, and no compiled step is r
 
 In an environment with these compilers (`make deviceless`). A server is ready with the largest step
 of each kind and the row writers, which are compiled first, one after the other; a start lowers a
-step while it compiles another one, which these sums leave out. With --all the other steps are compiled too, which are what a server with
-`--ready-when all` waits for. What is in FILE already is not compiled again.
+step while it compiles another one, which these sums leave out. With --all the other steps are
+compiled too, which are what a server with `--ready-when all` waits for. What is in FILE already is
+not compiled again.
 """
 
 import argparse
