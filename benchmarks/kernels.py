@@ -178,11 +178,17 @@ def main() -> None:
     parser.add_argument(
         "--most-tokens", type=int, default=2**20, help="leave out cases of more positions than this"
     )
+    parser.add_argument(
+        "--implementation",
+        action="append",
+        choices=tuple(IMPLEMENTATIONS),
+        help="default: all that this device has",
+    )
     parser.add_argument("--out", type=Path, help="write the results as JSON, after every case")
     args = parser.parse_args()
     layout = Layout(args.kv_heads, args.head_dim, PAGE_SIZE, jnp.dtype(args.dtype))
     limits = measure_limits(layout.dtype)
-    names = list(CANDIDATES[jax.devices()[0].platform])
+    names = args.implementation or list(CANDIDATES[jax.devices()[0].platform])
     results: list[Result] = []
     for case in CASES:
         if case.rows * case.context > args.most_tokens:

@@ -30,6 +30,8 @@ BLOCKS = (8, 16, 32, 64, 128)  # rows of a block
 LEAST_ROWS = 16  # that `block_rows` returns, however few rows are expected
 NUMBERS = (jnp.int8, jnp.float8_e4m3fn)  # dtypes of weights with scales
 COPY_BYTES = 16  # the rows of a bulk copy begin at multiples of so many bytes
+# Numbers of a row in one tile of shared memory: a longer row is copied in whole tiles.
+TILE = 64
 
 
 def check(options: Options, demand: Demand) -> None:
@@ -55,13 +57,21 @@ def check(options: Options, demand: Demand) -> None:
         raise KernelError(
             f"blocks of {options.block} rows: the GPU kernel supports {BLOCKS} ({instead})"
         )
-    row_multiple = COPY_BYTES // demand.dtype.itemsize
-    column_multiple = COPY_BYTES // demand.stored_dtype.itemsize
-    if demand.contracted % row_multiple or demand.columns % column_multiple:
+    rows_fit = _fits_tiles(demand.contracted, demand.dtype)
+    columns_fit = _fits_tiles(demand.columns, demand.stored_dtype)
+    if not (rows_fit and columns_fit):
         raise KernelError(
             f"weights of {demand.contracted} x {demand.columns} in {demand.stored_dtype}: the GPU "
-            f"kernel supports multiples of {row_multiple} x {column_multiple} ({instead})"
+            f"kernel supports multiples of {TILE} x {TILE}, and shorter ones in steps of "
+            f"{COPY_BYTES} bytes ({instead})"
         )
+
+
+def _fits_tiles(size: int, dtype: jnp.dtype) -> bool:
+    """Return whether bulk copies take rows of so many numbers: whole tiles, or less than one."""
+    if size > TILE:
+        return size % TILE == 0
+    return size * dtype.itemsize % COPY_BYTES == 0
 
 
 def block_rows(dtype: jnp.dtype, rows_per_expert: int) -> int:

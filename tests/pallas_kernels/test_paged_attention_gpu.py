@@ -1,4 +1,4 @@
-"""The Hopper kernel keeps the contract, in Pallas's interpreter of GPUs.
+"""The Hopper kernel keeps the contract, in Pallas's interpreter of GPUs or on a GPU.
 
 The interpreter runs copies, barriers and warpgroups, and finds races. Numbers are right against
 dense attention in float64, whatever lies in pages that no query sees. One step of the kernel has
@@ -10,8 +10,6 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call as interpreter
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jaxserve.pallas_kernels.paged_attention import gpu
 from tests.pallas_kernels.attention_case import (
@@ -24,6 +22,7 @@ from tests.pallas_kernels.attention_case import (
     compiled,
 )
 from tests.pallas_kernels.attention_sizes import chunks, decodes
+from tests.pallas_kernels.hopper_kernels import interpreted_or_run
 from tests.pallas_kernels.kernel_checks import (
     check_that_lse_is_for_those_who_ask,
     check_that_nan_is_seen,
@@ -50,11 +49,10 @@ every_shape = pytest.mark.parametrize("shape", slow_but(BF16_SHAPES, QUICK_SHAPE
 
 
 @pytest.fixture(autouse=True)
-def interpreted_kernels() -> Iterator[None]:
-    with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)):
+def kernels_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with interpreted_or_run(monkeypatch):
         yield
     compiled.cache_clear()
-    assert not interpreter.get_races().races_found
 
 
 @pytest.mark.kernels

@@ -1,4 +1,4 @@
-"""The Hopper kernel keeps the contract, in Pallas's interpreter of GPUs.
+"""The Hopper kernel keeps the contract, in Pallas's interpreter of GPUs or on a GPU.
 
 The interpreter runs copies, barriers and warpgroups, and finds races.
 """
@@ -8,11 +8,10 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call as interpreter
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jaxserve.pallas_kernels.quantized_matmul import gpu
 from jaxserve.pallas_kernels.quantized_matmul.gpu_plan import DEPTHS
+from tests.pallas_kernels.hopper_kernels import interpreted_or_run, on_gpu
 from tests.pallas_kernels.quantized_case import Shape, check, compiled, shapes
 from tests.pallas_kernels.registers import multiply_from_registers
 
@@ -29,12 +28,12 @@ SHAPES = [
 
 
 @pytest.fixture(autouse=True)
-def interpreted_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    multiply_from_registers(monkeypatch)
-    with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)):
+def kernels_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    if not on_gpu():
+        multiply_from_registers(monkeypatch)
+    with interpreted_or_run(monkeypatch):
         yield
     compiled.cache_clear()
-    assert not interpreter.get_races().races_found
 
 
 @pytest.mark.kernels

@@ -1,7 +1,7 @@
-"""Engines with the interpreted Hopper kernel, against the loop without cache.
+"""Engines with the Hopper kernels, against the loop without cache.
 
-Every kind of page group that a model has is tried. The loop has the same rounded weights in
-float32, so results agree within bfloat16's rounding.
+The kernels are interpreted, or run on a GPU. Every kind of page group that a model has is tried.
+The loop has the same rounded weights in float32, so results agree within bfloat16's rounding.
 """
 
 from collections.abc import Iterator
@@ -28,6 +28,7 @@ from tests.jaxserve.engine.tiny import (
     make_params,
     run,
 )
+from tests.pallas_kernels.hopper_kernels import on_gpu
 
 BOUND = 0.15  # logits reach 10, and gaps between the best two are about one
 OPTIONS = replace(BASE, page_size=64, attention="gpu")
@@ -36,8 +37,11 @@ WINDOWED = replace(FULL, layers=windowed([7, None]), attn_softcap=3.0)
 
 
 @pytest.fixture(autouse=True)
-def interpreted_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Interpret the kernel on a CPU, where no platform list offers it."""
+def kernels_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Interpret the kernel on a CPU, where no platform list offers it; on a GPU it runs."""
+    if on_gpu():
+        yield
+        return
     monkeypatch.setattr(dispatch, "PLATFORMS", {})
     with interpreting(
         monkeypatch, partial(plgpu.force_gpu_interpret_mode, plgpu.InterpretGPUParams())

@@ -38,6 +38,7 @@ from tests.jaxserve.engine import naive
 from tests.jaxserve.engine.interpreters import interpreting
 from tests.jaxserve.engine.test_engine_oracle import check, requests_for_interpreters
 from tests.jaxserve.engine.tiny import BASE, SPEC, run
+from tests.pallas_kernels.hopper_kernels import on_gpu
 from tests.pallas_kernels.registers import multiply_from_registers
 from tests.random_weights import random_weights
 
@@ -60,8 +61,11 @@ def interpreted_tpu_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def interpreted_gpu_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Interpret the GPU kernel on a CPU, with weights side by side as on a GPU."""
+def gpu_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Interpret the GPU kernel on a CPU, with weights side by side as on a GPU; or run it on one."""
+    if on_gpu():
+        yield
+        return
     monkeypatch.setattr(dispatch, "PLATFORMS", {})
     monkeypatch.setattr(declared, "SUMMED_LAST", {"cpu"})
     multiply_from_registers(monkeypatch)
@@ -124,7 +128,7 @@ def test_tokens_and_logits_of_the_tpu_kernel(mesh_spec: MeshSpec) -> None:
 
 @pytest.mark.kernels
 @pytest.mark.slow
-@pytest.mark.usefixtures("interpreted_gpu_kernel")
+@pytest.mark.usefixtures("gpu_kernel")
 def test_tokens_and_logits_of_the_gpu_kernel() -> None:
     check_tokens_and_logits("gpu", MeshSpec())
 
