@@ -2,7 +2,7 @@
 
 To be run before anything is timed.
 
-    python -m benchmarks.correctness
+    python -m benchmarks.correctness [--only attention] [--only engine] [--only logits]
 
 Needs no test runner. Attention: every feature, by every implementation that this device has,
 against dense float64 attention. Logits: a tiny model of every family, prompt in two chunks and 32
@@ -10,7 +10,9 @@ decode steps, against transformers'. Engine: the tokens of the same prompts, dec
 eight at a time. The exit status is 1 when something is wrong.
 """
 
+import argparse
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import jax
@@ -129,23 +131,33 @@ def check_engine(model: str, decode_steps: int) -> str:
     return "right"
 
 
-def checks() -> Iterator[Check]:
-    yield from attention_checks()
+def engine_checks() -> Iterator[Check]:
     for model in ENGINES:
         for steps in (1, 8):
             yield (
                 f"engine {model}, {steps} at once",
                 lambda model=model, steps=steps: check_engine(model, steps),
             )
+
+
+def logits_checks() -> Iterator[Check]:
     for model in MODELS:
         yield f"logits {model}", lambda model=model: check_logits(model)
 
 
+CHECKS = {"attention": attention_checks, "engine": engine_checks, "logits": logits_checks}
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.correctness", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--only", action="append", choices=tuple(CHECKS), help="default: all")
+    args = parser.parse_args()
     console = Console(soft_wrap=True)
     wrong = 0
     done = 0
-    for name, check in checks():
+    for name, check in chain.from_iterable(CHECKS[kind]() for kind in args.only or CHECKS):
         done += 1
         try:
             console.print(f"{name}: {check()}", markup=False)

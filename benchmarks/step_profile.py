@@ -88,7 +88,9 @@ def _kernels(data: ProfileData) -> Iterator[Event]:
         if plane.name not in ("/device:GPU:0", "/device:TPU:0", "/host:CPU"):
             continue
         for line in plane.lines:
-            if not line.name.startswith(("Stream", "XLA Ops", "tf_XLAEigen", "tf_XLATfrtCpuClient")):
+            if not line.name.startswith(
+                ("Stream", "XLA Ops", "tf_XLAEigen", "tf_XLATfrtCpuClient")
+            ):
                 continue
             for event in line.events:
                 if not event.name.startswith(AROUND):

@@ -452,6 +452,7 @@ MAY_READ_JAX_CONFIG_AND_ENVIRONMENT = {
     "jaxserve.cluster.hosts",
     "jaxserve.doctor.devices",
     "jaxserve.doctor.machine",
+    "jaxserve.engine.device.compiler_options",  # XLA_FLAGS, which come first
     "jaxserve.engine.device.lowering",  # precision of products
     "jaxserve.plan.platform",
 }

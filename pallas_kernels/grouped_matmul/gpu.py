@@ -30,8 +30,9 @@ BLOCKS = (8, 16, 32, 64, 128)  # rows of a block
 LEAST_ROWS = 16  # that `block_rows` returns, however few rows are expected
 NUMBERS = (jnp.int8, jnp.float8_e4m3fn)  # dtypes of weights with scales
 COPY_BYTES = 16  # the rows of a bulk copy begin at multiples of so many bytes
-# Numbers of a row in one tile of shared memory: a longer row is copied in whole tiles.
+# Numbers and bytes of a row in one tile of shared memory: a longer row is copied in whole tiles.
 TILE = 64
+TILE_BYTES = 128
 
 
 def check(options: Options, demand: Demand) -> None:
@@ -57,20 +58,22 @@ def check(options: Options, demand: Demand) -> None:
         raise KernelError(
             f"blocks of {options.block} rows: the GPU kernel supports {BLOCKS} ({instead})"
         )
-    rows_fit = _fits_tiles(demand.contracted, demand.dtype)
-    columns_fit = _fits_tiles(demand.columns, demand.stored_dtype)
-    if not (rows_fit and columns_fit):
+    columns_fit = _fits(demand.columns, demand.stored_dtype) and _fits(
+        demand.columns, options.out_dtype
+    )
+    if not (_fits(demand.contracted, demand.dtype) and columns_fit):
         raise KernelError(
             f"weights of {demand.contracted} x {demand.columns} in {demand.stored_dtype}: the GPU "
-            f"kernel supports multiples of {TILE} x {TILE}, and shorter ones in steps of "
-            f"{COPY_BYTES} bytes ({instead})"
+            f"kernel supports multiples of {TILE} x {TILE}, and rows and columns of one tile "
+            f"({TILE_BYTES} bytes) in steps of {COPY_BYTES} bytes ({instead})"
         )
 
 
-def _fits_tiles(size: int, dtype: jnp.dtype) -> bool:
-    """Return whether bulk copies take rows of so many numbers: whole tiles, or less than one."""
-    if size > TILE:
-        return size % TILE == 0
+def _fits(size: int, dtype: jnp.dtype) -> bool:
+    """Return whether bulk copies take rows of so many numbers: whole tiles, or a part of one."""
+    tile = min(TILE, TILE_BYTES // dtype.itemsize)
+    if size > tile:
+        return size % tile == 0
     return size * dtype.itemsize % COPY_BYTES == 0
 
 

@@ -288,32 +288,41 @@ class Body:
 
     def _hand_out(self, unit: Unit, sums: jax.Array) -> None:
         """Write a unit's result; columns behind the last one are dropped."""
-        used = min(self.plan.block, WARPGROUP_ROWS)
-        first = pl.multiple_of(lax.axis_index("warpgroup") * used, used)
         raw = self.shared.raw
         if raw:
             plgpu.barrier_wait(raw.scales_full)
         for column in range(0, self.plan.columns, STAGED_COLUMNS):
             some = sums[:, column : column + STAGED_COLUMNS]
-            if raw:
-                scales = plgpu.load(
-                    raw.scales.at[pl.ds(column, STAGED_COLUMNS)],
-                    layout=plgpu.Layout.WGMMA.reduce(0),
-                    optimized=False,
-                )
-                some = some * lax.broadcast_in_dim(scales, some.shape, [1])
-            # The copy of the columns before has to have read the buffer.
-            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-            staged = self.shared.out.at[self._rows]
-            staged[...] = some.astype(staged.dtype)
-            plgpu.commit_smem()
-            columns = pl.ds(pl.multiple_of(unit.column + column, STAGED_COLUMNS), STAGED_COLUMNS)
-            there = self.out.at[
-                pl.ds(pl.multiple_of(unit.row + first, used), used), unit.part, columns
-            ]
-            plgpu.copy_smem_to_gmem(staged.at[pl.ds(0, used)], there)
+            write = partial(self._write, unit, column, some)
+            # The copy of a result that has a single tile ignores which tile is asked for: zeros
+            # from behind its last column would replace the result.
+            if self.out.shape[-1] % self.plan.columns == 0:
+                write()
+            else:
+                pl.when(unit.column + column < self.out.shape[-1])(write)
         if raw:
             plgpu.barrier_arrive(raw.scales_free)
+
+    def _write(self, unit: Unit, column: int, some: jax.Array) -> None:
+        """Write STAGED_COLUMNS columns of a unit's result, from its `column` on."""
+        used = min(self.plan.block, WARPGROUP_ROWS)
+        first = pl.multiple_of(lax.axis_index("warpgroup") * used, used)
+        raw = self.shared.raw
+        if raw:
+            scales = plgpu.load(
+                raw.scales.at[pl.ds(column, STAGED_COLUMNS)],
+                layout=plgpu.Layout.WGMMA.reduce(0),
+                optimized=False,
+            )
+            some = some * lax.broadcast_in_dim(scales, some.shape, [1])
+        # The copy of the columns before has to have read the buffer.
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        staged = self.shared.out.at[self._rows]
+        staged[...] = some.astype(staged.dtype)
+        plgpu.commit_smem()
+        columns = pl.ds(pl.multiple_of(unit.column + column, STAGED_COLUMNS), STAGED_COLUMNS)
+        there = self.out.at[pl.ds(pl.multiple_of(unit.row + first, used), used), unit.part, columns]
+        plgpu.copy_smem_to_gmem(staged.at[pl.ds(0, used)], there)
 
 
 def _depth(step: Scalar) -> Any:

@@ -19,17 +19,20 @@ FLOAT8 = ml_dtypes.float8_e4m3fn
 KEPT = ((None, 0), (np.int8, 0), (FLOAT8, 0))
 NARROW_SHAPES = [
     Shape((5,), 64, 128, spare=0, dtype=BF16, out_dtype=BF16),
-    Shape((0, 3, 0), 40, 56, dtype=BF16),
+    Shape((0, 3, 0), 40, 56, dtype=BF16, out_dtype=BF16),
+    Shape((0, 3, 0), 40, 24, dtype=BF16),
     Shape((0, 0, 0, 0), 64, 64, dtype=BF16, out_dtype=BF16),
     Shape((0, 60, 0, 70), 192, 192, block=64, dtype=BF16, out_dtype=BF16),
     Shape((130, 0), 128, 64, block=128, spare=0, dtype=BF16, out_dtype=BF16),
-    Shape((5, 0, 3), 40, 48, dtype=BF16, numbers=np.int8, scales=1),
+    Shape((5, 0, 3), 40, 48, dtype=BF16, out_dtype=BF16, numbers=np.int8, scales=1),
+    Shape((5, 0, 3), 64, 32, dtype=BF16, numbers=FLOAT8, scales=1),
     Shape((0, 60, 70), 192, 192, block=64, dtype=BF16, out_dtype=BF16, numbers=FLOAT8, scales=1),
     Shape((130, 0), 448, 64, block=128, spare=0, dtype=BF16, numbers=np.int8, scales=1),
 ]
 WIDE_SHAPES = [
     Shape((0, 3, 0, 0, 40, 1, 0, 16), 128, 192, parts=2, dtype=BF16, out_dtype=BF16),
     Shape((1,) * 8 + (17, 0, 5), 192, 64, block=8, spare=2, dtype=BF16),
+    Shape((1,) * 8 + (17, 0, 5), 192, 64, block=8, spare=2, dtype=BF16, out_dtype=BF16),
     Shape((100, 129, 3), 128, 320, block=128, dtype=BF16, out_dtype=BF16),
     Shape((33, 0, 5, 1), 56, 320, parts=2, block=32, dtype=BF16, out_dtype=BF16),
     Shape((0, 3, 0, 0, 40, 1, 0, 16), 128, 192, parts=2, dtype=BF16, numbers=np.int8, scales=1),

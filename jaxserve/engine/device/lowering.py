@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxserve.config import EngineConfig
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.device.batch import upload_layout
+from jaxserve.engine.device.compiler_options import step_options
 from jaxserve.engine.device.drafting import Drafter
 from jaxserve.engine.device.kernels.choice import (
     choose_attention,
@@ -36,7 +37,7 @@ from jaxserve.models.quant import QuantScheme, scheme_in
 from jaxserve.models.spec import ModelSpec
 from jaxserve.pallas_kernels import dispatch
 from jaxserve.sampling_params import MAX_BIASES
-from jaxserve.sharding.mesh import spans_hosts
+from jaxserve.sharding.mesh import platform, spans_hosts
 from jaxserve.sharding.params import map_specs
 from jaxserve.sharding.rules import DP_AXES, replicated
 
@@ -116,7 +117,12 @@ class Lowering:
         upload = jax.ShapeDtypeStruct((self.config.lanes, size), np.int32, sharding=lane_axis)
         download = replicated(self.mesh) if spans_hosts(self.mesh) else lane_axis
         shardings = (self._state_shardings, download)
-        step = jax.jit(self._builder.step(bucket), donate_argnums=1, out_shardings=shardings)
+        step = jax.jit(
+            self._builder.step(bucket),
+            donate_argnums=1,
+            out_shardings=shardings,
+            compiler_options=dict(step_options(platform(self.mesh))),
+        )
         with jax.default_matmul_precision(self._precision):
             return step.lower(self.params, self.state, upload)
 

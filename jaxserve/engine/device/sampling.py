@@ -111,9 +111,19 @@ def sample(
     """
     vocab = logits.shape[-1]
     slot = jnp.zeros_like(position) if drafted is None else (drafted < vocab).sum(-1)
-    constrained = apply_constraints(logits, params, fields, rows, slot, position)
-    processed = apply_penalties(constrained, params, fields, rows, drafted)
-    tokens = choose_tokens(processed, params, position)
+
+    def process_and_choose(logits: jax.Array) -> jax.Array:
+        constrained = apply_constraints(logits, params, fields, rows, slot, position)
+        processed = apply_penalties(constrained, params, fields, rows, drafted)
+        return choose_tokens(processed, params, position)
+
+    # A branch that hands its logits on copies them, so greedy rows alone have a branch without any.
+    tokens = lax.cond(
+        jnp.any(_is_processed(params, position)),
+        process_and_choose,
+        lambda logits: jnp.argmax(logits, axis=-1),
+        logits,
+    )
     logprob, top_ids, top_logprobs = lax.cond(
         jnp.any(params.logprobs >= 0), log_probabilities, no_log_probabilities, logits, tokens
     )
@@ -149,8 +159,20 @@ def apply_constraints(
         ends = jnp.where(early[:, None], params.end_ids, vocab)
         return logits.at[batch, ends].set(-jnp.inf, mode="drop")
 
-    asked = (params.masked == 1) | (params.biased == 1) | early
+    asked = _is_constrained(params, position)
     return lax.cond(jnp.any(asked), apply, lambda logits: logits, logits)
+
+
+def _is_constrained(params: RowSampling[jax.Array], position: Int[Array, "B"]) -> Bool[Array, "B"]:
+    """Return which rows ask for allowed tokens, a bias, or no end token yet."""
+    early = position < params.end_after
+    return (params.masked == 1) | (params.biased == 1) | early
+
+
+def _is_processed(params: RowSampling[jax.Array], position: Int[Array, "B"]) -> Bool[Array, "B"]:
+    """Return which rows ask for more than the most probable token of their logits."""
+    drawn = params.temperature > 0
+    return _is_constrained(params, position) | (params.penalised == 1) | drawn
 
 
 def apply_penalties(

@@ -31,7 +31,10 @@ class TokenLayout(NamedTuple):
         lengths = jnp.where(sizes > 0, begin, 0) + sizes
         starts = jnp.pad(jnp.cumsum(sizes, axis=-1), ((0, 0), (1, 0)))
         index = jnp.arange(tokens)
-        chunk = jax.vmap(lambda s: jnp.searchsorted(s, index, side="right") - 1)(starts)
+        # One fused comparison of all pairs: a bisection is a loop of many small kernels.
+        chunk = jax.vmap(
+            lambda s: jnp.searchsorted(s, index, side="right", method="compare_all") - 1
+        )(starts)
         # Padding behind the last token belongs to no chunk; any index that exists will do.
         chunk = jnp.minimum(chunk, lengths.shape[-1] - 1)
         live = index[None] < starts[:, -1:]
