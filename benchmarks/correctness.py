@@ -68,9 +68,8 @@ def attention_checks() -> Iterator[Check]:
 
 def check_attention(name: str, shape: Shape) -> str:
     kernel = IMPLEMENTATIONS[name]
-    demand = Demand(
-        shape.heads, ROWS, shape.width, shape.layout.dtype, jax.devices()[0].device_kind
-    )
+    dtype = np.dtype(shape.dtype)
+    demand = Demand(shape.heads, ROWS, shape.width, dtype, jax.devices()[0].device_kind)
     bound = ATTENTION_BOUND if shape.dtype == np.float32 else BF16_TOLERANCE
     try:
         for decode in (True, False):

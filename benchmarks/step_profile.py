@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +36,8 @@ from jaxserve.sharding.mesh import MeshSpec
 from jaxserve.sharding.params import random_params
 
 NUMBER = re.compile(r"([._]\d+)+$")  # what tells kernels of the same kind apart
+# Lines of a trace that have kernels: those of a GPU, of a TPU and of XLA:CPU's threads.
+LINES = ("Stream", "XLA Ops", "tf_XLAEigen", "tf_XLATfrtCpuClient")
 # Events of XLA:CPU that stand around others, or mark an end.
 AROUND = ("ThunkExecutor::", "SlinkyThreadPool::", "end: ")
 
@@ -82,8 +85,8 @@ def profile(steps: Steps, repeats: int) -> Profile:
     return _summary(events, repeats)
 
 
-def _kernels(data: ProfileData) -> Iterator[Event]:
-    """Yield the kernels of the first device."""
+def _kernels(data: Any) -> Iterator[Event]:
+    """Yield the kernels of the first device in a ProfileData."""
     for plane in data.planes:
         if plane.name not in ("/device:GPU:0", "/device:TPU:0", "/host:CPU"):
             continue

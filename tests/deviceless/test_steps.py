@@ -6,9 +6,11 @@ Run by `make deviceless`, in an environment that has these compilers; skipped in
 """
 
 import importlib.util
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
@@ -180,3 +182,28 @@ def pods() -> Iterator[ParameterSet]:
 @pytest.mark.parametrize(("chip", "data", "tensor"), list(pods()))
 def test_a_decode_step_of_a_pod(chip: str, data: int, tensor: int) -> None:
     check_step(chip, DECODE, tensor, data)
+
+
+def launched(folder: Path) -> list[str]:
+    """Return the kinds of what the host launches for a program, from the compiler's dump."""
+    (plan,) = folder.glob("*.thunk_sequence_after_thunk_passes.txt")
+    return re.findall(r"^\d+: (k\w+)", plan.read_text(), re.MULTILINE)
+
+
+@pytest.mark.deviceless
+@pytest.mark.parametrize(
+    "bucket",
+    [
+        DECODE,
+        pytest.param(Bucket("prefill", ROWS, TOKENS), marks=pytest.mark.slow),
+        pytest.param(Bucket("verify", ROWS, 4 * ROWS, drafts=3), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_a_gpu_gets_a_step_as_one_graph(bucket: Bucket, tmp_path: Path) -> None:
+    """Otherwise the host would wait for the model's end, to launch the sampler's loops."""
+    drafts = {"speculate": "ngram", "draft_tokens": bucket.drafts} if bucket.drafts else {}
+    options = replace(OPTIONS, **drafts)
+    step = lowering("h200", 1, options=options).step(bucket)
+    step.compile({"xla_dump_to": str(tmp_path), "xla_dump_hlo_as_text": True})
+    assert launched(tmp_path) == ["kCommandBuffer"]

@@ -62,7 +62,7 @@ def interpreted_tpu_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def gpu_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Interpret the GPU kernel on a CPU, with weights side by side as on a GPU; or run it on one."""
+    """Run the GPU kernel, or interpret it on a CPU, with weights side by side as on a GPU."""
     if on_gpu():
         yield
         return
