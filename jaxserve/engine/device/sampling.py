@@ -146,7 +146,7 @@ def apply_constraints(
         slot: Number of drafted tokens before the new one, which selects its mask.
     """
     vocab = logits.shape[-1]
-    early = position < params.end_after
+    early = _is_early(params, position)
 
     def apply(logits: jax.Array) -> jax.Array:
         token = jnp.arange(vocab)
@@ -165,8 +165,12 @@ def apply_constraints(
 
 def _is_constrained(params: RowSampling[jax.Array], position: Int[Array, "B"]) -> Bool[Array, "B"]:
     """Return which rows ask for allowed tokens, a bias, or no end token yet."""
-    early = position < params.end_after
-    return (params.masked == 1) | (params.biased == 1) | early
+    return (params.masked == 1) | (params.biased == 1) | _is_early(params, position)
+
+
+def _is_early(params: RowSampling[jax.Array], position: Int[Array, "B"]) -> Bool[Array, "B"]:
+    """Return which rows may not end yet."""
+    return position < params.end_after
 
 
 def _is_processed(params: RowSampling[jax.Array], position: Int[Array, "B"]) -> Bool[Array, "B"]:
