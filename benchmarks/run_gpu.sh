@@ -3,9 +3,9 @@
 #
 #   benchmarks/run_gpu.sh OUT [PART ...]     writes OUT/*.json after each case and prints the logs last
 #
-# A part is the first word after `part` below; without parts all of them. Each has a limit of time, and ends the others'
-# wait when it reaches it. Parts that prove answers run side by side, as they mostly compile; parts that measure run
-# alone.
+# A part is the first word after `part` below; without parts all of them. Each has a limit of time, 17 minutes together,
+# and the next one goes on where it is reached. Parts that prove answers run side by side, as they mostly compile; parts
+# that measure run alone.
 #
 # Then, to tune a shape: python -m benchmarks.tune_paged_attention_gpu --shape 'K8 G4 H128' --out OUT/tuned.json
 #

@@ -4,10 +4,12 @@
     [--top 20] [--out FILE]
 
 Random weights are made on the device. A decode step has `rows` rows at `context` positions; a
-prefill step computes `--tokens` tokens of new prompts. The step is launched --repeats times under
-the profiler; kernels of the same name without its number are added up. Busy is the time in which a
-kernel runs, wall the time from the start of the first kernel to the end of the last: the rest is
-the device's wait for launches. On a CPU the profiler reports XLA's operations of all threads.
+prefill step computes `--tokens` tokens of new prompts. A decode step is launched --repeats
+times under the profiler, a prefill step once; kernels of the same name without its number are added
+up. Busy is the time in which a kernel runs, wall the time from the start of the first kernel to the
+end of the last. Only the kernels and busy hold outside the profiler: under it, XLA:GPU launches the
+kernels of a graph one by one. With --decode-steps a step is a launch of several decodes. On a CPU
+the profiler reports XLA's operations of all threads.
 """
 
 import argparse
@@ -91,9 +93,7 @@ def _kernels(data: Any) -> Iterator[Event]:
         if plane.name not in ("/device:GPU:0", "/device:TPU:0", "/host:CPU"):
             continue
         for line in plane.lines:
-            if not line.name.startswith(
-                ("Stream", "XLA Ops", "tf_XLAEigen", "tf_XLATfrtCpuClient")
-            ):
+            if not line.name.startswith(LINES):
                 continue
             for event in line.events:
                 if not event.name.startswith(AROUND):

@@ -42,7 +42,8 @@ VARIABLES = {
     "TPU_WORKER_HOSTNAMES": "hosts of a TPU slice, which jax finds by itself; `--pod` then leaves "
     "the variables of a LeaderWorkerSet alone",
     "XDG_CACHE_HOME": "folder of the user's caches; compiled steps are kept in its `jaxserve/xla`",
-    "XLA_FLAGS": "flags of XLA; a bundle is taken only where they are the same",
+    "XLA_FLAGS": "flags of XLA; a bundle is taken only where they are the same; a GPU records a "
+    "step's loops in its CUDA graph, unless `--xla_gpu_enable_command_buffer` is here",
 }
 # Variables that huggingface_hub reads, of those that it documents.
 HUB_VARIABLES = {

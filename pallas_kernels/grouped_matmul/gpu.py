@@ -64,8 +64,8 @@ def check(options: Options, demand: Demand) -> None:
     if not (_fits(demand.contracted, demand.dtype) and columns_fit):
         raise KernelError(
             f"weights of {demand.contracted} x {demand.columns} in {demand.stored_dtype}: the GPU "
-            f"kernel supports multiples of {TILE} x {TILE}, and rows and columns of one tile "
-            f"({TILE_BYTES} bytes) in steps of {COPY_BYTES} bytes ({instead})"
+            f"kernel supports multiples of {TILE} x {TILE}, and fewer rows or columns than {TILE} "
+            f"(32 of a float32 result) in steps of {COPY_BYTES} bytes ({instead})"
         )
 
 

@@ -51,7 +51,11 @@ def test_other_gpus_are_refused(kind: str) -> None:
         (H200, QWEN._replace(contracted=2080), "2080 x 768 in bfloat16: .* of 64 x 64"),
         (H200, QWEN._replace(columns=96), "weights of 2048 x 96 in bfloat16: .* of 64 x 64"),
         (H200, QWEN._replace(columns=12), "weights of 2048 x 12 in bfloat16: .* of 16 bytes"),
-        (replace(H200, out_dtype=F32), QWEN._replace(columns=48), "2048 x 48 in bfloat16: .* tile"),
+        (
+            replace(H200, out_dtype=F32),
+            QWEN._replace(columns=48),
+            "2048 x 48 in bfloat16: .* float32",
+        ),
         (H200, INT8._replace(columns=352), "weights of 2048 x 352 in int8: .* of 64 x 64"),
         (H200, INT8._replace(columns=40), "weights of 2048 x 40 in int8: .* of 16 bytes"),
         (

@@ -121,7 +121,7 @@ class Lowering:
             self._builder.step(bucket),
             donate_argnums=1,
             out_shardings=shardings,
-            compiler_options=dict(step_options(platform(self.mesh))),
+            compiler_options=dict(step_options(platform(self.mesh), bucket.steps)),
         )
         with jax.default_matmul_precision(self._precision):
             return step.lower(self.params, self.state, upload)

@@ -161,9 +161,9 @@ class StepBuilder:
     ) -> tuple[State, Batch]:
         """Run `bucket.steps` decodes, each feeding the next, at most batch["sizes"] of each row.
 
-        The scan has a fixed length, because on a GPU a loop with a condition asks the host before
-        every turn. A row that is done takes part at its last position, but writes nothing and
-        reports nothing.
+        The scan has a fixed length: outside a CUDA graph, a loop with a condition asks the host
+        before every turn. A row that is done takes part at its last position, but writes nothing
+        and reports nothing.
         """
         ids = batch["rows"]
         sizes = batch["sizes"]

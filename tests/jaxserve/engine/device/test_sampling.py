@@ -225,6 +225,33 @@ def test_end_tokens_are_ruled_out_for_exactly_min_tokens_tokens() -> None:
     assert [np.flatnonzero(np.isinf(row)).tolist() for row in result] == [[7, 66], [7, 66], [], []]
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"logit_bias": {9: 50.0}},
+        {"allowed_token_ids": (9,)},
+        {"repetition_penalty": 2.0},
+        {"presence_penalty": 2.0},
+        {"frequency_penalty": 2.0},
+        {"min_tokens": 1, "stop_token_ids": (3,)},
+    ],
+    ids=lambda asked: next(iter(asked)),
+)
+def test_a_greedy_row_that_asks_for_one_thing_gets_it(asked: dict) -> None:
+    """Token 3 is the most probable one, was in the output, and has to give way to token 9."""
+    logits = np.zeros((2, VOCAB), np.float32)
+    logits[:, [3, 9]] = 1.5, 1.0
+    plain = replace(PLAIN, output=(3,))
+    row_params = [plain, replace(plain, **asked)]
+    if "min_tokens" in asked:
+        row_params[1] = replace(row_params[1], prompt=(3,), output=())
+    position = np.full(2, 1, np.int32)
+    found = SAMPLE(
+        logits, row_sampling(row_params), *row_fields(row_params, VOCAB), position
+    ).tokens
+    assert found.tolist() == [3, 9]
+
+
 # ---- log-probabilities
 
 
