@@ -12,11 +12,8 @@ GRAPHS: Final = "xla_gpu_enable_command_buffer"
 # Kinds of launches that XLA:GPU records in CUDA graphs: its defaults, and loops. Without WHILE the
 # host launches the sampler's loops, and waits there until the device has finished the model: on an
 # H100, a decode step of Llama-3.1-8B with one row then takes 8.6 ms in place of 6.4.
-RECORDED: Final = (
-    *("FUSION", "CUBLAS", "CUBLASLT", "CUDNN", "CUSTOM_CALL", "CONDITIONAL"),
-    *("DYNAMIC_SLICE_FUSION", "WHILE"),
-)
-RECORDED_SINCE_0_12: Final = ("COLLECTIVES_KERNEL",)  # earlier versions do not know it
+RECORDED: Final = "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONDITIONAL,DYNAMIC_SLICE_FUSION,WHILE"
+RECORDED_SINCE_0_12: Final = f"{RECORDED},COLLECTIVES_KERNEL"  # earlier versions do not know it
 
 
 def step_options(platform: str, decodes: int = 1) -> Mapping[str, str]:
@@ -29,5 +26,5 @@ def step_options(platform: str, decodes: int = 1) -> Mapping[str, str]:
         return MappingProxyType({})
     if re.search(rf"--{GRAPHS}(=|\s|$)", os.environ.get("XLA_FLAGS", "")):
         return MappingProxyType({})
-    newer = RECORDED_SINCE_0_12 if jax.__version_info__ >= (0, 12) else ()
-    return MappingProxyType({GRAPHS: ",".join((*RECORDED, *newer))})
+    is_newer = jax.__version_info__ >= (0, 12)
+    return MappingProxyType({GRAPHS: RECORDED_SINCE_0_12 if is_newer else RECORDED})
