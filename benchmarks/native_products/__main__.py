@@ -135,7 +135,7 @@ def passes(form: Form, numbers: str, rows: int) -> Callable[[], jax.Array]:
     dtype = jnp.dtype(numbers)
 
     def weights(shape: tuple[int, int]) -> list[jax.Array]:
-        stored = shape[::-1] if form.out_in else shape
+        stored = (shape[1], shape[0]) if form.out_in else shape
         return [jnp.asarray(draw(numbers, stored, seed)) for seed in range(MLPS)]
 
     def narrowed(y: jax.Array) -> jax.Array:
