@@ -39,7 +39,8 @@ part tests 150 pytest -q -n 6 -W default -m "kernels and not random_kernels" --t
   tests/pallas_kernels/test_paged_attention_gpu.py tests/pallas_kernels/test_grouped_matmul_gpu.py \
   tests/pallas_kernels/test_quantized_matmul_gpu.py tests/jaxserve/engine/test_engine_gpu_kernel.py \
   tests/jaxserve/engine/test_engine_quantized_kernels.py -k "not tpu" &
-part correctness 150 benchmarks.correctness &
+part attention 150 benchmarks.correctness --only attention &
+part answers 150 benchmarks.correctness --only engine --only logits &
 wait
 part kernels 60 benchmarks.kernels --implementation gpu --out "$out/kernels.json"
 part steps 180 benchmarks.steps --out "$out/steps.json" --rows 1 --rows 8 --rows 64
