@@ -196,7 +196,6 @@ def launched(folder: Path) -> list[str]:
     [
         DECODE,
         pytest.param(Bucket("prefill", ROWS, TOKENS), marks=pytest.mark.slow),
-        pytest.param(Bucket("score", ROWS, TOKENS), marks=pytest.mark.slow),
         pytest.param(Bucket("verify", ROWS, 4 * ROWS, drafts=3), marks=pytest.mark.slow),
     ],
     ids=str,
