@@ -121,12 +121,15 @@ clean: ## remove caches and build output (not the environments: remove .venv* by
 	rm -rf build dist .pytest_cache .hypothesis .ruff_cache benchmarks/tmp
 	find $(wildcard $(PACKAGES) training tests benchmarks) -name __pycache__ -prune -exec rm -rf {} +
 
-# Stamps: an environment is brought up to date whenever pyproject.toml or the constraints are newer.
-$(VENV)/.runtime: pyproject.toml $(CONSTRAINTS) | links $(VENV)/bin/python $(filter-out uv,$(UV))
+# An editable installation compiles these.
+KERNELS := hatch_build.py $(wildcard jaxserve/cpu_kernels/*.cc jaxserve/cpu_kernels/*.h)
+
+# Stamps: an environment is brought up to date whenever pyproject.toml, the constraints or the kernels are newer.
+$(VENV)/.runtime: pyproject.toml $(CONSTRAINTS) $(KERNELS) | links $(VENV)/bin/python $(filter-out uv,$(UV))
 	$(INSTALL) . $(PIN)
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml $(CONSTRAINTS) | links $(VENV)/bin/python $(filter-out uv,$(UV))
+$(VENV)/.dev: pyproject.toml $(CONSTRAINTS) $(KERNELS) | links $(VENV)/bin/python $(filter-out uv,$(UV))
 	$(INSTALL) '.[dev]' $(PIN)
 	@touch $(VENV)/.runtime $@
 

@@ -1,0 +1,112 @@
+"""Compiles the kernels for a CPU when a wheel is built, or an editable installation.
+
+Where that cannot be, the package is installed without them, and says why. A compiler that refuses
+the sources is an error.
+"""
+
+import importlib.util
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+SOURCES = Path("jaxserve/cpu_kernels")  # below the root
+COMPILERS = ("g++", "clang++")
+# No -march: the sources choose their instructions function by function, and ask the processor when
+# they run. -w: compilers warn of the vector types in their own headers.
+FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-w")
+
+
+class SkippedError(Exception):
+    """The kernels cannot be built here; the text is the reason."""
+
+
+class CustomBuildHook(BuildHookInterface):
+    """Puts the compiled library beside its sources and into the wheel."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        try:
+            library = build(Path(self.root))
+        except SkippedError as reason:
+            self.app.display_warning(
+                f"jaxserve is built without its kernels for a CPU: {reason}. "
+                "Products on a CPU are XLA's then."
+            )
+            return
+        build_data["artifacts"].append("/" + library.relative_to(self.root).as_posix())
+        build_data["pure_python"] = False
+        build_data["tag"] = wheel_tag()
+
+
+def build(root: Path) -> Path:
+    """Compile the library into the source tree and return its path."""
+    check_platform()
+    headers = find_headers()
+    compiler = find_compiler()
+    library = root / SOURCES / f"products_ffi{ffi_minor(headers)}.so"
+    compile_library(compiler, headers, root / SOURCES / "products.cc", library)
+    return library
+
+
+def check_platform() -> None:
+    """Raise SkippedError except on Linux on x86-64, the only place that the kernels are for."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        raise SkippedError(
+            f"they are for Linux on x86_64, and this is {sys.platform} on {platform.machine()}"
+        )
+
+
+def find_headers() -> Path:
+    """Return the folder of XLA's headers, which jaxlib has, without importing it."""
+    found = importlib.util.find_spec("jaxlib")
+    for folder in found.submodule_search_locations or () if found else ():
+        headers = Path(folder) / "include"
+        if (headers / "xla/ffi/api/ffi.h").exists():
+            return headers
+    raise SkippedError("there is no jaxlib with XLA's headers")
+
+
+def find_compiler() -> list[str]:
+    """Return the command of a C++ compiler: $CXX, or the first of COMPILERS that there is."""
+    asked = shlex.split(os.environ.get("CXX", ""))
+    for command in [asked] if asked else [[name] for name in COMPILERS]:
+        if shutil.which(command[0]):
+            return command
+    missing = f"$CXX names {asked[0]}" if asked else f"tried {' and '.join(COMPILERS)}"
+    raise SkippedError(f"there is no C++ compiler ({missing})")
+
+
+def ffi_minor(headers: Path) -> int:
+    """Return the minor version of XLA's foreign function interface; any later one takes it."""
+    text = (headers / "xla/ffi/api/c_api.h").read_text()
+    found = re.search(r"^#define XLA_FFI_API_MINOR (\d+)$", text, re.MULTILINE)
+    if not found:
+        raise SkippedError(f"the headers in {headers} do not say of which version they are")
+    return int(found[1])
+
+
+def compile_library(compiler: list[str], headers: Path, source: Path, library: Path) -> None:
+    """Compile, and put the library in its place at once: another process may be loading it."""
+    unfinished = library.with_name(f"{library.name}.{os.getpid()}")
+    command = [*compiler, *FLAGS, "-isystem", headers, source, "-o", unfinished]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            shown = " ".join(map(str, command))
+            raise RuntimeError(f"{shown}\nended with {done.returncode}:\n{done.stderr}")
+        os.replace(unfinished, library)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def wheel_tag() -> str:
+    """Return the wheel's tag: no Python of its own, for this kind of machine alone."""
+    return "py3-none-" + re.sub(r"[-.]", "_", sysconfig.get_platform())

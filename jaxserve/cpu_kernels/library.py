@@ -1,0 +1,118 @@
+"""The library of kernels that was compiled with the package: its file, and how XLA knows it.
+
+Its name has the minor version of the foreign function interface that it was compiled for,
+`products_ffi5.so`: a jaxlib takes libraries of its own version and of earlier ones.
+"""
+
+import ctypes
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import jax
+
+from jaxserve.cpu_kernels.errors import CpuKernelError
+
+FOLDER: Final = Path(__file__).parent
+HEADER: Final = Path("xla/ffi/api/c_api.h")  # below the folder of jaxlib's headers
+INSTRUCTIONS: Final = (
+    "avx512",
+    "avx2",
+)  # the best first; each processor with one has all behind it
+NUMBERS: Final = ("bfloat16", "float32", "int8")
+
+
+@dataclass(frozen=True)
+class Library:
+    """The loaded library, whose products XLA knows.
+
+    Attributes:
+        instructions: Best of INSTRUCTIONS that the processor has.
+    """
+
+    instructions: str
+
+
+def target_name(numbers: str, instructions: str) -> str:
+    """Return the name by which XLA and the library know a product."""
+    return f"jaxserve_product_{numbers}_{instructions}"
+
+
+@cache
+def load() -> Library:
+    """Load the library and make its products known to XLA; CpuKernelError if that cannot be."""
+    path = find_library(FOLDER, ffi_minor(Path(jax.ffi.include_dir())))
+    loaded = open_library(path)
+    instructions = best_instructions(loaded)
+    if instructions not in INSTRUCTIONS:
+        raise CpuKernelError(
+            "this processor has no instructions that the kernels for a CPU are compiled for; "
+            "they need AVX2 and FMA"
+        )
+    register(loaded)
+    return Library(instructions)
+
+
+def supported() -> tuple[str, ...]:
+    """Return the INSTRUCTIONS that the processor has, the best first."""
+    return INSTRUCTIONS[INSTRUCTIONS.index(load().instructions) :]
+
+
+def ffi_minor(headers: Path) -> int:
+    """Return the minor version of the foreign function interface that these headers describe."""
+    text = (headers / HEADER).read_text()
+    found = re.search(r"^#define XLA_FFI_API_MINOR (\d+)$", text, re.MULTILINE)
+    if not found:
+        raise CpuKernelError(f"{headers / HEADER} defines no XLA_FFI_API_MINOR; reinstall jaxlib")
+    return int(found[1])
+
+
+def find_library(folder: Path, newest: int) -> Path:
+    """Return the library of the latest version that is `newest` or earlier."""
+    built = {
+        int(found[1]): path
+        for path in folder.glob("products_ffi*.so")
+        if (found := re.fullmatch(r"products_ffi(\d+)\.so", path.name))
+    }
+    if not built:
+        raise CpuKernelError(
+            "the kernels for a CPU were not built when jaxserve was installed; "
+            "install it again on Linux on x86-64 where there is a C++ compiler (g++ or clang++)"
+        )
+    usable = [minor for minor in built if minor <= newest]
+    if not usable:
+        raise CpuKernelError(
+            f"the kernels for a CPU were built for version 0.{min(built)} of XLA's foreign "
+            f"function interface, and this jaxlib has 0.{newest}; install jaxserve again "
+            "with this jaxlib, or a newer jaxlib"
+        )
+    return built[max(usable)]
+
+
+def open_library(path: Path) -> ctypes.CDLL:
+    """Open a library; CpuKernelError where the system's loader refuses."""
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        text = " ".join(str(error).split())
+        raise CpuKernelError(
+            f"the kernels for a CPU cannot be loaded ({text}); install jaxserve again here"
+        ) from error
+
+
+def best_instructions(loaded: ctypes.CDLL) -> str:
+    """Return the best instructions that the library finds in the processor; "" for none."""
+    ask = loaded.jaxserve_instructions
+    ask.restype = ctypes.c_char_p
+    return ask().decode()
+
+
+def register(loaded: ctypes.CDLL) -> None:
+    """Make the products known to XLA by their names."""
+    for instructions in INSTRUCTIONS:
+        for numbers in NUMBERS:
+            name = target_name(numbers, instructions)
+            capsule = jax.ffi.pycapsule(getattr(loaded, name))
+            jax.ffi.register_ffi_target(name, capsule, platform="cpu")

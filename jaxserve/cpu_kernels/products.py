@@ -1,0 +1,50 @@
+"""Products of few rows with a weight, by a kernel for a CPU, in steps that jax compiles."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxserve.cpu_kernels.library import NUMBERS, supported, target_name
+
+# The most rows for which the kernel is faster than XLA's product, by the operands' numbers. The
+# kernel reads a weight once from memory, and XLA's products gain on it where rows share the work.
+MAX_ROWS: Final[Mapping[str, int]] = MappingProxyType({"bfloat16": 16, "float32": 16, "int8": 8})
+
+
+def multiply(
+    x: Float[Array, "R K"] | Int[Array, "R K"],
+    weight: Float[Array, "N K"] | Int[Array, "N K"],
+    instructions: str,
+) -> Float[Array, "R N"] | Int[Array, "R N"]:
+    """Return x times the transposed weight: float32, or int32 for int8, which is exact.
+
+    A row's results depend neither on the other rows nor on which thread computes them. Subnormal
+    numbers count as zero, as in XLA's own products on a CPU.
+
+    Args:
+        x: Rows of bfloat16, float32 or int8 numbers, any number of them.
+        weight: Numbers of the same kind, in the order in which checkpoints have them.
+        instructions: One of `supported()`.
+    """
+    numbers = x.dtype.name
+    if numbers not in NUMBERS or weight.dtype != x.dtype:
+        raise TypeError(
+            f"x is {numbers} and the weight {weight.dtype.name}; "
+            f"both have to be the same of {', '.join(NUMBERS)}"
+        )
+    if x.ndim != 2 or weight.ndim != 2 or x.shape[1] != weight.shape[1]:
+        raise ValueError(
+            f"x is {list(x.shape)} and the weight {list(weight.shape)}; "
+            "they have to be [R, K] and [N, K]"
+        )
+    if instructions not in supported():
+        raise ValueError(
+            f"instructions is {instructions!r}; this processor has {', '.join(supported())}"
+        )
+    sums = jnp.int32 if numbers == "int8" else jnp.float32
+    result = jax.ShapeDtypeStruct((x.shape[0], weight.shape[0]), sums)
+    return jax.ffi.ffi_call(target_name(numbers, instructions), result)(x, weight)

@@ -1,0 +1,153 @@
+"""When the build compiles the kernels for a CPU, when it goes on without, and when it fails."""
+
+import importlib.util
+import re
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+INTERFACE = "hatchling.builders.hooks.plugin.interface"
+UNKNOWN = "no-such-compiler"
+# Works with `sh`, called as a compiler is; its last argument is the file to write.
+WRITES = 'for last; do :; done; echo "$@" >"$last"'
+FAILS = "echo products.cc:7: error: no >&2; exit 3"
+
+
+@pytest.fixture
+def hook(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Import hatch_build.py; hatchling is installed where wheels are built, not here."""
+    interface = ModuleType(INTERFACE)
+    interface.BuildHookInterface = object  # type: ignore[attr-defined]
+    parts = INTERFACE.split(".")
+    for end in range(1, len(parts)):
+        name = ".".join(parts[:end])
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, INTERFACE, interface)
+    monkeypatch.delenv("CXX", raising=False)
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def on_linux(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only platform that the kernels are for."""
+    monkeypatch.setattr(hook.sys, "platform", "linux")
+    monkeypatch.setattr(hook.platform, "machine", lambda: "x86_64")
+
+
+@pytest.fixture
+def root(tmp_path: Path, hook: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Source tree with empty sources, and headers of version 0.7."""
+    folder = tmp_path / "tree"
+    (folder / hook.SOURCES).mkdir(parents=True)
+    (folder / hook.SOURCES / "products.cc").touch()
+    api = tmp_path / "headers" / "xla" / "ffi" / "api"
+    api.mkdir(parents=True)
+    (api / "c_api.h").write_text("#define XLA_FFI_API_MAJOR 0\n#define XLA_FFI_API_MINOR 7\n")
+    monkeypatch.setattr(hook, "find_headers", lambda: tmp_path / "headers")
+    return folder
+
+
+def compile_with(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let $CXX be a script."""
+    path = folder / "compiler.sh"
+    path.write_text(script)
+    monkeypatch.setenv("CXX", f"sh {path}")
+
+
+def initialize(hook: Any, root: Path) -> tuple[dict[str, Any], list[str]]:
+    """Run the hook as hatchling does; its build data and warnings."""
+    warnings: list[str] = []
+    made = hook.CustomBuildHook()
+    made.root = str(root)
+    made.app = SimpleNamespace(display_warning=warnings.append)
+    build_data: dict[str, Any] = {"artifacts": [], "pure_python": True}
+    made.initialize("standard", build_data)
+    return build_data, warnings
+
+
+@pytest.mark.usefixtures("on_linux")
+def test_a_library_is_built(
+    hook: Any, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_with(WRITES, tmp_path, monkeypatch)
+    build_data, warnings = initialize(hook, root)
+    folder = root / hook.SOURCES
+    assert "-isystem" in (folder / "products_ffi7.so").read_text().split()
+    assert {path.name for path in folder.iterdir()} == {"products.cc", "products_ffi7.so"}
+    assert build_data["artifacts"] == ["/jaxserve/cpu_kernels/products_ffi7.so"]
+    assert build_data["pure_python"] is False
+    assert re.fullmatch(r"py3-none-\w+", build_data["tag"])
+    assert not warnings
+
+
+@pytest.mark.usefixtures("on_linux")
+def test_without_a_compiler(hook: Any, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hook.shutil, "which", lambda name: None)
+    build_data, warnings = initialize(hook, root)
+    assert build_data == {"artifacts": [], "pure_python": True}
+    (line,) = warnings
+    assert "no C++ compiler (tried g++ and clang++)" in line and "\n" not in line
+    assert "Products on a CPU are XLA's then" in line
+
+
+@pytest.mark.usefixtures("on_linux")
+def test_a_compiler_that_is_named_and_not_there(
+    hook: Any, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one is not taken in its place."""
+    monkeypatch.setenv("CXX", UNKNOWN)
+    with pytest.raises(hook.SkippedError, match=rf"\(\$CXX names {UNKNOWN}\)"):
+        hook.build(root)
+
+
+@pytest.mark.usefixtures("on_linux")
+def test_a_compiler_that_fails_is_an_error(
+    hook: Any, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_with(FAILS, tmp_path, monkeypatch)
+    with pytest.raises(RuntimeError, match=r"(?s)ended with 3:\nproducts\.cc:7: error: no"):
+        initialize(hook, root)
+    assert [path.name for path in (root / hook.SOURCES).iterdir()] == ["products.cc"]
+
+
+@pytest.mark.parametrize(("system", "machine"), [("darwin", "arm64"), ("linux", "aarch64")])
+def test_other_platforms(
+    hook: Any, root: Path, system: str, machine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hook.sys, "platform", system)
+    monkeypatch.setattr(hook.platform, "machine", lambda: machine)
+    with pytest.raises(hook.SkippedError, match=f"this is {system} on {machine}"):
+        hook.build(root)
+
+
+@pytest.mark.usefixtures("on_linux")
+def test_without_headers(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hook.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(hook.SkippedError, match="no jaxlib with XLA's headers"):
+        hook.find_headers()
+
+
+def test_the_headers_are_those_of_jaxlib(hook: Any) -> None:
+    headers = hook.find_headers()
+    assert headers.parts[-2:] == ("jaxlib", "include")
+    assert hook.ffi_minor(headers) > 0
+
+
+@pytest.mark.usefixtures("on_linux")
+def test_sources_that_do_not_compile(hook: Any, tmp_path: Path) -> None:
+    """With a real compiler."""
+    if not shutil.which("g++"):
+        pytest.skip("there is no g++")
+    source = tmp_path / "products.cc"
+    source.write_text("int broken(")
+    with pytest.raises(RuntimeError, match="error:"):
+        hook.compile_library(["g++"], tmp_path, source, tmp_path / "products.so")
