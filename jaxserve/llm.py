@@ -65,6 +65,8 @@ class LLM(LLMCalls):
         dtype: Type to compute in: "auto" (as the checkpoint says), "float32" or "bfloat16", or
             jax's own object of it.
         weights: Type to hold the weights in: "auto" (as stored), or a quantization such as "int8".
+        product: How a CPU multiplies by the weights: "auto", "xla", or its own kernel for few
+            tokens with the instructions "avx512" or "avx2". Results differ by rounding.
         max_context: The longest prompt plus output, in tokens; None is the model's.
         data: Devices along the mesh axis that shares the rows and their pages.
         expert: Devices along the axis that shares the experts, and the rows as well.
@@ -121,6 +123,7 @@ class LLM(LLMCalls):
         *,
         dtype: DTypeLike = "auto",
         weights: str = "auto",
+        product: str = "auto",
         max_context: int | None = None,
         data: int = 1,
         expert: int = 1,
@@ -164,7 +167,7 @@ class LLM(LLMCalls):
             with kept.used():
                 with self._bar("loading", in_bytes=True) as bar:
                     told = on_load or bar.update
-                    self.model = load(files, spread, dtype, told, weights, digests)
+                    self.model = load(files, spread, dtype, told, weights, digests, product)
                     self.draft = self._load_draft(draft_files, told)
                 self.engine, self.runner = self._build_engine(options, new_runner)
             self.prompts = self._new_prompts(grammar_bounds)
@@ -180,7 +183,10 @@ class LLM(LLMCalls):
 
     def _load_draft(self, files: ModelFiles | None, told: Progress) -> Model | None:
         """Load the draft model in the model's dtype; what is stored quantized stays so."""
-        return load(files, self.model.mesh, self.model.dtype, told) if files else None
+        if files is None:
+            return None
+        model = self.model
+        return load(files, model.mesh, model.dtype, told, product=model.product)
 
     def _build_engine(
         self, options: EngineOptions, new_runner: NewRunner

@@ -15,6 +15,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "sharding": ("sharding",),
     "pallas_kernels": ("pallas_kernels",),
     "checkpoints": ("checkpoints",),
+    "cpu_kernels": ("jaxserve.cpu_kernels",),
     "errors": ("jaxserve.errors",),
     "names elsewhere": ("jaxserve.names_elsewhere",),
     "request": ("jaxserve.request", "jaxserve.request_values", "jaxserve.sampling_params"),

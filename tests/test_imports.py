@@ -72,7 +72,14 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.structure.schema_walk": (),
     "jaxserve.structure.worker": (),
     "jaxserve.tokenizer": ("jaxserve.tokenizer",),
-    "jaxserve.models": ("jaxserve.models", "jaxserve.errors", "sharding", "pallas_kernels"),
+    "jaxserve.cpu_kernels": ("jaxserve.cpu_kernels", "jaxserve.errors"),
+    "jaxserve.models": (
+        "jaxserve.models",
+        "jaxserve.cpu_kernels",
+        "jaxserve.errors",
+        "sharding",
+        "pallas_kernels",
+    ),
     # The engine's floors, from the ground up: plain data, the two halves, the loop, its builder.
     "jaxserve.engine.plan": ("jaxserve.engine.events", "jaxserve.engine.row_fields"),
     "jaxserve.engine.row_fields": ("jaxserve.request", "jaxserve.sampling_params"),
@@ -142,10 +149,17 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.loading.digests",
         "jaxserve.loading.load_plan",
         "jaxserve.loading.parameters",
+        "jaxserve.loading.product",
         "jaxserve.loading.spec",
         "jaxserve.loading.token_ids",
         "jaxserve.models",
         "jaxserve.tokenizer",
+        "sharding",
+    ),
+    "jaxserve.loading.product": (
+        "jaxserve.cpu_kernels",
+        "jaxserve.models",
+        "jaxserve.errors",
         "sharding",
     ),
     "jaxserve.loading.token_ids": (

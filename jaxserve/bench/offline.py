@@ -100,6 +100,7 @@ def open_llm(
             options.model,
             dtype=asked.dtype,
             weights=asked.weights,
+            product=asked.product,
             options=engine,
             mesh=MeshSpec(**asked.axes),
             on_load=bar.update,

@@ -16,7 +16,7 @@ from jaxserve.cluster.hosts import HostOptions
 from jaxserve.config import check_draft_model, check_options
 from jaxserve.config.option import flag_of
 from jaxserve.errors import flag_error
-from jaxserve.models.precision import check_dtype, check_form
+from jaxserve.models.precision import check_dtype, check_form, check_product
 
 
 def check_engine_flags(engine: EngineFlags, hosts: HostOptions) -> None:
@@ -26,6 +26,7 @@ def check_engine_flags(engine: EngineFlags, hosts: HostOptions) -> None:
     """
     check_dtype(engine.dtype)
     check_form(engine.weights)
+    check_product(engine.product)
     check_options(engine.options)
     check_draft_model(engine.options, draft_model_of(engine, hosts))
     for axis, size in engine.axes.items():

@@ -43,6 +43,13 @@ class EngineFlags:
         "auto)",
         metavar="FORM",
     )
+    product: str = option(
+        "auto",
+        "how a CPU multiplies by the weights: xla, or a kernel for up to 16 tokens with the "
+        "instructions avx512 or avx2; auto takes the kernel where a mesh is one CPU and it was "
+        "compiled when jaxserve was installed (default: auto)",
+        metavar="NAME",
+    )
     given: Mapping[str, Any] = given_options(EngineOptions)
     draft_model: Path | HubModel | None = option(
         None,

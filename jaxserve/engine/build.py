@@ -36,6 +36,7 @@ from jaxserve.engine.host.speculation import DeviceDrafts, Proposer, Speculation
 from jaxserve.errors import ConfigError, MemoryLimitError, flag_error
 from jaxserve.models.quant import QuantScheme, scheme_in
 from jaxserve.models.spec import ModelSpec
+from jaxserve.models.summed_last import product_in
 from jaxserve.pallas_kernels import dispatch
 from jaxserve.sharding.mesh import crosses_slow_links, platform, spans_hosts
 from jaxserve.sharding.rules import shards
@@ -150,6 +151,7 @@ class _MemoryPlanner:
         self._draft = draft
         self._dtype = params["embed"].dtype
         self._form = scheme_in(params)
+        self._product = product_in(params)
         self._options = options
         # The choice of a kernel needs a configuration: that of the options as they are.
         attention = choose_attention(spec, self.config(UNLIMITED_TOKENS), mesh, self._dtype)
@@ -208,7 +210,7 @@ class _MemoryPlanner:
     ) -> MemoryBudget:
         """Return the budget with what steps take beside a cache of this many pages."""
         config = self.config_of_pages(pages)
-        params = abstract_params(self._spec, self._dtype, self._mesh, self._form)
+        params = abstract_params(self._spec, self._dtype, self._mesh, self._form, self._product)
         lowering = Lowering(self._spec, params, config, self._mesh, self._drafter_for(config))
         buckets = BucketPlan.of(self.config(UNLIMITED_TOKENS))
         return with_steps(budget, buckets, partial(footprint, lowering))

@@ -83,6 +83,7 @@ def open_llm(options: GenerateOptions, console: Console, pod: Pod) -> LLM:
             options.model,
             dtype=engine.dtype,
             weights=engine.weights,
+            product=engine.product,
             options=engine.options,
             mesh=mesh,
             chat_template=options.conversation.chat_template,
@@ -118,6 +119,7 @@ def introduce(llm: LLM, options: GenerateOptions, console: Console) -> None:
     ]
     if options.verbose:
         lines.append("weights " + describe_weights(weight_sizes(model.params)))
+        lines.append(f"products by {model.product}")
     if options.verbose and llm.draft:
         lines.append("draft model " + describe_weights(weight_sizes(llm.draft.params)))
     if model.weight_note:

@@ -17,9 +17,9 @@ from jaxserve.errors import ModelError
 from jaxserve.loading.match import by_parameter
 from jaxserve.loading.orbax_layout import parameter_name
 from jaxserve.loading.spec import read_spec
+from jaxserve.models.declarations import declarations
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.families.weight_table import Family, Stored, Tensor
-from jaxserve.models.quant import declarations
 from jaxserve.models.spec import ModelSpec
 from jaxserve.sharding.params import ParamSpec
 

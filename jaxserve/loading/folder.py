@@ -13,9 +13,11 @@ from jaxserve.checkpoints.orbax_store import AS_STORED
 from jaxserve.loading.digests import WeightDigests
 from jaxserve.loading.load_plan import plan_load
 from jaxserve.loading.parameters import Progress, load_params
+from jaxserve.loading.product import choose_product
 from jaxserve.loading.spec import ModelCheckpoint, open_checkpoint, read_architecture
 from jaxserve.loading.token_ids import TokenIds, read_token_ids
 from jaxserve.models.families.weight_table import Stored
+from jaxserve.models.precision import AUTO
 from jaxserve.models.spec import ModelSpec
 from jaxserve.tokenizer import Tokenizer
 
@@ -32,6 +34,7 @@ class Model:
     fingerprint: str
     parameters: int  # number in the checkpoint, without the copies of kv heads
     weights: str  # quantization scheme as --weights names it, or auto
+    product: str  # instructions of the CPU's kernel that multiplies by the weights, or xla
     weight_note: str | None = None  # line on weights in the folder that were not read
     generation_config: Mapping[str, Any] = field(default_factory=dict)  # contents of that file
 
@@ -92,12 +95,14 @@ def load(
     progress: Progress = lambda done, total, what: None,
     weights: str = "auto",
     digests: WeightDigests | None = None,
+    product: str = AUTO,
 ) -> Model:
     """Load a checkpoint onto the mesh.
 
-    Arguments and errors are as in `plan_load` and `load_params`.
+    Arguments and errors are as in `plan_load`, `load_params` and `choose_product`.
     """
-    plan = plan_load(files.source, mesh, dtype, weights)
+    chosen = choose_product(product, mesh)
+    plan = plan_load(files.source, mesh, dtype, weights, chosen)
     kept = str(plan.scheme or AS_STORED)
     identity = repr((plan.held, dtype, kept, str(files.folder.resolve())))
     return Model(
@@ -108,6 +113,7 @@ def load(
         sha256(identity.encode()).hexdigest(),
         plan.size,
         kept,
+        chosen,
         files.note,
         files.source.checkpoint.generation_config,
     )

@@ -20,12 +20,14 @@ from jaxserve.errors import ModelError, flag_text
 from jaxserve.loading.match import by_parameter, match_tensors, stored_tensors
 from jaxserve.loading.orbax_layout import match_parameters, unquantized_dtypes
 from jaxserve.loading.spec import ModelCheckpoint
+from jaxserve.models.declarations import Declaration, declarations
 from jaxserve.models.decoder import ALWAYS_FLOAT32, param_specs
 from jaxserve.models.families.weight_table import ParamPath, Stored, Tensor
 from jaxserve.models.matmul_w8a8 import check_chip
-from jaxserve.models.precision import check_dtype
-from jaxserve.models.quant import Quantized, QuantScheme, declarations, parse_scheme
+from jaxserve.models.precision import XLA, check_dtype
+from jaxserve.models.quant import Quantized, QuantScheme, parse_scheme
 from jaxserve.models.spec import ModelSpec
+from jaxserve.models.summed_last import SummedLast
 from jaxserve.sharding.params import ParamSpec, is_param_spec
 
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
@@ -36,7 +38,7 @@ class ParameterPlan:
     """How one parameter is loaded."""
 
     path: ParamPath
-    declared: ParamSpec | Quantized  # declaration on the mesh
+    declared: Declaration  # on the mesh
     rows: Sequence[Tensor]  # table rows of the stored tensors that the parameter consists of
     # Table rows of stored scales; none if there are no scales, or they are computed while the
     # weight is quantized.
@@ -44,9 +46,14 @@ class ParameterPlan:
     published: Sequence[Tensor]  # rows of the family's weight table
 
     @property
+    def weight(self) -> ParamSpec | Quantized:
+        """Declaration of the parameter's numbers, and of the scales of a quantized one."""
+        return self.declared.weight if isinstance(self.declared, SummedLast) else self.declared
+
+    @property
     def values(self) -> ParamSpec:
         """Declaration of the parameter's numbers, without the scales of a quantized one."""
-        return self.declared.values if isinstance(self.declared, Quantized) else self.declared
+        return self.weight.values if isinstance(self.weight, Quantized) else self.weight
 
     @property
     def nbytes(self) -> int:
@@ -94,7 +101,11 @@ def choose_scheme(folder: Path, asked: str, stored: QuantScheme | None) -> Quant
 
 
 def plan_load(
-    source: ModelCheckpoint, mesh: Mesh, dtype: str = "auto", weights: str = "auto"
+    source: ModelCheckpoint,
+    mesh: Mesh,
+    dtype: str = "auto",
+    weights: str = "auto",
+    product: str = XLA,
 ) -> LoadPlan:
     """Plan how a checkpoint is loaded onto a mesh.
 
@@ -103,6 +114,7 @@ def plan_load(
             becomes bfloat16, double becomes float32.
         weights: The name of a quantization scheme (models/quant.py) such as int8, or auto, which
             keeps weights as they are stored: in dtype unless they are quantized.
+        product: Instructions of the CPU's kernel that multiplies by the weights, or XLA.
 
     Raises:
         ModelError: The tensors do not fit the architecture, or the model, the checkpoint or the
@@ -119,14 +131,15 @@ def plan_load(
     if isinstance(checkpoint, OrbaxCheckpoint):
         tensors: Mapping[str, Stored] = checkpoint.tensors
         published = source.family.tensors(spec)
-        stored = unquantized_dtypes(checkpoint)
-        declared = param_specs(held, _dtype(dtype, stored), scheme)
-        table = match_parameters(source, declared, held)
+        kept = _dtype(dtype, unquantized_dtypes(checkpoint))
+        # A folder has every parameter in the order in which it is declared for XLA.
+        table = match_parameters(source, param_specs(held, kept, scheme), held)
     else:
         tensors = stored_tensors(checkpoint)
         published = table = match_tensors(source.family, spec, tensors)
         stored = [(row.path, tensors[row.name].dtype) for row in published]
-        declared = param_specs(held, _dtype(dtype, stored), scheme)
+        kept = _dtype(dtype, stored)
+    declared = param_specs(held, kept, scheme, product)
     parameters = _plan_parameters(declared, by_parameter(table), by_parameter(published))
     for parameter in parameters:
         _check(parameter, held, tensors)
@@ -172,8 +185,8 @@ def _plan_parameters(
 def _check(parameter: ParameterPlan, held: ModelSpec, tensors: Mapping[str, Stored]) -> None:
     """Raise ModelError unless tensors of the right kind fill the whole parameter."""
     _check_filled(parameter.path, parameter.values, parameter.rows, held)
-    if parameter.scale_rows and isinstance(parameter.declared, Quantized):
-        _check_filled(parameter.path, parameter.declared.scales, parameter.scale_rows, held)
+    if parameter.scale_rows and isinstance(parameter.weight, Quantized):
+        _check_filled(parameter.path, parameter.weight.scales, parameter.scale_rows, held)
         return
     for row in parameter.rows:
         stored = tensors[row.name].dtype

@@ -9,10 +9,12 @@ from jaxserve.checkpoints.orbax_store import CONVERT_AGAIN, MANIFEST, OrbaxCheck
 from jaxserve.errors import ModelError
 from jaxserve.loading.match import first_names
 from jaxserve.loading.spec import ModelCheckpoint
+from jaxserve.models.declarations import Declaration, declarations
 from jaxserve.models.families.weight_table import ParamPath, Tensor
 from jaxserve.models.fused import PARTS
-from jaxserve.models.quant import Quantized, QuantScheme, contracted, declarations
+from jaxserve.models.quant import QuantScheme, contracted
 from jaxserve.models.spec import ModelSpec
+from jaxserve.models.summed_last import SummedLast
 from jaxserve.sharding.params import ParamSpec
 
 VALUES = "values"  # last part of the names of a quantized parameter's two arrays
@@ -58,14 +60,13 @@ def parameter_name(path: ParamPath) -> str:
     return ".".join(map(str, path))
 
 
-def _rows(
-    path: ParamPath, param: ParamSpec | Quantized, is_stored_quantized: bool
-) -> Iterator[Tensor]:
+def _rows(path: ParamPath, param: Declaration, is_stored_quantized: bool) -> Iterator[Tensor]:
     """Yield a parameter's table row; a stored quantized one has a row for values, one for scales.
 
     Args:
         is_stored_quantized: False where a declared quantized parameter is still to be rounded.
     """
+    assert not isinstance(param, SummedLast), "folders have parameters as declared for XLA"
     name = parameter_name(path)
     if isinstance(param, ParamSpec):
         yield Tensor(name, path, param.axes)

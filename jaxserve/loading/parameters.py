@@ -14,9 +14,11 @@ from jax.sharding import Mesh, SingleDeviceSharding
 from jaxserve.loading.digests import ParameterDigests, WeightDigests
 from jaxserve.loading.load_plan import LoadPlan, ParameterPlan
 from jaxserve.loading.tensor_reader import TensorReader
+from jaxserve.models.declarations import is_declaration
 from jaxserve.models.families.weight_table import ParamPath, Tensor
-from jaxserve.models.quant import Quantized, is_declaration
+from jaxserve.models.quant import Quantized
 from jaxserve.models.quantize import Ranges, ShardQuantizer
+from jaxserve.models.summed_last import SummedLast
 from jaxserve.sharding.params import ParamSpec
 
 Progress = Callable[[int, int, str], None]  # bytes done, bytes in total, name of the tensor
@@ -56,6 +58,8 @@ def load_params(
         done += parameter.nbytes
         seen = digests.parameter(parameter.published, plan.spec, plan.held) if digests else None
         loaded = _load(parameter, reader, plan.mesh, seen)
+        if isinstance(parameter.declared, SummedLast):
+            loaded = replace(parameter.declared, weight=loaded)
         leaves.append(keep(parameter.path, parameter.values.axes, loaded))
     progress(total, total, "")
     return jax.tree.structure(plan.declared, is_leaf=is_declaration).unflatten(leaves)
@@ -64,12 +68,12 @@ def load_params(
 def _load(
     parameter: ParameterPlan, reader: TensorReader, mesh: Mesh, digests: ParameterDigests | None
 ) -> jax.Array | Quantized:
-    """Load one parameter; a quantized one is rounded on the way, unless it is stored quantized."""
+    """Load the numbers of one parameter; one that is quantized here is rounded on the way."""
 
     def read(rows: Sequence[Tensor], param: ParamSpec) -> Read:
         return partial(reader.read, rows, param.axes, param.dtype)
 
-    param = parameter.declared
+    param = parameter.weight
     if isinstance(param, ParamSpec):
         return _sharded(param, mesh, read(parameter.rows, param), digests)
     if parameter.scale_rows:

@@ -20,10 +20,12 @@ from jaxserve.models.layer_kind import LayerKind
 from jaxserve.models.layers import einsum, softcap
 from jaxserve.models.mlp import gated_mlp
 from jaxserve.models.moe import Experts
+from jaxserve.models.precision import XLA
 from jaxserve.models.quant import QuantScheme, quantized_specs
 from jaxserve.models.rope import tables
 from jaxserve.models.sharded_attention import Attend, Rotation
 from jaxserve.models.spec import ModelSpec
+from jaxserve.models.summed_last import SummedLast, product_in, summed_last_specs
 from jaxserve.pallas_kernels.paged_attention.api import Pages
 from jaxserve.sharding.params import ParamSpec
 
@@ -62,11 +64,17 @@ def layer_axes(spec: ModelSpec, layer: int) -> dict:
     return axes | {"gate_up": "DCF", "down": "FD"} | biases
 
 
-def param_specs(spec: ModelSpec, dtype: jnp.dtype, scheme: QuantScheme | None = None) -> dict:
+def param_specs(
+    spec: ModelSpec, dtype: jnp.dtype, scheme: QuantScheme | None = None, product: str = XLA
+) -> dict:
     """Declare the parameters: "embed", "layers" (a dict for each), "norm", and "head" if any.
 
-    Every leaf is a ParamSpec, or a Quantized for weights that the scheme quantizes. ModelError
-    where the model cannot be quantized so.
+    Every leaf is a ParamSpec, or a Quantized for weights that the scheme quantizes. Weights that a
+    CPU's kernel multiplies are a SummedLast of one of them. ModelError where the model cannot be
+    quantized so.
+
+    Args:
+        product: Instructions of that kernel, or XLA.
     """
     specs: dict = {
         "embed": _spec(spec, "VD", dtype),
@@ -77,7 +85,9 @@ def param_specs(spec: ModelSpec, dtype: jnp.dtype, scheme: QuantScheme | None = 
     }
     if spec.has_head:
         specs["head"] = _spec(spec, "DV", dtype)
-    return quantized_specs(spec, specs, scheme) if scheme else specs
+    if scheme:
+        specs = quantized_specs(spec, specs, scheme)
+    return specs if product == XLA else summed_last_specs(specs, product)
 
 
 def _specs(spec: ModelSpec, axes: dict, dtype: jnp.dtype, block: str = "") -> dict:
@@ -187,10 +197,16 @@ def logits(params: dict, spec: ModelSpec, hidden: Float[Array, "R D"]) -> Float[
     """Return float32 logits: final norm, head and soft cap."""
     normed = _norm(spec, params, "norm", hidden)
     if spec.tied_head:
-        scores = einsum("RD,VD->RV", normed, params["embed"])
+        scores = einsum("RD,VD->RV", normed, _tied_head(params))
     else:
         scores = einsum("RD,DV->RV", normed, params["head"])
     return softcap(scores, spec.final_softcap)
+
+
+def _tied_head(params: dict) -> jax.Array | SummedLast:
+    """Return the embedding as a head; it is stored with the dimension last that is summed over."""
+    product = product_in(params)
+    return params["embed"] if product == XLA else SummedLast(params["embed"], 1, product)
 
 
 def embeddings(params: dict, spec: ModelSpec, hidden: Float[Array, "R D"]) -> Float[Array, "R D"]:

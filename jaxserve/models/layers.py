@@ -5,26 +5,38 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from jaxserve.models.matmul import contract
 from jaxserve.models.matmul_w8a8 import w8a8_matmul
-from jaxserve.models.matmul_weight_only import float_matmul, weight_only_matmul
+from jaxserve.models.matmul_weight_only import weight_only_matmul
 from jaxserve.models.quant import Quantized
+from jaxserve.models.summed_last import SummedLast, summed_last_matmul
+
+Weight = jax.Array | Quantized | SummedLast
 
 
-def einsum(subscripts: str, x: jax.Array, weight: jax.Array | Quantized) -> jax.Array:
+def einsum(subscripts: str, x: jax.Array, weight: Weight) -> jax.Array:
     """Contract activations with a weight, accumulating in float32; the result is float32.
 
     float32 operands are not rounded, which GPUs and TPUs would do by default. On a CPU bfloat16
     operands with a float32 accumulator are faster than float32 operands from two rows on.
+
+    Args:
+        subscripts: Letters of x, which has two dimensions, of the weight as it is declared, and of
+            the result.
     """
+    if isinstance(weight, SummedLast):
+        return summed_last_matmul(x, weight)
     if not isinstance(weight, Quantized):
-        return float_matmul(subscripts, x, weight)
+        return contract(subscripts, x, weight)
     if weight.scheme.activations:
         return w8a8_matmul(subscripts, x, weight)
     return weight_only_matmul(subscripts, x, weight)
 
 
-def flatten(weight: jax.Array | Quantized) -> jax.Array | Quantized:
-    """Join all dimensions except the last one."""
+def flatten(weight: Weight) -> Weight:
+    """Join all dimensions except the last one; those of a SummedLast are joined in its product."""
+    if isinstance(weight, SummedLast):
+        return weight
     return jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), weight)
 
 

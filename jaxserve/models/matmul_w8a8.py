@@ -3,25 +3,34 @@
 Every token has a scale of its own, found as it comes (ZeroQuant, Yao et al. 2022).
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from jaxserve.errors import ModelError, flag_text
+from jaxserve.models.matmul import contract
 from jaxserve.models.quant import Quantized, QuantScheme
 from jaxserve.sharding.mesh import device_kind
 from jaxserve.sharding.native_products import multiplies_natively
 
+Product = Callable[[str, jax.Array, jax.Array], jax.Array]  # as matmul.contract
 
-def w8a8_matmul(subscripts: str, x: Float[Array, "T D"], weight: Quantized) -> jax.Array:
+
+def w8a8_matmul(
+    subscripts: str, x: Float[Array, "T D"], weight: Quantized, product: Product = contract
+) -> jax.Array:
     """Contract D of 8-bit activations and weights; float32, T and the weight's other letters.
 
     A token's scale covers all of D however D is split, so that a token is rounded alike on every
     mesh. int8 products are summed in int32, which is exact, fp8 products in float32; then the
     token's and the channel's scales multiply the sum. A token that is not finite gives results
     that are not finite.
+
+    Args:
+        product: Function that multiplies the numbers.
     """
     scheme = weight.scheme
     letters = subscripts.split(",")[1].split("->")[0]
@@ -33,19 +42,11 @@ def w8a8_matmul(subscripts: str, x: Float[Array, "T D"], weight: Quantized) -> j
     scales = jnp.where(scales < jnp.finfo(jnp.float32).tiny, 1, scales)
     numbers = wide * (1 / scales)
     if jnp.issubdtype(scheme.dtype, jnp.integer):
-        rounded = jnp.rint(numbers).astype(scheme.dtype)
-        precision = None
-        sum_dtype = jnp.int32
-    else:
-        rounded = numbers.astype(scheme.dtype)
-        precision = lax.Precision.HIGHEST  # cuBLAS would sum fp8 products in fewer bits
-        sum_dtype = jnp.float32
-    product = jnp.einsum(
-        subscripts, rounded, weight.values, precision=precision, preferred_element_type=sum_dtype
-    )
+        numbers = jnp.rint(numbers)
+    found = product(subscripts, numbers.astype(scheme.dtype), weight.values)
     channels = weight.scales.squeeze(at)[None]
     token_scales = scales.reshape(-1, *(1,) * (channels.ndim - 1))
-    return product.astype(jnp.float32) * (token_scales * channels)
+    return found.astype(jnp.float32) * (token_scales * channels)
 
 
 def check_chip(scheme: QuantScheme | None, mesh: Mesh) -> None:

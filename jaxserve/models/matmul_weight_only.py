@@ -9,6 +9,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
+from jaxserve.models.matmul import contract
 from jaxserve.models.quant import KernelBinding, Quantized
 from jaxserve.pallas_kernels.quantized_matmul import reference
 from jaxserve.pallas_kernels.quantized_matmul.api import Options
@@ -26,19 +27,13 @@ def weight_only_matmul(subscripts: str, x: Float[Array, "T D"], weight: Quantize
     letters, out = subscripts.split(",")[1].split("->")
     at = next(i for i, letter in enumerate(letters) if letter not in out)
     if weight.scheme.group is None:
-        product = float_matmul(subscripts, x, weight.values.astype(x.dtype))
+        product = contract(subscripts, x, weight.values.astype(x.dtype))
         return product * weight.scales.squeeze(at)[None]
     numbers = jnp.moveaxis(weight.values, at, 0)
     scales = jnp.moveaxis(weight.scales, at, 0)
     if weight.kernel is None:
         return reference.multiply(x, numbers, scales, Options())
     return _on_shards(x, numbers, scales, at, weight.kernel)
-
-
-def float_matmul(subscripts: str, x: jax.Array, weight: jax.Array) -> jax.Array:
-    """Contract with float32 accumulation and result; float32 operands are not rounded."""
-    exact = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    return jnp.einsum(subscripts, x, weight, precision=exact, preferred_element_type=jnp.float32)
 
 
 def bind_kernels(params: dict, bindings: Mapping[str, KernelBinding]) -> dict:

@@ -1,8 +1,8 @@
-"""Names of precisions, as --dtype and --weights take them; no jax."""
+"""Names of precisions and products, as --dtype, --weights and --product take them; no jax."""
 
 from typing import Final
 
-from jaxserve.errors import ModelError, flag_text
+from jaxserve.errors import ModelError, flag_error, flag_text
 
 AS_STORED: Final = "auto"
 DTYPE_NAMES: Final = ("float32", "bfloat16")
@@ -12,6 +12,10 @@ FORMS: Final = (
     *("w8a8-int8", "w8a8-fp8"),
 )
 HEAD: Final = "+head"
+AUTO: Final = "auto"  # the product that is fastest here
+XLA: Final = "xla"  # the product of weights that lie as they are declared
+# The last are the instructions that the kernel of jaxserve.cpu_kernels is compiled for.
+PRODUCTS: Final = (AUTO, XLA, "avx512", "avx2")
 
 
 def check_dtype(asked: str) -> None:
@@ -26,3 +30,10 @@ def check_form(asked: str) -> None:
     if asked != AS_STORED and asked.removesuffix(HEAD) not in FORMS:
         choices = f"choose {AS_STORED}, {', '.join(FORMS)} ({HEAD} behind it: the head as well)"
         raise ModelError(flag_text("--weights", asked, choices))
+
+
+def check_product(asked: str) -> None:
+    """Raise ConfigError unless --product takes this name."""
+    if asked not in PRODUCTS:
+        choices = f"choose {', '.join(PRODUCTS[:-1])} or {PRODUCTS[-1]}"
+        raise flag_error("--product", asked, choices)

@@ -20,10 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jax.tree_util import SequenceKey, tree_leaves_with_path, tree_map_with_path
+from jax.tree_util import tree_map_with_path
 
 from jaxserve.errors import ModelError, flag_text
-from jaxserve.models.families.weight_table import ParamPath
 from jaxserve.models.precision import AS_STORED, HEAD, check_form
 from jaxserve.models.spec import ModelSpec
 from jaxserve.pallas_kernels.quantized_matmul.api import GROUPS, Demand, QuantizedMatmul
@@ -110,20 +109,6 @@ class KernelBinding:
 
 def is_quantized(leaf: object) -> bool:
     return isinstance(leaf, Quantized)
-
-
-def is_declaration(leaf: object) -> bool:
-    """Return whether this is the declaration of a parameter, quantized or not."""
-    return is_quantized(leaf) or is_param_spec(leaf)
-
-
-def declarations(tree: Any) -> list[tuple[ParamPath, ParamSpec | Quantized]]:
-    """Return the declarations of a tree, each behind its path."""
-    leaves = tree_leaves_with_path(tree, is_leaf=is_declaration)
-    return [
-        (tuple(key.idx if isinstance(key, SequenceKey) else key.key for key in keys), leaf)
-        for keys, leaf in leaves
-    ]
 
 
 def parse_scheme(asked: str) -> QuantScheme | None:

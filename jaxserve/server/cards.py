@@ -56,6 +56,7 @@ def engine_card(llm: LLM) -> EngineCard:
         kv_copies=llm.model.spec.kv_copies,
         lanes=config.lanes,
         kv=config.kv,
+        product=llm.model.product,
     )
 
 
@@ -101,7 +102,7 @@ def summary(model: ModelCard, engine: EngineCard) -> list[str]:
         f"weights  {describe_weights(model.sizes)}",
         f"mesh     {mesh_text(engine)}",
         f"engine   {engine.max_batch} rows, {engine.step_tokens} tokens a step, context "
-        f"{model.max_context}",
+        f"{model.max_context}, products by {engine.product}",
         f"cache    {cache_text(engine)}",
     ]
 

@@ -19,6 +19,7 @@ from jaxserve.errors import ModelError, flag_error
 from jaxserve.llm import LLM
 from jaxserve.loading.digests import WeightDigests
 from jaxserve.loading.sampling_defaults import SamplingDefaults, sampling_defaults
+from jaxserve.models.precision import XLA
 from jaxserve.plan.bundle import CACHE, Manifest, check_engine, open_bundle
 from jaxserve.progress import Bar
 from jaxserve.server.disaggregation.local_mesh import Place
@@ -44,12 +45,14 @@ def check_bundle(options: ServeOptions, manifest: Manifest) -> None:
     check_role(options.roles.role, manifest)
     engine = options.engine
     asked: dict[str, Any] = {**engine.axes, **engine.given}
-    asked |= {"dtype": engine.dtype, "weights": engine.weights}
+    asked |= {"dtype": engine.dtype, "weights": engine.weights, "product": engine.product}
     asked |= {"compilation_cache": engine.compilation_cache}
     decided = {"compilation_cache": "its own cache"} | asdict(manifest.options())
     decided |= dict(manifest.mesh) | {"prefer": "nothing of it"}
-    decided |= {"dtype": manifest.dtype, "weights": manifest.weights}
-    unsaid = dict.fromkeys(("dtype", "weights", "kv"), "auto") | dict.fromkeys(manifest.mesh, 1)
+    decided |= {"dtype": manifest.dtype, "weights": manifest.weights, "product": XLA}
+    unsaid = dict.fromkeys(("dtype", "weights", "product", "kv"), "auto") | dict.fromkeys(
+        manifest.mesh, 1
+    )
     for name, value in decided.items():
         given = asked.get(name)
         if given is not None and given != unsaid.get(name) and given != value:
@@ -124,6 +127,7 @@ class ModelLoader:
         options = replace(asked.engine.options, page_exchange=exchanges_pages)
         dtype = asked.engine.dtype
         weights = asked.engine.weights
+        product = asked.engine.product
         mesh = place.mesh if place else MeshSpec(**asked.engine.axes)
         only_prefills = place is not None and place.prefills
         takes_requests = self._pod.leads and not only_prefills
@@ -133,6 +137,7 @@ class ModelLoader:
             options = manifest.options()
             dtype = manifest.dtype
             weights = manifest.weights
+            product = XLA  # which the steps of a bundle are compiled for
             mesh = manifest.axes
         self._pod.agree("start", partial(facts_of_start, mesh, dtype, weights, options))
         digests = digests_to_compare(self._pod, asked.model)
@@ -147,6 +152,7 @@ class ModelLoader:
                 asked.model,
                 dtype=dtype,
                 weights=weights,
+                product=product,
                 options=options,
                 mesh=mesh,
                 devices=place.devices if place else None,

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from jaxserve.models.precision import XLA
 from jaxserve.sampling_params import SamplingFields
 from jaxserve.server.core.engine_thread import EngineThread
 from jaxserve.server.core.service import Service
@@ -46,6 +47,7 @@ class EngineCard:
     cache_tokens: int
     kv_copies: int = 1  # tensor-parallel devices that hold the same KV head
     lanes: int = 1
+    product: str = XLA  # what multiplies by the weights, as --product names it
     kv: str = "float32"  # dtype of the pages, as --kv names it
 
     @property

@@ -28,6 +28,7 @@ from jaxserve.engine.device.token_layout import TokenLayout, take
 from jaxserve.models.decoder import Forwarded
 from jaxserve.models.quant import scheme_in
 from jaxserve.models.spec import ModelSpec
+from jaxserve.models.summed_last import product_in
 from jaxserve.pallas_kernels import dispatch
 from jaxserve.pallas_kernels.errors import KernelError
 
@@ -61,7 +62,9 @@ class ModelDrafter:
 
     @cached_property
     def abstract_params(self) -> dict:
-        return abstract_params(self.model.spec, self._dtype, self.mesh, scheme_in(self.params))
+        scheme = scheme_in(self.params)
+        product = product_in(self.params)
+        return abstract_params(self.model.spec, self._dtype, self.mesh, scheme, product)
 
     @cached_property
     def abstract_state(self) -> Any:

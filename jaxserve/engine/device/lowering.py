@@ -33,6 +33,7 @@ from jaxserve.engine.device.state import State, abstract_state
 from jaxserve.engine.device.steps import StepBuilder
 from jaxserve.errors import ConfigError
 from jaxserve.models.decoder import param_specs
+from jaxserve.models.precision import XLA
 from jaxserve.models.quant import QuantScheme, scheme_in
 from jaxserve.models.spec import ModelSpec
 from jaxserve.pallas_kernels import dispatch
@@ -176,12 +177,19 @@ class Lowering:
 
 
 def abstract_params(
-    spec: ModelSpec, dtype: jnp.dtype, mesh: Mesh, scheme: QuantScheme | None = None
+    spec: ModelSpec,
+    dtype: jnp.dtype,
+    mesh: Mesh,
+    scheme: QuantScheme | None = None,
+    product: str = XLA,
 ) -> dict:
     """Return shapes, dtypes, shardings and memory orders of the parameters, as declared.
+
+    `product` is as in param_specs.
 
     Raises ShardingError where the mesh does not divide them.
     """
     # Values taken from the arrays would name a TPU's tiles as well. That gives the same step, but
     # under another key of jax's cache than a step compiled ahead (jaxserve/plan/bundle.py).
-    return map_specs(lambda param: param.abstract(mesh), param_specs(spec, dtype, scheme))
+    declared = param_specs(spec, dtype, scheme, product)
+    return map_specs(lambda param: param.abstract(mesh), declared)

@@ -29,6 +29,7 @@ from jaxserve.engine.plan import MEASURED, Admission, StepOutput, StepPlan
 from jaxserve.errors import EngineError
 from jaxserve.models.quant import scheme_in
 from jaxserve.models.spec import ModelSpec
+from jaxserve.models.summed_last import product_in
 from jaxserve.sampling_params import MAX_BIASES
 from jaxserve.sharding.mesh import platform
 
@@ -70,7 +71,8 @@ class DeviceRunner:
         self.config = config
         self.mesh = mesh
         self.buckets = BucketPlan.of(config)
-        declared = abstract_params(spec, params["embed"].dtype, mesh, scheme_in(params))
+        dtype = params["embed"].dtype
+        declared = abstract_params(spec, dtype, mesh, scheme_in(params), product_in(params))
         self.lowering = Lowering(spec, declared, config, mesh, drafter)
         self._params = params | {"drafter": drafter.params} if drafter else params
         self._state = StateHolder(new_state(self.lowering.state))

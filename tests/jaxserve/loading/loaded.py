@@ -7,11 +7,17 @@ from jax.sharding import Mesh
 from jaxserve.loading import parameters
 from jaxserve.loading.load_plan import plan_load
 from jaxserve.loading.spec import Checkpoint, read_architecture
+from jaxserve.models.precision import XLA
 
 
 def load_params(
-    checkpoint: Checkpoint, mesh: Mesh, dtype: str = "auto", weights: str = "auto", **rest: Any
+    checkpoint: Checkpoint,
+    mesh: Mesh,
+    dtype: str = "auto",
+    weights: str = "auto",
+    product: str = XLA,
+    **rest: Any,
 ) -> dict:
     """Load the parameters; `rest` is for jaxserve.loading.parameters.load_params."""
-    plan = plan_load(read_architecture(checkpoint), mesh, dtype, weights)
+    plan = plan_load(read_architecture(checkpoint), mesh, dtype, weights, product)
     return parameters.load_params(plan, **rest)

@@ -11,6 +11,7 @@ from jaxserve.checkpoints.hf import HFCheckpoint
 from jaxserve.loading.spec import read_spec
 from jaxserve.models.decoder import forward, logits
 from jaxserve.models.moe import Experts
+from jaxserve.models.precision import XLA
 from jaxserve.models.sharded_attention import Attend
 from jaxserve.models.spec import ModelSpec
 from jaxserve.pallas_kernels.grouped_matmul import reference as grouped
@@ -40,10 +41,11 @@ class Decoder:
         dtype: str = "float32",
         weights: str = "auto",
         kv: str = "",
+        product: str = XLA,
     ):
         checkpoint = HFCheckpoint.open(folder)
         self.spec: ModelSpec = read_spec(checkpoint.config)[1].on(mesh.shape["tensor"])
-        self.params = load_params(checkpoint, mesh, dtype, weights=weights)
+        self.params = load_params(checkpoint, mesh, dtype, weights, product)
         self.mesh = mesh
         self.page_size = page_size
         width = -(-context // page_size)

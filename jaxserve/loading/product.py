@@ -1,0 +1,47 @@
+"""The choice between XLA and the kernel of a CPU for products with weights."""
+
+import logging
+
+from jax.sharding import Mesh
+
+from jaxserve.cpu_kernels.errors import CpuKernelError
+from jaxserve.cpu_kernels.library import load, supported
+from jaxserve.errors import flag_error
+from jaxserve.models.precision import AUTO, XLA, check_product
+from jaxserve.sharding.mesh import device_kind, platform
+
+log = logging.getLogger("jaxserve.engine")
+
+
+def choose_product(asked: str, mesh: Mesh) -> str:
+    """Return the instructions of the kernel that multiplies by the weights on this mesh, or XLA.
+
+    Args:
+        asked: A name that --product takes. With auto the kernel is taken where a mesh is one CPU,
+            and the log says why where it cannot be.
+
+    Raises:
+        ConfigError: The instructions that are asked for do not run here, or the mesh is not one
+            CPU.
+    """
+    check_product(asked)
+    if asked == XLA:
+        return XLA
+    if platform(mesh) != "cpu" or mesh.size > 1:
+        if asked == AUTO:
+            return XLA
+        here = f"this mesh has {mesh.size} of {device_kind(mesh)}"
+        raise flag_error("--product", asked, f"it is for a mesh of one CPU; {here} (choose {XLA})")
+    try:
+        found = load().instructions
+    except CpuKernelError as error:
+        if asked == AUTO:
+            log.info("products of few rows are XLA's: %s", error)
+            return XLA
+        raise flag_error("--product", asked, str(error)) from error
+    if asked == AUTO:
+        return found
+    if asked not in supported():
+        here = f"this processor has {' and '.join(supported())}"
+        raise flag_error("--product", asked, f"{here} (choose {AUTO})")
+    return asked

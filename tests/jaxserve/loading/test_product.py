@@ -1,0 +1,57 @@
+"""The choice between XLA and the kernel of a CPU."""
+
+import jax
+import pytest
+
+from jaxserve.cpu_kernels.errors import CpuKernelError
+from jaxserve.cpu_kernels.library import INSTRUCTIONS, Library
+from jaxserve.errors import ConfigError
+from jaxserve.loading import product
+from jaxserve.loading.product import choose_product
+from jaxserve.models.precision import AUTO, PRODUCTS, XLA
+from jaxserve.sharding.mesh import MeshSpec
+
+ONE = MeshSpec().build(jax.devices())
+TWO = MeshSpec(tensor=2).build(jax.devices())
+
+
+def has(monkeypatch: pytest.MonkeyPatch, *found: str) -> None:
+    """Let the processor have these instructions, the best first."""
+    monkeypatch.setattr(product, "load", lambda: Library(found[0]))
+    monkeypatch.setattr(product, "supported", lambda: found)
+
+
+def test_names_are_those_of_the_library() -> None:
+    assert (AUTO, XLA, *INSTRUCTIONS) == PRODUCTS
+
+
+def test_auto_takes_the_best_instructions_on_one_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    has(monkeypatch, "avx512", "avx2")
+    assert choose_product(AUTO, ONE) == "avx512"
+    assert choose_product("avx2", ONE) == "avx2"
+    assert choose_product(XLA, ONE) == XLA
+    assert choose_product(AUTO, TWO) == XLA
+
+
+def test_what_does_not_run_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    has(monkeypatch, "avx2")
+    with pytest.raises(ConfigError, match=r"--product is avx512; this processor has avx2 \(choose"):
+        choose_product("avx512", ONE)
+    with pytest.raises(ConfigError, match="--product is avx2; it is for a mesh of one CPU; this"):
+        choose_product("avx2", TWO)
+    with pytest.raises(ConfigError, match="--product is sse; choose auto, xla, avx512 or avx2"):
+        choose_product("sse", ONE)
+
+
+def test_without_the_library_auto_says_why_and_a_name_is_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails() -> Library:
+        raise CpuKernelError("it was not built")
+
+    monkeypatch.setattr(product, "load", fails)
+    with caplog.at_level("INFO", "jaxserve.engine"):
+        assert choose_product(AUTO, ONE) == XLA
+    assert "it was not built" in caplog.text
+    with pytest.raises(ConfigError, match="--product is avx2; it was not built"):
+        choose_product("avx2", ONE)
