@@ -51,7 +51,7 @@ def build(root: Path) -> Path:
     check_platform()
     headers = find_headers()
     compiler = find_compiler()
-    library = root / SOURCES / f"products_ffi{ffi_minor(headers)}.so"
+    library = root / SOURCES / f"libproducts.so.{ffi_minor(headers)}"
     compile_library(compiler, headers, root / SOURCES / "products.cc", library)
     return library
 

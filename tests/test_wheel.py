@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -96,6 +97,16 @@ def test_the_wheel_has_one_package_and_only_what_runs(wheel: Path) -> None:
     assert not [name for name in names if re.search(r"(^|/)(tests|training|benchmarks)/", name)]
     assert not [name for name in names if name.endswith((".grammar", ".pyc"))]
     assert "jaxserve/checkpoints/convert.py" not in names, "a name that only checkouts have"
+
+
+@pytest.mark.skipif(
+    platform.machine() != "x86_64" or not shutil.which("g++"), reason="needs g++ on x86-64"
+)
+def test_the_wheel_has_the_kernels_of_a_cpu(wheel: Path) -> None:
+    libraries = [name for name in ZipFile(wheel).namelist() if ".so" in name]
+    assert len(libraries) == 1
+    assert re.fullmatch(r"jaxserve/cpu_kernels/libproducts\.so\.\d+", libraries[0])
+    assert wheel.name.endswith("-py3-none-linux_x86_64.whl")
 
 
 def test_the_wheel_says_what_it_is(wheel: Path) -> None:

@@ -45,7 +45,7 @@ class EngineFlags:
     )
     product: str = option(
         "auto",
-        "how a CPU multiplies by the weights: xla, or a kernel for up to 16 tokens with the "
+        "how a CPU multiplies by the weights: xla, or a kernel of its own for few tokens, with the "
         "instructions avx512 or avx2; auto takes the kernel where a mesh is one CPU and it was "
         "compiled when jaxserve was installed (default: auto)",
         metavar="NAME",

@@ -1,7 +1,7 @@
 """The library of kernels that was compiled with the package: its file, and how XLA knows it.
 
 Its name has the minor version of the foreign function interface that it was compiled for,
-`products_ffi5.so`: a jaxlib takes libraries of its own version and of earlier ones.
+`libproducts.so.5`: a jaxlib takes libraries of its own version and of earlier ones.
 """
 
 import ctypes
@@ -73,8 +73,8 @@ def find_library(folder: Path, newest: int) -> Path:
     """Return the library of the latest version that is `newest` or earlier."""
     built = {
         int(found[1]): path
-        for path in folder.glob("products_ffi*.so")
-        if (found := re.fullmatch(r"products_ffi(\d+)\.so", path.name))
+        for path in folder.glob("libproducts.so.*")
+        if (found := re.fullmatch(r"libproducts\.so\.(\d+)", path.name))
     }
     if not built:
         raise CpuKernelError(

@@ -10,9 +10,15 @@ from jaxtyping import Array, Float, Int
 
 from jaxserve.cpu_kernels.library import NUMBERS, supported, target_name
 
-# The most rows for which the kernel is faster than XLA's product, by the operands' numbers. The
-# kernel reads a weight once from memory, and XLA's products gain on it where rows share the work.
-MAX_ROWS: Final[Mapping[str, int]] = MappingProxyType({"bfloat16": 16, "float32": 16, "int8": 8})
+# The most rows for which the kernel is faster than XLA, by instructions and numbers, as measured by
+# benchmarks/cpu_products.py on a Zen 4. With avx512 it is there up to 96, but processors with AMX,
+# whose matrix unit XLA uses and the kernel does not, multiply more rows than these by XLA sooner.
+MAX_ROWS: Final[Mapping[str, Mapping[str, int]]] = MappingProxyType(
+    {
+        "avx512": MappingProxyType({"bfloat16": 32, "float32": 64, "int8": 32}),
+        "avx2": MappingProxyType({"bfloat16": 8, "float32": 32, "int8": 8}),
+    }
+)
 
 
 def multiply(

@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxserve.config import EngineConfig, EngineOptions, resolve
+from jaxserve.cpu_kernels.errors import CpuKernelError
+from jaxserve.cpu_kernels.library import load
 from jaxserve.doctor.machine import (
     CUDA_PLUGIN,
     GIB,
@@ -28,6 +30,7 @@ from jaxserve.engine.device.kernels.choice import (
     choose_quantized_matmul,
 )
 from jaxserve.loading.spec import read_spec
+from jaxserve.models.precision import XLA
 from jaxserve.models.quant import SCHEMES
 from jaxserve.models.spec import ModelSpec
 from jaxserve.pallas_kernels.errors import KernelError
@@ -92,6 +95,16 @@ def kernels(device: Any) -> Iterator[Finding]:
         ("int4 weights", partial(_int4_kernel, *dense)),
     ):
         yield Finding(f"kernel of {name}", *_chosen(choose))
+    if device.platform == "cpu":
+        yield Finding("kernel of products", _cpu_kernel())
+
+
+def _cpu_kernel() -> str:
+    """Return the instructions of the kernel for products of few rows, or why XLA has them."""
+    try:
+        return load().instructions
+    except CpuKernelError as error:
+        return f"{XLA}: {error}"
 
 
 def _chosen(choose: Callable[[], str]) -> tuple[str, str]:

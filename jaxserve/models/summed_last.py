@@ -114,6 +114,6 @@ def _flatten(weight: Array, summed: int) -> Array:
 
 def _multiply(subscripts: str, x: Array, weight: Array, product: str) -> Array:
     """Multiply by the kernel or, where XLA is faster, by XLA; int32 for int8, else float32."""
-    if len(x) <= products.MAX_ROWS[x.dtype.name]:
+    if len(x) <= products.MAX_ROWS[product][x.dtype.name]:
         return products.multiply(x, weight, product)
     return contract(subscripts, x, weight)

@@ -22,11 +22,11 @@ def with_libraries(folder: Path, *names: str) -> Path:
 @pytest.mark.parametrize(
     ("names", "newest", "expected"),
     [
-        (("products_ffi3.so",), 3, "products_ffi3.so"),
-        (("products_ffi3.so", "products_ffi5.so"), 5, "products_ffi5.so"),
-        (("products_ffi3.so", "products_ffi5.so"), 4, "products_ffi3.so"),
-        (("products_ffi9.so", "products_ffi10.so"), 11, "products_ffi10.so"),
-        (("products_ffi3.so", "products_ffi4.so.17"), 5, "products_ffi3.so"),
+        (("libproducts.so.3",), 3, "libproducts.so.3"),
+        (("libproducts.so.3", "libproducts.so.5"), 5, "libproducts.so.5"),
+        (("libproducts.so.3", "libproducts.so.5"), 4, "libproducts.so.3"),
+        (("libproducts.so.9", "libproducts.so.10"), 11, "libproducts.so.10"),
+        (("libproducts.so.3", "libproducts.so.4.17"), 5, "libproducts.so.3"),
     ],
 )
 def test_the_latest_library_that_this_jaxlib_takes(
@@ -42,13 +42,13 @@ def test_without_a_library(tmp_path: Path) -> None:
 
 
 def test_a_library_for_a_newer_jaxlib(tmp_path: Path) -> None:
-    folder = with_libraries(tmp_path, "products_ffi6.so", "products_ffi7.so")
+    folder = with_libraries(tmp_path, "libproducts.so.6", "libproducts.so.7")
     with pytest.raises(CpuKernelError, match=r"for version 0\.6 .* this jaxlib has 0\.5; install"):
         library.find_library(folder, 5)
 
 
 def test_a_file_that_is_no_library(tmp_path: Path) -> None:
-    path = tmp_path / "products_ffi5.so"
+    path = tmp_path / "libproducts.so.5"
     path.write_text("not a library")
     with pytest.raises(CpuKernelError, match=r"cannot be loaded .*; install") as error:
         library.open_library(path)
@@ -87,7 +87,7 @@ def loaded_library() -> ctypes.CDLL:
 
 def test_the_name_of_the_library_has_the_version_that_it_was_built_for() -> None:
     loaded: Any = loaded_library()
-    assert Path(loaded._name).name == f"products_ffi{loaded.jaxserve_ffi_minor()}.so"
+    assert Path(loaded._name).name == f"libproducts.so.{loaded.jaxserve_ffi_minor()}"
 
 
 def test_the_library_is_loaded_once() -> None:

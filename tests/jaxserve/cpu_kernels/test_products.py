@@ -232,5 +232,6 @@ def test_the_library_itself_refuses_shapes_that_do_not_agree(
         jax.block_until_ready(jax.jit(call)(jnp.zeros(x), jnp.zeros(weight)))
 
 
-def test_the_most_rows_are_known_for_all_numbers() -> None:
-    assert set(MAX_ROWS) == set(library.NUMBERS)
+def test_the_most_rows_are_known_for_all_instructions_and_numbers() -> None:
+    assert set(MAX_ROWS) == set(library.INSTRUCTIONS)
+    assert all(set(rows) == set(library.NUMBERS) for rows in MAX_ROWS.values())

@@ -17,6 +17,7 @@ from jaxserve.sharding.params import map_specs
 from tests.jaxserve.cpu_kernel import KERNELS, instructions
 from tests.jaxserve.loading.loaded import load_params
 from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh
+from tests.slow_cases import slow_but
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 # Dense layers with and without biases, norms of all heads, tied heads, latent attention with and
@@ -27,10 +28,18 @@ CASES = (
 )
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("product", KERNELS)
-def test_logits(case: str, product: str) -> None:
+RUNS = [(case, product) for case in CASES for product in KERNELS]
+QUICK = (
+    *(("llama_gqa", "avx512"), ("qwen2_moe_shared_expert", "avx512")),
+    *(("deepseek_v3_fp8", "avx512"), ("gpt_oss_mxfp4", "avx512")),
+    *(("llama_tied", "avx2"), ("llama_mlp_bias", "avx2"), ("deepseek_v2_groups", "avx2")),
+)
+
+
+@pytest.mark.parametrize("run", slow_but(RUNS, QUICK))
+def test_logits(run: tuple[str, str]) -> None:
     """Logits of a prompt and of 8 decode steps are those of transformers."""
+    case, product = run
     golden = np.load(GOLDEN / case / "golden.npz")
     prompts = golden["prompts"]
     tokens = golden["tokens"]

@@ -1,25 +1,21 @@
-"""Products of few rows with weights on a CPU: XLA's own, and those of a kernel in C++.
+"""Products of few rows with weights on a CPU: XLA's own, and those of jaxserve.cpu_kernels.
 
-    python -m benchmarks.native_products [--rows 1 ...] [--numbers bfloat16 ...] [--out FILE]
+    python -m benchmarks.cpu_products [--rows 1 ...] [--numbers bfloat16 ...] [--out FILE]
 
-XLA calls the kernel by its foreign function interface (jax.ffi).
-
-Needs g++ and a processor with AVX-512, VNNI and bfloat16 instructions. A pass multiplies by the
-weights of 12 MLPs of 1,024 x 4,864, so that nothing stays in a cache: as `in_out`, the way jaxserve
-keeps weights, and as `out_in`, the way checkpoints do. All forms take turns; milliseconds are the
-median of the passes, GB/s the weights' bytes over it. Every form is compared with float64 first.
-XLA multiplies one row of bfloat16 or int8 as two, as the engine does.
+A pass multiplies by the weights of 12 MLPs of 1,024 x 4,864, so that nothing stays in a cache: as
+`in_out`, the way jaxserve declares weights, and as `out_in`, the way checkpoints have them. The
+kernel takes the latter. All forms take turns; milliseconds are the median of the passes, GB/s the
+weights' bytes over it. Every form is compared with float64 first. XLA multiplies one row of
+bfloat16 or int8 as two, as the engine does.
 """
 
 import argparse
-import ctypes
 import json
 import statistics
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -31,14 +27,13 @@ from rich.table import Table
 
 from benchmarks.device import versions
 from benchmarks.offline.results import processor
+from jaxserve.cpu_kernels.library import supported
+from jaxserve.cpu_kernels.products import multiply
 
-SOURCE = Path(__file__).with_name("products.cc")
 NARROW = 1024
 WIDE = 4864
 MLPS = 12
 NUMBERS = ("bfloat16", "float32", "int8")
-EXTENSIONS = {"avx512f", "avx512_bf16", "avx512_vnni"}  # that the kernel is compiled for
-NATIVE = ("bfloat16_out_in", "bfloat16_in_out", "float32_out_in", "float32_in_out", "int8_out_in")
 TOLERANCE = {"bfloat16": 2e-2, "float32": 1e-5, "int8": 0.0}  # of the largest result
 
 Product = Callable[[jax.Array, jax.Array], jax.Array]
@@ -63,23 +58,6 @@ class Result:
     bytes_per_second: float
 
 
-def missing_extensions() -> list[str]:
-    """Return what the kernel needs and this processor does not have."""
-    return sorted(EXTENSIONS.difference(processor()["extensions"]))
-
-
-def build(folder: Path) -> None:
-    """Compile the kernel and make its products known to jax."""
-    library = folder / "products.so"
-    command = ["g++", "-O3", "-std=c++17", "-shared", "-fPIC", "-isystem"]
-    headers = jax.ffi.include_dir()
-    subprocess.run([*command, headers, "-w", str(SOURCE), "-o", str(library)], check=True)
-    loaded = ctypes.CDLL(str(library))
-    for name in NATIVE:
-        capsule = jax.ffi.pycapsule(getattr(loaded, name))
-        jax.ffi.register_ffi_target(name, capsule, platform="cpu")
-
-
 def forms(numbers: str) -> list[Form]:
     """Return the forms that multiply these numbers."""
     sums = jnp.int32 if numbers == "int8" else jnp.float32
@@ -97,17 +75,10 @@ def forms(numbers: str) -> list[Form]:
 
         return Form("XLA " + ("out_in" if out_in else "in_out"), multiply, out_in)
 
-    def by_kernel(name: str) -> Form:
-        out_in = name.endswith("out_in")
+    def by_kernel(instructions: str) -> Form:
+        return Form(instructions, partial(multiply, instructions=instructions), True)
 
-        def multiply(x: jax.Array, weight: jax.Array) -> jax.Array:
-            columns = weight.shape[0 if out_in else 1]
-            return jax.ffi.ffi_call(name, jax.ShapeDtypeStruct((len(x), columns), sums))(x, weight)
-
-        return Form("kernel " + ("out_in" if out_in else "in_out"), multiply, out_in)
-
-    native = [by_kernel(name) for name in NATIVE if name.startswith(numbers)]
-    return [by_xla(False), by_xla(True), *native]
+    return [by_xla(False), by_xla(True), *map(by_kernel, supported())]
 
 
 def draw(numbers: str, shape: tuple[int, int], seed: int) -> np.ndarray:
@@ -191,7 +162,7 @@ def show(results: list[Result]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.native_products", description=(__doc__ or "").splitlines()[0]
+        prog="python -m benchmarks.cpu_products", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--rows", action="append", type=int, help="default: 1, 2, 4, 8, 16, 64")
     parser.add_argument("--numbers", action="append", choices=NUMBERS, help="default: all")
@@ -199,14 +170,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the results as JSON")
     args = parser.parse_args()
     about = processor()
-    if missing := missing_extensions():
-        raise SystemExit(f"{about['processor']} lacks {', '.join(missing)}")
     results: list[Result] = []
-    with tempfile.TemporaryDirectory() as folder:
-        build(Path(folder))
-        for numbers in args.numbers or NUMBERS:
-            for rows in args.rows or (1, 2, 4, 8, 16, 64):
-                results += measure(numbers, rows, args.repeats)
+    for numbers in args.numbers or NUMBERS:
+        for rows in args.rows or (1, 2, 4, 8, 16, 64):
+            results += measure(numbers, rows, args.repeats)
     show(results)
     if args.out:
         account = about | versions()
