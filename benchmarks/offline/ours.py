@@ -20,8 +20,9 @@ from jaxserve.engine.engine import Engine
 from jaxserve.interrupts import HeldInterrupts
 from jaxserve.loading.load_plan import plan_load
 from jaxserve.loading.parameters import load_params
+from jaxserve.loading.product import choose_product
 from jaxserve.loading.spec import read_architecture
-from jaxserve.models.precision import AS_STORED, DTYPE_NAMES
+from jaxserve.models.precision import AS_STORED, AUTO, DTYPE_NAMES
 from jaxserve.sharding.mesh import MeshSpec
 
 CONTEXT = 512
@@ -37,7 +38,8 @@ class Engines:
         is_dtype = precision in DTYPE_NAMES
         dtype = precision if is_dtype else "bfloat16"
         weights = AS_STORED if is_dtype else precision
-        self._params = load_params(plan_load(source, self._mesh, dtype, weights))
+        product = choose_product(AUTO, self._mesh)
+        self._params = load_params(plan_load(source, self._mesh, dtype, weights, product))
         self._streams = 0
         self._engine: Engine | None = None
         self._runner: DeviceRunner | None = None

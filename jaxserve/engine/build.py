@@ -34,6 +34,7 @@ from jaxserve.engine.host.prompt_lookup import PromptLookup
 from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.host.speculation import DeviceDrafts, Proposer, Speculation
 from jaxserve.errors import ConfigError, MemoryLimitError, flag_error
+from jaxserve.models.precision import XLA
 from jaxserve.models.quant import QuantScheme, scheme_in
 from jaxserve.models.spec import ModelSpec
 from jaxserve.models.summed_last import product_in
@@ -169,7 +170,7 @@ class _MemoryPlanner:
             affordable_tokens=tokens,
             windows=[group.window for group in self._spec.page_groups()],
             slot_groups=self._spec.slot_groups,
-            min_rows=min_rows(self._mesh, self._dtype, self._form),
+            min_rows=min_rows(self._spec, self._mesh, self._dtype, self._form, self._product),
             embeds=self._spec.embeds,
             weights=str(self._dtype),
         )
@@ -251,10 +252,21 @@ def _warn_of_slow_links(spec: ModelSpec, mesh: Mesh, dtype: jnp.dtype) -> None:
         )
 
 
-def min_rows(mesh: Mesh, dtype: jnp.dtype, scheme: QuantScheme | None = None) -> int:
+def min_rows(
+    spec: ModelSpec,
+    mesh: Mesh,
+    dtype: jnp.dtype,
+    scheme: QuantScheme | None = None,
+    product: str = XLA,
+) -> int:
     """Return the fewest rows that steps are compiled for.
 
-    2 for products of bfloat16 or int8 on a CPU: XLA:CPU has no kernel for one row and takes longer.
+    2 for products of bfloat16 or int8 by XLA:CPU, which has none for one row and takes longer. The
+    kernel of a CPU has; experts, the matrices of latent attention that are applied head by head,
+    and widened weights are XLA's nevertheless.
     """
-    narrow = dtype == jnp.bfloat16 or (scheme is not None and scheme.activations)
-    return 2 if platform(mesh) == "cpu" and narrow else 1
+    multiplies_int8 = scheme is not None and scheme.activations
+    is_narrow = dtype == jnp.bfloat16 or multiplies_int8
+    is_widened = scheme is not None and not multiplies_int8
+    has_products_of_xla = spec.mixture or spec.latent or is_widened or product == XLA
+    return 2 if platform(mesh) == "cpu" and is_narrow and has_products_of_xla else 1

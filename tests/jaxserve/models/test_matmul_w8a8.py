@@ -10,10 +10,12 @@ import pytest
 from jax.sharding import AbstractDevice, NamedSharding, PartitionSpec
 
 from jaxserve import LLM, SamplingParams
+from jaxserve.checkpoints.hf import HFCheckpoint
 from jaxserve.cli.flags import BUNDLED
 from jaxserve.config import EngineOptions
 from jaxserve.engine.build import min_rows
 from jaxserve.errors import ModelError
+from jaxserve.loading.spec import read_spec
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.layers import einsum
 from jaxserve.models.matmul_w8a8 import check_chip
@@ -224,10 +226,24 @@ def test_sums_that_int32_does_not_hold() -> None:
     param_specs(spec, jnp.dtype("float32"), SCHEMES["w8a8-fp8"])
 
 
-def test_one_row_on_a_cpu_is_two() -> None:
-    """A single row is padded to two, since XLA:CPU takes ten times as long for one."""
-    rows = [
-        min_rows(one_device_mesh(), jnp.dtype("float32"), parse_scheme(weights))
-        for weights in ("int8", "w8a8-int8")
-    ]
-    assert rows == [1, 2]
+@pytest.mark.parametrize(
+    ("case", "dtype", "weights", "product", "fewest"),
+    [
+        ("llama_gqa", "float32", "auto", "xla", 1),
+        ("llama_gqa", "float32", "int8", "xla", 1),
+        ("llama_gqa", "float32", "w8a8-int8", "xla", 2),
+        ("llama_gqa", "bfloat16", "auto", "xla", 2),
+        ("llama_gqa", "bfloat16", "auto", "avx2", 1),
+        ("llama_gqa", "bfloat16", "w8a8-int8", "avx2", 1),
+        ("llama_gqa", "bfloat16", "int8", "avx2", 2),
+        ("qwen2_moe_shared_expert", "bfloat16", "auto", "avx2", 2),
+        ("deepseek_v2_groups", "bfloat16", "auto", "avx2", 2),
+    ],
+)
+def test_one_row_on_a_cpu_is_two_where_xla_multiplies(
+    case: str, dtype: str, weights: str, product: str, fewest: int
+) -> None:
+    """XLA:CPU takes ten times as long for one row of 8-bit or bfloat16 numbers as for two."""
+    spec = read_spec(HFCheckpoint.open(GOLDEN / case).config)[1]
+    scheme = parse_scheme(weights)
+    assert min_rows(spec, one_device_mesh(), jnp.dtype(dtype), scheme, product) == fewest
