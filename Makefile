@@ -23,6 +23,7 @@ LM_EVAL    := .venv-lm-eval
 DIFFERS_BY_JAX := $(addprefix tests/,sharding pallas_kernels jaxserve/engine/device \
   jaxserve/engine/test_engine_oracle.py jaxserve/engine/test_families_on_meshes.py \
   jaxserve/engine/test_speculation.py jaxserve/models/test_decoder_golden.py \
+  jaxserve/cpu_kernels jaxserve/models/test_summed_last.py \
   jaxserve/cli jaxserve/test_generate.py jaxserve/loading/test_convert.py)
 PACKAGES := jaxserve sharding pallas_kernels checkpoints
 PROTOS   := jaxserve/v1/*.proto jaxserve/cluster/v1/*.proto

@@ -25,6 +25,14 @@ COMPILERS = ("g++", "clang++")
 FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-w")
 
 
+# Instructions that compilers have had for the least time: GCC from 10 on, clang from 9 on.
+PROBE = """
+#include <immintrin.h>
+__attribute__((target("avx512f,avx512bf16,avx512vnni")))
+__m512 probe(__m512 sum, __m512bh x, __m512bh y) { return _mm512_dpbf16_ps(sum, x, y); }
+"""
+
+
 class SkippedError(Exception):
     """The kernels cannot be built here; the text is the reason."""
 
@@ -51,6 +59,9 @@ def build(root: Path) -> Path:
     check_platform()
     headers = find_headers()
     compiler = find_compiler()
+    check_compiler(compiler)
+    if not os.access(root / SOURCES, os.W_OK):
+        raise SkippedError(f"{root / SOURCES} cannot be written")
     library = root / SOURCES / f"libproducts.so.{ffi_minor(headers)}"
     compile_library(compiler, headers, root / SOURCES / "products.cc", library)
     return library
@@ -84,6 +95,15 @@ def find_compiler() -> list[str]:
     raise SkippedError(f"there is no C++ compiler ({missing})")
 
 
+def check_compiler(command: list[str]) -> None:
+    """Raise SkippedError where a compiler does not know the instructions of the kernels."""
+    compiles = [*command, "-x", "c++", "-std=c++17", "-c", "-", "-o", os.devnull]
+    if subprocess.run(compiles, input=PROBE, capture_output=True, text=True).returncode:
+        raise SkippedError(
+            f"{command[0]} does not compile AVX-512 with bfloat16 (GCC 10 and clang 9 do)"
+        )
+
+
 def ffi_minor(headers: Path) -> int:
     """Return the minor version of XLA's foreign function interface; any later one takes it."""
     text = (headers / "xla/ffi/api/c_api.h").read_text()
@@ -101,7 +121,10 @@ def compile_library(compiler: list[str], headers: Path, source: Path, library: P
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             shown = " ".join(map(str, command))
-            raise RuntimeError(f"{shown}\nended with {done.returncode}:\n{done.stderr}")
+            raise RuntimeError(
+                f"{shown}\nended with {done.returncode}:\n{done.stderr}\n"
+                "HATCH_BUILD_NO_HOOKS=true installs jaxserve without its kernels for a CPU"
+            )
         os.replace(unfinished, library)
     finally:
         unfinished.unlink(missing_ok=True)

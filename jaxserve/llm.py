@@ -29,6 +29,7 @@ from jaxserve.llm_folder import open_llm
 from jaxserve.llm_warm_up import WarmUp
 from jaxserve.loading.digests import WeightDigests
 from jaxserve.loading.folder import Model, ModelFiles, load
+from jaxserve.loading.product import require_use
 from jaxserve.names_elsewhere import LLM_ATTRIBUTES, explains_names
 from jaxserve.progress import stderr_bar
 from jaxserve.prompts import Prepared, Prompts
@@ -168,7 +169,8 @@ class LLM(LLMCalls):
                 with self._bar("loading", in_bytes=True) as bar:
                     told = on_load or bar.update
                     self.model = load(files, spread, dtype, told, weights, digests, product)
-                    self.draft = self._load_draft(draft_files, told)
+                    require_use(product, self.model.product)
+                    self.draft = self._load_draft(draft_files, told, product)
                 self.engine, self.runner = self._build_engine(options, new_runner)
             self.prompts = self._new_prompts(grammar_bounds)
             self._guard = CallGuard()
@@ -181,12 +183,10 @@ class LLM(LLMCalls):
             self._numbers = itertools.count(1)
             on_failure.pop_all()
 
-    def _load_draft(self, files: ModelFiles | None, told: Progress) -> Model | None:
+    def _load_draft(self, files: ModelFiles | None, told: Progress, product: str) -> Model | None:
         """Load the draft model in the model's dtype; what is stored quantized stays so."""
-        if files is None:
-            return None
-        model = self.model
-        return load(files, model.mesh, model.dtype, told, product=model.product)
+        mesh = self.model.mesh
+        return load(files, mesh, self.model.dtype, told, product=product) if files else None
 
     def _build_engine(
         self, options: EngineOptions, new_runner: NewRunner

@@ -62,7 +62,10 @@ def supported() -> tuple[str, ...]:
 
 def ffi_minor(headers: Path) -> int:
     """Return the minor version of the foreign function interface that these headers describe."""
-    text = (headers / HEADER).read_text()
+    try:
+        text = (headers / HEADER).read_text()
+    except OSError as error:
+        raise CpuKernelError(f"{headers / HEADER} cannot be read; reinstall jaxlib") from error
     found = re.search(r"^#define XLA_FFI_API_MINOR (\d+)$", text, re.MULTILINE)
     if not found:
         raise CpuKernelError(f"{headers / HEADER} defines no XLA_FFI_API_MINOR; reinstall jaxlib")
@@ -92,14 +95,27 @@ def find_library(folder: Path, newest: int) -> Path:
 
 
 def open_library(path: Path) -> ctypes.CDLL:
-    """Open a library; CpuKernelError where the system's loader refuses."""
+    """Open a library; CpuKernelError where the system's loader refuses, or a product is missing."""
     try:
-        return ctypes.CDLL(str(path))
+        loaded = ctypes.CDLL(str(path))
     except OSError as error:
         text = " ".join(str(error).split())
         raise CpuKernelError(
             f"the kernels for a CPU cannot be loaded ({text}); install jaxserve again here"
         ) from error
+    missing = [name for name in _symbols() if not hasattr(loaded, name)]
+    if missing:
+        raise CpuKernelError(
+            f"{path} is of another version of jaxserve: it has no {missing[0]}; "
+            "install jaxserve again"
+        )
+    return loaded
+
+
+def _symbols() -> list[str]:
+    """Return the names that the library has to have."""
+    products = [target_name(numbers, each) for each in INSTRUCTIONS for numbers in NUMBERS]
+    return ["jaxserve_instructions", *products]
 
 
 def best_instructions(loaded: ctypes.CDLL) -> str:

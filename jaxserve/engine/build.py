@@ -35,7 +35,7 @@ from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.host.speculation import DeviceDrafts, Proposer, Speculation
 from jaxserve.errors import ConfigError, MemoryLimitError, flag_error
 from jaxserve.models.precision import XLA
-from jaxserve.models.quant import QuantScheme, scheme_in
+from jaxserve.models.quant import scheme_in
 from jaxserve.models.spec import ModelSpec
 from jaxserve.models.summed_last import product_in
 from jaxserve.pallas_kernels import dispatch
@@ -153,6 +153,8 @@ class _MemoryPlanner:
         self._dtype = params["embed"].dtype
         self._form = scheme_in(params)
         self._product = product_in(params)
+        models = [(spec, params)] + ([(draft.spec, draft.params)] if draft else [])
+        self._min_rows = max(min_rows(each, held, mesh) for each, held in models)
         self._options = options
         # The choice of a kernel needs a configuration: that of the options as they are.
         attention = choose_attention(spec, self.config(UNLIMITED_TOKENS), mesh, self._dtype)
@@ -170,7 +172,7 @@ class _MemoryPlanner:
             affordable_tokens=tokens,
             windows=[group.window for group in self._spec.page_groups()],
             slot_groups=self._spec.slot_groups,
-            min_rows=min_rows(self._spec, self._mesh, self._dtype, self._form, self._product),
+            min_rows=self._min_rows,
             embeds=self._spec.embeds,
             weights=str(self._dtype),
         )
@@ -252,21 +254,20 @@ def _warn_of_slow_links(spec: ModelSpec, mesh: Mesh, dtype: jnp.dtype) -> None:
         )
 
 
-def min_rows(
-    spec: ModelSpec,
-    mesh: Mesh,
-    dtype: jnp.dtype,
-    scheme: QuantScheme | None = None,
-    product: str = XLA,
-) -> int:
-    """Return the fewest rows that steps are compiled for.
+def min_rows(spec: ModelSpec, params: dict, mesh: Mesh) -> int:
+    """Return the fewest rows that steps of a model are compiled for.
 
     2 for products of bfloat16 or int8 by XLA:CPU, which has none for one row and takes longer. The
     kernel of a CPU has; experts, the matrices of latent attention that are applied head by head,
     and widened weights are XLA's nevertheless.
+
+    Args:
+        params: Arrays, declarations or abstract values.
     """
+    scheme = scheme_in(params)
     multiplies_int8 = scheme is not None and scheme.activations
-    is_narrow = dtype == jnp.bfloat16 or multiplies_int8
+    is_narrow = params["embed"].dtype == jnp.bfloat16 or multiplies_int8
     is_widened = scheme is not None and not multiplies_int8
-    has_products_of_xla = spec.mixture or spec.latent or is_widened or product == XLA
+    is_by_xla = is_widened or product_in(params) == XLA
+    has_products_of_xla = is_by_xla or spec.mixture or spec.latent
     return 2 if platform(mesh) == "cpu" and is_narrow and has_products_of_xla else 1

@@ -19,6 +19,7 @@ from jaxserve.loading.token_ids import TokenIds, read_token_ids
 from jaxserve.models.families.weight_table import Stored
 from jaxserve.models.precision import AUTO
 from jaxserve.models.spec import ModelSpec
+from jaxserve.models.summed_last import product_in
 from jaxserve.tokenizer import Tokenizer
 
 
@@ -113,7 +114,7 @@ def load(
         sha256(identity.encode()).hexdigest(),
         plan.size,
         kept,
-        chosen,
+        product_in(plan.declared),
         files.note,
         files.source.checkpoint.generation_config,
     )

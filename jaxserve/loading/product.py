@@ -1,6 +1,7 @@
 """The choice between XLA and the kernel of a CPU for products with weights."""
 
 import logging
+from platform import machine
 
 from jax.sharding import Mesh
 
@@ -11,6 +12,17 @@ from jaxserve.models.precision import AUTO, XLA, check_product
 from jaxserve.sharding.mesh import device_kind, platform
 
 log = logging.getLogger("jaxserve.engine")
+
+
+def require_use(asked: str, found: str) -> None:
+    """Raise ConfigError where a kernel was asked for by name, and multiplies no weight.
+
+    Args:
+        found: What the parameters are multiplied by (summed_last.product_in).
+    """
+    if asked not in (AUTO, XLA) and found == XLA:
+        problem = "none of the weights is in a form that the kernel multiplies (leave it out)"
+        raise flag_error("--product", asked, problem)
 
 
 def choose_product(asked: str, mesh: Mesh) -> str:
@@ -36,7 +48,7 @@ def choose_product(asked: str, mesh: Mesh) -> str:
         found = load().instructions
     except CpuKernelError as error:
         if asked == AUTO:
-            log.info("products of few rows are XLA's: %s", error)
+            log.log(_level(), "products of few rows are XLA's: %s", error)
             return XLA
         raise flag_error("--product", asked, str(error)) from error
     if asked == AUTO:
@@ -45,3 +57,8 @@ def choose_product(asked: str, mesh: Mesh) -> str:
         here = f"this processor has {' and '.join(supported())}"
         raise flag_error("--product", asked, f"{here} (choose {AUTO})")
     return asked
+
+
+def _level() -> int:
+    """Return the level at which the log says that there is no kernel: other processors have none."""
+    return logging.WARNING if machine() == "x86_64" else logging.INFO

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.tree_util import tree_map_with_path
 from jaxtyping import Array, Float
 
@@ -48,8 +49,8 @@ def product_in(params: Any) -> str:
 def summed_last_specs(specs: dict, product: str) -> dict:
     """Return declarations with a SummedLast for each weight that the kernel can multiply.
 
-    Experts keep their order, as do the dense weights beside them, and weights whose numbers are
-    widened before a product.
+    Experts keep their order, as do the dense weights beside them, weights whose numbers are
+    widened before a product, and those of fp8.
 
     Args:
         specs: Declarations, as decoder.param_specs gives them.
@@ -64,7 +65,7 @@ def summed_last_specs(specs: dict, product: str) -> dict:
         if isinstance(leaf, ParamSpec):
             at = contracted(name, leaf.axes)
             return SummedLast(_with_last(leaf, at), at.stop - at.start, product)
-        if not leaf.scheme.activations:
+        if not (leaf.scheme.activations and leaf.values.dtype == jnp.int8):
             return leaf
         at = contracted(name, leaf.values.axes)
         turned = replace(

@@ -15,7 +15,8 @@ INTERFACE = "hatchling.builders.hooks.plugin.interface"
 UNKNOWN = "no-such-compiler"
 # Works with `sh`, called as a compiler is; its last argument is the file to write.
 WRITES = 'for last; do :; done; echo "$@" >"$last"'
-FAILS = "echo products.cc:7: error: no >&2; exit 3"
+FAILS = 'case "$*" in *" -c "*) ;; *) echo products.cc:7: error: no >&2; exit 3;; esac'
+KNOWS_NO_BFLOAT16 = "exit 1"
 
 
 @pytest.fixture
@@ -110,11 +111,33 @@ def test_a_compiler_that_is_named_and_not_there(
 
 
 @pytest.mark.usefixtures("on_linux")
+def test_a_compiler_that_is_too_old(
+    hook: Any, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_with(KNOWS_NO_BFLOAT16, tmp_path, monkeypatch)
+    with pytest.raises(hook.SkippedError, match=r"does not compile .* \(GCC 10 and clang 9 do\)"):
+        hook.build(root)
+
+
+@pytest.mark.usefixtures("on_linux")
+def test_a_tree_that_cannot_be_written(
+    hook: Any, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_with(WRITES, tmp_path, monkeypatch)
+    monkeypatch.setattr(hook.os, "access", lambda path, mode: False)
+    with pytest.raises(hook.SkippedError, match="cpu_kernels cannot be written"):
+        hook.build(root)
+
+
+@pytest.mark.usefixtures("on_linux")
 def test_a_compiler_that_fails_is_an_error(
     hook: Any, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compile_with(FAILS, tmp_path, monkeypatch)
-    with pytest.raises(RuntimeError, match=r"(?s)ended with 3:\nproducts\.cc:7: error: no"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"(?s)ended with 3:\nproducts\.cc:7: error: no.*\nHATCH_BUILD_NO_HOOKS=true installs",
+    ):
         initialize(hook, root)
     assert [path.name for path in (root / hook.SOURCES).iterdir()] == ["products.cc"]
 

@@ -55,12 +55,31 @@ def test_a_file_that_is_no_library(tmp_path: Path) -> None:
     assert len(str(error.value).splitlines()) == 1
 
 
+def test_a_library_of_another_version(tmp_path: Path) -> None:
+    """Any library of the system is one without our products."""
+    path = tmp_path / "libproducts.so.5"
+    path.symlink_to(_path_of_libm())
+    with pytest.raises(CpuKernelError, match=r"it has no jaxserve_instructions; install"):
+        library.open_library(path)
+
+
+def _path_of_libm() -> str:
+    """Return where the process has the library of mathematics."""
+    maps = Path("/proc/self/maps").read_text().split()
+    return next(word for word in maps if "/libm.so" in word or "/libm-" in word)
+
+
 def test_a_processor_without_the_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = SimpleNamespace(jaxserve_instructions=lambda: b"")
     monkeypatch.setattr(library, "find_library", lambda folder, newest: Path("products.so"))
     monkeypatch.setattr(library, "open_library", lambda path: opened)
     with pytest.raises(CpuKernelError, match="they need AVX2 and FMA"):
         library.load.__wrapped__()
+
+
+def test_headers_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(CpuKernelError, match="cannot be read; reinstall jaxlib"):
+        library.ffi_minor(tmp_path)
 
 
 def test_headers_without_a_version(tmp_path: Path) -> None:

@@ -3,13 +3,16 @@
 import jax
 import pytest
 
+from jaxserve import LLM
+from jaxserve.cli.flags import BUNDLED
 from jaxserve.cpu_kernels.errors import CpuKernelError
 from jaxserve.cpu_kernels.library import INSTRUCTIONS, Library
 from jaxserve.errors import ConfigError
 from jaxserve.loading import product
-from jaxserve.loading.product import choose_product
+from jaxserve.loading.product import choose_product, require_use
 from jaxserve.models.precision import AUTO, PRODUCTS, XLA
 from jaxserve.sharding.mesh import MeshSpec
+from tests.jaxserve.cpu_kernel import BEST, instructions
 
 ONE = MeshSpec().build(jax.devices())
 TWO = MeshSpec(tensor=2).build(jax.devices())
@@ -43,6 +46,15 @@ def test_what_does_not_run_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         choose_product("sse", ONE)
 
 
+def test_a_kernel_with_nothing_to_multiply_is_refused() -> None:
+    instructions(BEST)
+    require_use(AUTO, XLA)
+    with pytest.raises(ConfigError, match="--product is avx2; none of the weights is in a form"):
+        LLM(BUNDLED, weights="int8", product="avx2", progress=False)
+    with LLM(BUNDLED, weights="int8", progress=False) as llm:
+        assert llm.model.product == XLA
+
+
 def test_without_the_library_auto_says_why_and_a_name_is_refused(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -50,8 +62,12 @@ def test_without_the_library_auto_says_why_and_a_name_is_refused(
         raise CpuKernelError("it was not built")
 
     monkeypatch.setattr(product, "load", fails)
-    with caplog.at_level("INFO", "jaxserve.engine"):
-        assert choose_product(AUTO, ONE) == XLA
+    monkeypatch.setattr(product, "machine", lambda: "x86_64")
+    assert choose_product(AUTO, ONE) == XLA
     assert "it was not built" in caplog.text
+    caplog.clear()
+    monkeypatch.setattr(product, "machine", lambda: "aarch64")  # which has none anyway
+    assert choose_product(AUTO, ONE) == XLA
+    assert not caplog.text
     with pytest.raises(ConfigError, match="--product is avx2; it was not built"):
         choose_product("avx2", ONE)

@@ -245,5 +245,5 @@ def test_one_row_on_a_cpu_is_two_where_xla_multiplies(
 ) -> None:
     """XLA:CPU takes ten times as long for one row of 8-bit or bfloat16 numbers as for two."""
     spec = read_spec(HFCheckpoint.open(GOLDEN / case).config)[1]
-    scheme = parse_scheme(weights)
-    assert min_rows(spec, one_device_mesh(), jnp.dtype(dtype), scheme, product) == fewest
+    declared = param_specs(spec, jnp.dtype(dtype), parse_scheme(weights), product)
+    assert min_rows(spec, declared, one_device_mesh()) == fewest

@@ -14,7 +14,7 @@ from jaxserve.models.precision import XLA
 from jaxserve.models.quant import SCHEMES, Quantized
 from jaxserve.models.summed_last import SummedLast, is_summed_last, product_in
 from jaxserve.sharding.params import map_specs
-from tests.jaxserve.cpu_kernel import KERNELS, instructions
+from tests.jaxserve.cpu_kernel import BEST, KERNELS, instructions
 from tests.jaxserve.loading.loaded import load_params
 from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh
 from tests.slow_cases import slow_but
@@ -30,8 +30,8 @@ CASES = (
 
 RUNS = [(case, product) for case in CASES for product in KERNELS]
 QUICK = (
-    *(("llama_gqa", "avx512"), ("qwen2_moe_shared_expert", "avx512")),
-    *(("deepseek_v3_fp8", "avx512"), ("gpt_oss_mxfp4", "avx512")),
+    *(("llama_gqa", BEST), ("qwen2_moe_shared_expert", BEST)),
+    *(("deepseek_v3_fp8", BEST), ("gpt_oss_mxfp4", BEST)),
     *(("llama_tied", "avx2"), ("llama_mlp_bias", "avx2"), ("deepseek_v2_groups", "avx2")),
 )
 
@@ -136,6 +136,8 @@ def test_weights_that_are_widened_and_experts_stay_as_they_are() -> None:
     widened = declared("llama_gqa", "int8")
     assert [name for name, leaf in widened["layers"][0].items() if turned(leaf)] == []
     assert turned(widened["head"])
+    fp8 = declared("llama_gqa", "w8a8-fp8")
+    assert [name for name, leaf in fp8["layers"][0].items() if turned(leaf)] == []
     mixture = declared("qwen2_moe_shared_expert")["layers"][0]
     assert turned(mixture["qkv"])
     nested = [mixture["experts"], mixture["shared"]]
