@@ -60,5 +60,5 @@ def choose_product(asked: str, mesh: Mesh) -> str:
 
 
 def _level() -> int:
-    """Return the level at which the log says that there is no kernel: other processors have none."""
+    """Return the level at which the log says that the kernel is missing; only x86-64 has it."""
     return logging.WARNING if machine() == "x86_64" else logging.INFO

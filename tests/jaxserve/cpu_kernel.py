@@ -10,7 +10,7 @@ KERNELS = (BEST, "avx2")
 
 
 def instructions(asked: str) -> str:
-    """Return the instructions of one of KERNELS, or skip the test where the kernel cannot run with them."""
+    """Return the instructions that one of KERNELS stands for, or skip where they do not run."""
     try:
         found = supported()
     except CpuKernelError as error:

@@ -1,6 +1,7 @@
 """When the build compiles the kernels for a CPU, when it goes on without, and when it fails."""
 
 import importlib.util
+import os
 import re
 import shutil
 import sys
@@ -124,7 +125,7 @@ def test_a_tree_that_cannot_be_written(
     hook: Any, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compile_with(WRITES, tmp_path, monkeypatch)
-    monkeypatch.setattr(hook.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(hook.os, "access", lambda path, mode: mode != os.W_OK)
     with pytest.raises(hook.SkippedError, match="cpu_kernels cannot be written"):
         hook.build(root)
 
@@ -134,11 +135,9 @@ def test_a_compiler_that_fails_is_an_error(
     hook: Any, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compile_with(FAILS, tmp_path, monkeypatch)
-    with pytest.raises(
-        RuntimeError,
-        match=r"(?s)ended with 3:\nproducts\.cc:7: error: no.*\nHATCH_BUILD_NO_HOOKS=true installs",
-    ):
+    with pytest.raises(RuntimeError, match=r"ended with 3:\nproducts\.cc:7: error: no") as error:
         initialize(hook, root)
+    assert "HATCH_BUILD_NO_HOOKS=true installs" in str(error.value)
     assert [path.name for path in (root / hook.SOURCES).iterdir()] == ["products.cc"]
 
 
