@@ -59,7 +59,7 @@ def summed_last_specs(specs: dict, product: str) -> dict:
 
     def declare(path: tuple[Any, ...], leaf: Any) -> Any:
         name = str(path[-1].key)
-        is_in_block = len(path) > len(("layers", "0", "qkv"))
+        is_in_block = len(path) > 3  # "layers", the layer, "experts" or "shared", the name
         if name not in CONTRACTED or is_in_block:
             return leaf
         if isinstance(leaf, ParamSpec):
