@@ -40,7 +40,7 @@ CREATE    = $(if $(filter uv,$(UV)),uv venv --quiet --seed --python "$$python","
 # Another jax has other companions.
 PINS     := $(if $(JAX_VERSION),/^\(jax\|jaxlib\|jax-cuda[^=]*\|libtpu\)==/d)
 INSTALL   = sed '$(PINS)' $(or $(CONSTRAINTS),/dev/null) >$(VENV)/constraints.txt && \
-  printf '%s\n' $(PIN) >>$(VENV)/constraints.txt && \
+  $(if $(PIN),printf '%s\n' $(PIN) >>$(VENV)/constraints.txt &&) \
   $(UV) pip install --quiet --python $(VENV)/bin/python --constraints $(VENV)/constraints.txt \
     --build-constraints $(VENV)/constraints.txt --editable
 

@@ -20,14 +20,12 @@ from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh
 from tests.slow_cases import slow_but
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-# Dense layers with and without biases, norms of all heads, tied heads, latent attention with and
-# without compressed queries, shared experts, and weights that are stored in 8 bits.
+# Dense layers with and without biases, norms of all heads, tied heads, latent attention, shared
+# experts, and weights that are stored in 8 and 4 bits.
 CASES = (
     *("llama_gqa", "llama_tied", "llama_mlp_bias", "olmo2_gqa", "phi3_longrope", "gemma2_caps"),
     *("qwen2_moe_shared_expert", "deepseek_v2_groups", "deepseek_v3_fp8", "gpt_oss_mxfp4"),
 )
-
-
 RUNS = [(case, product) for case in CASES for product in KERNELS]
 QUICK = (
     *(("llama_gqa", BEST), ("qwen2_moe_shared_expert", BEST)),
@@ -117,7 +115,7 @@ def declared(case: str, scheme: str | None = None) -> dict[str, Any]:
     return param_specs(spec, np.dtype(np.float32), SCHEMES[scheme] if scheme else None, "avx2")
 
 
-def test_the_stored_order_of_a_weight_table_is_the_declared_one() -> None:
+def test_axes_that_are_declared_for_the_kernel() -> None:
     layer = declared("llama_gqa")["layers"][0]
     found = {name: (leaf.weight.axes, leaf.summed) for name, leaf in layer.items() if turned(leaf)}
     assert found == {
