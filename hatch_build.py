@@ -18,11 +18,16 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCES = Path("jaxserve/cpu_kernels")  # below the root
+FOLDER = Path("jaxserve/cpu_kernels")  # below the root
+SOURCES = ("products.cc", "attention.cc")
 COMPILERS = ("g++", "clang++")
 # No -march: the sources choose their instructions function by function, and ask the processor when
-# they run. -w: compilers warn of the vector types in their own headers.
-FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-w")
+# they run. Nobody reads floating-point exceptions or errno, and loops that keep them do not become
+# vectors. -w: compilers warn of the vector types in their own headers.
+FLAGS = (
+    *("-O3", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden"),
+    *("-fno-trapping-math", "-fno-math-errno", "-w"),
+)
 
 
 # Instructions that compilers have had for the least time: GCC from 10 on, clang from 9 on.
@@ -46,7 +51,7 @@ class CustomBuildHook(BuildHookInterface):
         except SkippedError as reason:
             self.app.display_warning(
                 f"jaxserve is built without its kernels for a CPU: {reason}. "
-                "Products on a CPU are XLA's then."
+                "Products and attention on a CPU are XLA's then."
             )
             return
         build_data["artifacts"].append("/" + library.relative_to(self.root).as_posix())
@@ -60,10 +65,10 @@ def build(root: Path) -> Path:
     headers = find_headers()
     compiler = find_compiler()
     check_compiler(compiler)
-    if not os.access(root / SOURCES, os.W_OK):
-        raise SkippedError(f"{root / SOURCES} cannot be written")
-    library = root / SOURCES / f"libproducts.so.{ffi_minor(headers)}"
-    compile_library(compiler, headers, root / SOURCES / "products.cc", library)
+    if not os.access(root / FOLDER, os.W_OK):
+        raise SkippedError(f"{root / FOLDER} cannot be written")
+    library = root / FOLDER / f"libcpu_kernels.so.{ffi_minor(headers)}"
+    compile_library(compiler, headers, [root / FOLDER / name for name in SOURCES], library)
     return library
 
 
@@ -113,10 +118,10 @@ def ffi_minor(headers: Path) -> int:
     return int(found[1])
 
 
-def compile_library(compiler: list[str], headers: Path, source: Path, library: Path) -> None:
+def compile_library(compiler: list[str], headers: Path, sources: list[Path], library: Path) -> None:
     """Compile, and put the library in its place at once: another process may be loading it."""
     unfinished = library.with_name(f"{library.name}.{os.getpid()}")
-    command = [*compiler, *FLAGS, "-isystem", headers, source, "-o", unfinished]
+    command = [*compiler, *FLAGS, "-isystem", headers, *sources, "-o", unfinished]
     try:
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.device import Limits, about, measure_limits, seconds
-from jaxserve.pallas_kernels.dispatch import CANDIDATES, GROUPED
+from jaxserve.pallas_kernels.dispatch import GROUPED, GROUPED_CANDIDATES
 from jaxserve.pallas_kernels.grouped_matmul.api import Demand, GroupedMatmul, KernelError, Options
 from jaxserve.pallas_kernels.grouped_matmul.grouping import arrange
 
@@ -165,7 +165,7 @@ def main() -> None:
     layer = Layer(args.experts, args.per_token, args.model, args.mlp)
     dtype = jnp.dtype(args.dtype)
     limits = measure_limits(dtype)
-    names = [*CANDIDATES[jax.devices()[0].platform], *([XLA] if args.xla else [])]
+    names = [*GROUPED_CANDIDATES[jax.devices()[0].platform], *([XLA] if args.xla else [])]
     results: list[Result] = []
     for tokens in args.tokens:
         for product in layer.products:

@@ -19,6 +19,12 @@ from jaxserve.pallas_kernels.quantized_matmul import api as quantized
 from jaxserve.pallas_kernels.quantized_matmul import reference as quantized_reference
 
 
+def _paged_cpu() -> paged.PagedAttention:
+    from jaxserve.pallas_kernels.paged_attention import cpu
+
+    return cpu
+
+
 def _paged_gpu() -> paged.PagedAttention:
     from jaxserve.pallas_kernels.paged_attention import gpu
 
@@ -56,7 +62,12 @@ def _quantized_tpu() -> quantized.QuantizedMatmul:
 
 
 IMPLEMENTATIONS: Final[Mapping[str, paged.PagedAttention]] = Implementations(
-    {"reference": lambda: reference, "gpu": _paged_gpu, "tpu": _paged_tpu}
+    {
+        "reference": lambda: reference,
+        "cpu": _paged_cpu,
+        "gpu": _paged_gpu,
+        "tpu": _paged_tpu,
+    }
 )
 GROUPED: Final[Mapping[str, grouped.GroupedMatmul]] = Implementations(
     {"reference": lambda: grouped_reference, "gpu": _grouped_gpu, "tpu": _grouped_tpu}
@@ -65,13 +76,19 @@ QUANTIZED: Final[Mapping[str, quantized.QuantizedMatmul]] = Implementations(
     {"reference": lambda: quantized_reference, "gpu": _quantized_gpu, "tpu": _quantized_tpu}
 )
 # The platform of each implementation that runs on one alone.
-PLATFORMS: Final[Mapping[str, str]] = MappingProxyType({"gpu": "gpu", "tpu": "tpu"})
+PLATFORMS: Final[Mapping[str, str]] = MappingProxyType({"cpu": "cpu", "gpu": "gpu", "tpu": "tpu"})
+# Implementations that run in tests as they do in an engine. What a device's compiler makes of the
+# others is checked at start-up.
+RUN_IN_TESTS: Final = ("reference", "cpu")
 # Implementations that "auto" tries on each platform, in this order.
 CANDIDATES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {"cpu": ("reference",), "gpu": ("gpu", "reference"), "tpu": ("tpu",)}
+    {"cpu": ("cpu", "reference"), "gpu": ("gpu", "reference"), "tpu": ("tpu",)}
+)
+GROUPED_CANDIDATES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {**CANDIDATES, "cpu": ("reference",)}
 )
 QUANTIZED_CANDIDATES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {**CANDIDATES, "tpu": ("tpu", "reference")}
+    {**GROUPED_CANDIDATES, "tpu": ("tpu", "reference")}
 )
 
 
@@ -108,7 +125,7 @@ def choose_grouped(
     Args:
         demands: Function that returns the products that an implementation would be asked for.
     """
-    return _choose("grouped-matmul", GROUPED, name, platform, demands, refused, CANDIDATES)
+    return _choose("grouped-matmul", GROUPED, name, platform, demands, refused, GROUPED_CANDIDATES)
 
 
 def choose_quantized(

@@ -106,7 +106,7 @@ def test_the_wheel_has_one_package_and_only_what_runs(wheel: Path) -> None:
 def test_the_wheel_has_the_kernels_of_a_cpu(wheel: Path) -> None:
     libraries = [name for name in ZipFile(wheel).namelist() if ".so" in name]
     assert len(libraries) == 1
-    assert re.fullmatch(r"jaxserve/cpu_kernels/libproducts\.so\.\d+", libraries[0])
+    assert re.fullmatch(r"jaxserve/cpu_kernels/libcpu_kernels\.so\.\d+", libraries[0])
     assert wheel.name.endswith("-py3-none-linux_x86_64.whl")
 
 

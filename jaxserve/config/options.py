@@ -18,6 +18,7 @@ EIGHT_BITS = ("int8", "fp8")
 PAGE_SIZE = 64
 PAGE_SIZE_8_BITS = 128
 KERNELS = ("reference", "gpu", "tpu")
+ATTENTION_KERNELS = ("reference", "cpu", "gpu", "tpu")
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,10 @@ def _by_preset(name: str) -> str:
     return f"default by --prefer: {sizes}"
 
 
-def _kernel(product: str) -> str:
+def _kernel(product: str, names: tuple[str, ...] = KERNELS) -> str:
     """Return the help text of a flag that chooses a kernel."""
-    return f"kernel for {product}: auto, reference, gpu or tpu (default: auto)"
+    *most, last = names
+    return f"kernel for {product}: auto, {', '.join(most)} or {last} (default: auto)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +74,7 @@ class EngineOptions:
         deterministic: Give the same tokens bit for bit whatever else runs, at the price of padding
             and of reserving pages.
         page_exchange: Let other engines read the pages of prompts, and write theirs.
-        attention: Attention kernel: "auto", "reference", "gpu" or "tpu".
+        attention: Attention kernel: "auto", "reference", "cpu", "gpu" or "tpu".
         grouped_matmul: Kernel for products with experts: "auto", "reference", "gpu" or "tpu".
         quantized_matmul: Kernel for products with int4 weights in groups: "auto", "reference",
             "gpu" or "tpu".
@@ -149,7 +151,7 @@ class EngineOptions:
         False, "give the same tokens bit for bit whatever the load (default: off, which is faster)"
     )
     page_exchange: bool = False  # follows from --role
-    attention: str = option("auto", _kernel("attention"))
+    attention: str = option("auto", _kernel("attention", ATTENTION_KERNELS))
     grouped_matmul: str = option("auto", _kernel("the experts of a mixture"))
     quantized_matmul: str = option("auto", _kernel("weights in int4 groups"))
 

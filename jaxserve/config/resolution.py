@@ -7,6 +7,7 @@ from typing import Any
 from jaxserve.config.engine_config import EngineConfig, Pool, SlotPool
 from jaxserve.config.option import UNBOUNDED, bounds_of, check_bounds, flag_of
 from jaxserve.config.options import (
+    ATTENTION_KERNELS,
     DRAFT_TOKENS,
     EIGHT_BITS,
     KERNELS,
@@ -84,11 +85,16 @@ def check_options(options: EngineOptions) -> None:
     Sizes that depend on the model are checked as for one that takes any context, with room for its
     pages on one lane.
     """
-    for name in ("attention", "grouped_matmul", "quantized_matmul"):
+    kernels = {
+        "attention": ATTENTION_KERNELS,
+        "grouped_matmul": KERNELS,
+        "quantized_matmul": KERNELS,
+    }
+    for name, known in kernels.items():
         kernel = getattr(options, name)
-        if kernel not in ("auto", *KERNELS):
+        if kernel not in ("auto", *known):
             what = flag_of(name).removeprefix("--")
-            choices = f"choose auto or one of {', '.join(KERNELS)}"
+            choices = f"choose auto or one of {', '.join(known)}"
             raise ConfigError(f"{what} {kernel!r} is not built in; {choices} (--{what})")
     resolve(options, max_positions=options.max_context or 1, lanes=1, affordable_tokens=UNBOUNDED)
 

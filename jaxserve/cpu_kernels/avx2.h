@@ -31,6 +31,7 @@ struct Bfloat16 {
   INLINE static Sum zero() { return _mm256_setzero_ps(); }
   INLINE static Vector whole(const Number* from) { return _mm256_loadu_si256((const __m256i*)from); }
   INLINE static Vector part(const Number* from, int64_t count) { return padded<Vector>(from, count); }
+  INLINE static Vector word(const Number* from) { return _mm256_set1_epi32(word_at(from)); }
   INLINE static Operand widened(Vector read) {
     const __m256i even = _mm256_slli_epi32(read, 16);
     const __m256i odd = _mm256_and_si256(read, _mm256_set1_epi32(0xffff0000));
@@ -56,6 +57,7 @@ struct Float32 {
   static constexpr bool kMovesWeights = false;
   INLINE static Sum zero() { return _mm256_setzero_ps(); }
   INLINE static Vector whole(const Number* from) { return _mm256_loadu_ps(from); }
+  INLINE static Vector word(const Number* from) { return _mm256_set1_ps(*from); }
   INLINE static Vector part(const Number* from, int64_t count) { return padded<Vector>(from, count); }
   INLINE static Operand of_weight(Vector read) { return read; }
   INLINE static Operand of_row(Vector read) { return read; }

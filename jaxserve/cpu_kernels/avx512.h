@@ -20,6 +20,7 @@ struct Bfloat16 {
   INLINE static Vector part(const Number* from, int64_t count) {
     return _mm512_maskz_loadu_epi16((1u << count) - 1, from);
   }
+  INLINE static Vector word(const Number* from) { return _mm512_set1_epi32(word_at(from)); }
   INLINE static Operand of_weight(Vector read) { return (__m512bh)read; }
   INLINE static Operand of_row(Vector read) { return (__m512bh)read; }
   INLINE static Sum add(Sum sum, Operand w, Operand x) { return _mm512_dpbf16_ps(sum, w, x); }
@@ -41,6 +42,7 @@ struct Float32 {
   INLINE static Vector part(const Number* from, int64_t count) {
     return _mm512_maskz_loadu_ps((1u << count) - 1, from);
   }
+  INLINE static Vector word(const Number* from) { return _mm512_set1_ps(*from); }
   INLINE static Operand of_weight(Vector read) { return read; }
   INLINE static Operand of_row(Vector read) { return read; }
   INLINE static Sum add(Sum sum, Operand w, Operand x) { return _mm512_fmadd_ps(w, x, sum); }

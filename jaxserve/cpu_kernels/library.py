@@ -1,7 +1,7 @@
 """The library of kernels that was compiled with the package: its file, and how XLA knows it.
 
 Its name has the minor version of the foreign function interface that it was compiled for,
-`libproducts.so.5`: a jaxlib takes libraries of its own version and of earlier ones.
+`libcpu_kernels.so.5`: a jaxlib takes libraries of its own version and of earlier ones.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ NUMBERS: Final = ("bfloat16", "float32", "int8")
 
 @dataclass(frozen=True)
 class Library:
-    """The loaded library, whose products XLA knows.
+    """The loaded library, whose kernels XLA knows.
 
     Attributes:
         instructions: Best of INSTRUCTIONS that the processor has.
@@ -40,9 +40,14 @@ def target_name(numbers: str, instructions: str) -> str:
     return f"jaxserve_product_{numbers}_{instructions}"
 
 
+def attention_target(instructions: str) -> str:
+    """Return the name by which XLA and the library know attention."""
+    return f"jaxserve_attention_{instructions}"
+
+
 @cache
 def load() -> Library:
-    """Load the library and make its products known to XLA; CpuKernelError if that cannot be."""
+    """Load the library and make its kernels known to XLA; CpuKernelError if that cannot be."""
     path = find_library(FOLDER, ffi_minor(Path(jax.ffi.include_dir())))
     loaded = open_library(path)
     instructions = best_instructions(loaded)
@@ -58,6 +63,14 @@ def load() -> Library:
 def supported() -> tuple[str, ...]:
     """Return the INSTRUCTIONS that the processor has, the best first."""
     return INSTRUCTIONS[INSTRUCTIONS.index(load().instructions) :]
+
+
+def check_instructions(instructions: str) -> None:
+    """Raise ValueError for instructions that the processor does not have."""
+    if instructions not in supported():
+        raise ValueError(
+            f"instructions is {instructions!r}; this processor has {', '.join(supported())}"
+        )
 
 
 def ffi_minor(headers: Path) -> int:
@@ -76,8 +89,8 @@ def find_library(folder: Path, newest: int) -> Path:
     """Return the library of the latest version that is `newest` or earlier."""
     built = {
         int(found[1]): path
-        for path in folder.glob("libproducts.so.*")
-        if (found := re.fullmatch(r"libproducts\.so\.(\d+)", path.name))
+        for path in folder.glob("libcpu_kernels.so.*")
+        if (found := re.fullmatch(r"libcpu_kernels\.so\.(\d+)", path.name))
     }
     if not built:
         raise CpuKernelError(
@@ -95,7 +108,7 @@ def find_library(folder: Path, newest: int) -> Path:
 
 
 def open_library(path: Path) -> ctypes.CDLL:
-    """Open a library; CpuKernelError where the system's loader refuses, or a product is missing."""
+    """Open a library; CpuKernelError where the system's loader refuses, or a kernel is missing."""
     try:
         loaded = ctypes.CDLL(str(path))
     except OSError as error:
@@ -114,8 +127,13 @@ def open_library(path: Path) -> ctypes.CDLL:
 
 def _symbols() -> list[str]:
     """Return the names that the library has to have."""
+    return ["jaxserve_instructions", *_targets()]
+
+
+def _targets() -> list[str]:
+    """Return the names of all kernels."""
     products = [target_name(numbers, each) for each in INSTRUCTIONS for numbers in NUMBERS]
-    return ["jaxserve_instructions", *products]
+    return [*products, *map(attention_target, INSTRUCTIONS)]
 
 
 def best_instructions(loaded: ctypes.CDLL) -> str:
@@ -126,9 +144,7 @@ def best_instructions(loaded: ctypes.CDLL) -> str:
 
 
 def register(loaded: ctypes.CDLL) -> None:
-    """Make the products known to XLA by their names."""
-    for instructions in INSTRUCTIONS:
-        for numbers in NUMBERS:
-            name = target_name(numbers, instructions)
-            capsule = jax.ffi.pycapsule(getattr(loaded, name))
-            jax.ffi.register_ffi_target(name, capsule, platform="cpu")
+    """Make the kernels known to XLA by their names."""
+    for name in _targets():
+        capsule = jax.ffi.pycapsule(getattr(loaded, name))
+        jax.ffi.register_ffi_target(name, capsule, platform="cpu")

@@ -21,6 +21,10 @@ namespace ffi = xla::ffi;
 
 namespace {
 
+#include "bits.h"
+#include "shapes.h"
+#include "threads.h"
+
 template <class Kind>
 struct Product {
   const typename Kind::Number* x;
@@ -52,76 +56,23 @@ namespace avx2 {
 
 // ---- threads
 
-constexpr int64_t kAligned = 16;       // outputs of a cache line of the result, which one thread writes
-constexpr int64_t kShares = 4;         // shares of the work for each thread, so that a late thread has fewer
-constexpr int64_t kWorth = 256 << 10;  // bytes that take as long to multiply as a thread takes to come, 5 to 10 us
-constexpr int kSpins = 2000;           // turns of waiting before the processor is offered to others
+constexpr int64_t kAligned = 16;  // outputs of a cache line of the result, which one thread writes
+constexpr int64_t kShares = 4;    // shares of the work for each thread, so that a late thread has fewer
 
-// XLA's settings of floating-point numbers while it lives: threads that others made may have different ones.
-class Settings {
- public:
-  Settings() : before_(_mm_getcsr()) { _mm_setcsr(kNearest | kFlush); }
-  ~Settings() { _mm_setcsr(before_); }
-
- private:
-  static constexpr unsigned kNearest = 0x1f80;  // all exceptions masked
-  static constexpr unsigned kFlush = 0x8040;    // subnormal results and operands are zero
-  const unsigned before_;
-};
-
-struct Shares {
-  std::atomic<int64_t> next{0};
-  std::atomic<int64_t> done{0};
-};
-
-// Takes shares until none is left.
+// Shares the outputs among XLA's threads and this one. Rows count as if each read the weight itself.
 template <class Kind>
-void work(Shares& shares, const Product<Kind>& product, int64_t size, int64_t count) {
-  const Settings settings;
-  for (int64_t share; (share = shares.next++) < count;) {
-    multiply(product, share * size, std::min(product.N, (share + 1) * size));
-    shares.done++;
-  }
-}
-
-// Waits for shares that others have begun. None can be left that nobody has begun: this thread would have taken it.
-void wait(const Shares& shares, int64_t count) {
-  for (int spins = 0; shares.done < count; spins++) {
-    if (spins < kSpins) _mm_pause();
-    else std::this_thread::yield();
-  }
-}
-
-// Small products are for this thread alone: others would come too late. Rows count as if each read the weight itself.
-template <class Kind>
-int64_t useful_threads(ffi::ThreadPool& pool, const Product<Kind>& product) {
+void multiply_all(ffi::ThreadPool& pool, const Product<Kind>& product) {
   const int64_t bytes = product.R * product.N * product.K * static_cast<int64_t>(sizeof(typename Kind::Number));
-  const int64_t worth = bytes / kWorth;
-  return worth < 2 ? 1 : std::clamp<int64_t>(pool.num_threads(), 1, worth);
-}
-
-// Shares the outputs among XLA's threads and this one.
-template <class Kind>
-void share_out(ffi::ThreadPool& pool, const Product<Kind>& product) {
-  const int64_t threads = useful_threads(pool, product);
+  const int64_t threads = useful_threads(pool, bytes);
   const int64_t parts = threads == 1 ? 1 : threads * kShares;
   const int64_t size = (product.N + parts * kAligned - 1) / (parts * kAligned) * kAligned;
   const int64_t count = (product.N + size - 1) / size;
-  auto shares = std::make_shared<Shares>();  // a thread may come when everything is done, and this call is over
-  const int64_t helpers = std::min(threads, count) - 1;
-  for (int64_t helper = 0; helper < helpers; helper++)
-    pool.Schedule([=] { work(*shares, product, size, count); });
-  work(*shares, product, size, count);
-  wait(*shares, count);
+  share_out(pool, threads, count, [=](int64_t share) {
+    multiply(product, share * size, std::min(product.N, (share + 1) * size));
+  });
 }
 
 // ---- calls
-
-std::string shape(ffi::Span<const int64_t> dimensions) {
-  std::string text;
-  for (int64_t size : dimensions) text += (text.empty() ? "" : ", ") + std::to_string(size);
-  return "[" + text + "]";
-}
 
 bool agree(ffi::Span<const int64_t> x, ffi::Span<const int64_t> weight, ffi::Span<const int64_t> y) {
   if (x.size() != 2 || weight.size() != 2 || y.size() != 2) return false;
@@ -143,7 +94,7 @@ ffi::Error call(ffi::ThreadPool pool, ffi::Buffer<kNumber> x, ffi::Buffer<kNumbe
       weight.dimensions()[0],
       x.dimensions()[1],
   };
-  if (product.R && product.N) share_out(pool, product);
+  if (product.R && product.N) multiply_all(pool, product);
   return ffi::Error::Success();
 }
 

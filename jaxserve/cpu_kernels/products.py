@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxserve.cpu_kernels.library import NUMBERS, supported, target_name
+from jaxserve.cpu_kernels.library import NUMBERS, check_instructions, target_name
 
 # The most rows for which the kernel is faster than XLA, by instructions and numbers, as measured by
 # benchmarks/cpu_products.py on a Zen 4. With avx512 it is there up to 96, but processors with AMX,
@@ -47,10 +47,7 @@ def multiply(
             f"x is {list(x.shape)} and the weight {list(weight.shape)}; "
             "they have to be [R, K] and [N, K]"
         )
-    if instructions not in supported():
-        raise ValueError(
-            f"instructions is {instructions!r}; this processor has {', '.join(supported())}"
-        )
+    check_instructions(instructions)
     sums = jnp.int32 if numbers == "int8" else jnp.float32
     result = jax.ShapeDtypeStruct((x.shape[0], weight.shape[0]), sums)
     return jax.ffi.ffi_call(target_name(numbers, instructions), result)(x, weight)

@@ -17,6 +17,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jaxserve.pallas_kernels.paged_attention.api import (
+    LARGEST,
     Attended,
     Demand,
     KernelError,
@@ -77,6 +78,11 @@ def write(
 
     Page P drops the token.
     """
+    return put(pages, stored(k, v, pages.k.dtype), page, offset)
+
+
+def put(pages: Pages, new: Pages, page: Int[Array, "T"], offset: Int[Array, "T"]) -> Pages:
+    """Store tokens that are as pages hold them; see `write`."""
     num_pages, kv_heads, page_size, _ = pages.k.shape
     # XLA turns a scatter of a single row into a select, for which it copies the pages. A second
     # row, which is dropped, avoids that.
@@ -96,7 +102,7 @@ def write(
         view = (-1,)
         where = (rows.reshape(-1),)
 
-    def put(pool: jax.Array, new: jax.Array) -> jax.Array:
+    def put_into(pool: jax.Array, new: jax.Array) -> jax.Array:
         values = new.reshape(-1, *new.shape[2:])
         values = jnp.concatenate([values, values]) if is_single else values
         return (
@@ -106,15 +112,15 @@ def write(
             .reshape(pool.shape)
         )
 
-    return jax.tree.map(put, pages, _stored(pages, k, v))
+    return jax.tree.map(put_into, pages, new)
 
 
-def _stored(pages: Pages, k: jax.Array, v: jax.Array | None) -> Pages:
-    """Return new tokens as pages hold them: [T, K, H] in their dtype, and scales [T, K]."""
-    if pages.k_scale is None:
-        return Pages(k.astype(pages.k.dtype), None if v is None else v.astype(pages.k.dtype))
-    k, k_scale = quantize(k, pages.k.dtype)
-    v, v_scale = (None, None) if v is None else quantize(v, pages.k.dtype)
+def stored(k: Float[Array, "T K H"], v: Float[Array, "T K H"] | None, dtype: jnp.dtype) -> Pages:
+    """Return tokens as pages of this dtype hold them: k and v [T, K, H], scales [T, K]."""
+    if dtype not in LARGEST:
+        return Pages(k.astype(dtype), None if v is None else v.astype(dtype))
+    k, k_scale = quantize(k, dtype)
+    v, v_scale = (None, None) if v is None else quantize(v, dtype)
     return Pages(k, v, k_scale, v_scale)
 
 

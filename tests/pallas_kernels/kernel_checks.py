@@ -72,6 +72,36 @@ def check_that_neighbours_change_no_bit(attention: PagedAttention, shape: Shape)
     assert len(found) == 1
 
 
+def check_that_no_neighbour_changes_a_bit(attention: PagedAttention, shape: Shape) -> None:
+    """Check that a row's result has the same bits in any slot, packing offset and pages.
+
+    Its neighbours are longer, shorter, empty or NaN.
+    """
+    mine = 1234
+    cached = shape.context - 37
+    new = 37
+    decoded = set()
+    prefilled = set()
+    for order, others in ((1, [0, 0, 0, 0]), (2, [9, 7, 1, 0]), (3, [shape.context] * 4)):
+        for poison in (False, True):
+            # Rows as (seed, new, cached), mine among them where its size puts it.
+            rows = [(100 * order + row, min(n, 10), n - min(n, 10)) for row, n in enumerate(others)]
+            for many in (True, False):
+                size = new if many else 1
+                every = [(seed, n if many else min(n, 1), before) for seed, n, before in rows]
+                every.insert(order, (mine, size, cached + new - size))
+                every = sorted(every, key=lambda row: (row[1] == 0, row[1] != 1))
+                seeds, sizes, before = (list(column) for column in zip(*every, strict=True))
+                at = seeds.index(mine)
+                poisoned = [row for row in range(ROWS) if row != at] if poison else []
+                case = Case(attention, shape, before, sizes, seeds, order, poisoned)
+                if many:
+                    prefilled.add(case.run_prefill()[0][at].tobytes())
+                else:
+                    decoded.add(case.run_decode()[0][at].tobytes())
+    assert len(decoded) == len(prefilled) == 1
+
+
 def check_tiles_of_few_tokens(
     attention: PagedAttention, shape: Shape, max_row_tokens: int, tolerance: float
 ) -> None:

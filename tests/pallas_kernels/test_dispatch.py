@@ -46,12 +46,12 @@ def test_every_candidate_exists(platform: str) -> None:
     assert dispatch.choose("auto", platform, [STEP]) in dispatch.CANDIDATES[platform]
 
 
-@pytest.mark.parametrize("platform", dispatch.CANDIDATES)
+@pytest.mark.parametrize("platform", dispatch.GROUPED_CANDIDATES)
 def test_every_candidate_for_grouped_products_exists(platform: str) -> None:
-    assert set(dispatch.CANDIDATES[platform]) <= set(dispatch.GROUPED)
+    assert set(dispatch.GROUPED_CANDIDATES[platform]) <= set(dispatch.GROUPED)
     assert (
         dispatch.choose_grouped("auto", platform, products(PRODUCT))
-        in dispatch.CANDIDATES[platform]
+        in dispatch.GROUPED_CANDIDATES[platform]
     )
 
 

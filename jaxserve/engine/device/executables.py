@@ -145,7 +145,7 @@ class Executables:
     def _self_checks(self) -> list[Job]:
         lowering = self._lowering
         checks: list[Job] = []
-        if lowering.attention != "reference":
+        if lowering.attention not in dispatch.RUN_IN_TESTS:
             checks.append(("attention against its reference", self._check_attention))
         if lowering.kernel_weights:
             checks.append(("quantized matmul against its reference", self._check_quantized_matmul))

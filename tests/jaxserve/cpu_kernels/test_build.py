@@ -83,9 +83,9 @@ def test_a_library_is_built(
     compile_with(WRITES, tmp_path, monkeypatch)
     build_data, warnings = initialize(hook, root)
     folder = root / hook.SOURCES
-    assert "-isystem" in (folder / "libproducts.so.7").read_text().split()
-    assert {path.name for path in folder.iterdir()} == {"products.cc", "libproducts.so.7"}
-    assert build_data["artifacts"] == ["/jaxserve/cpu_kernels/libproducts.so.7"]
+    assert "-isystem" in (folder / "libcpu_kernels.so.7").read_text().split()
+    assert {path.name for path in folder.iterdir()} == {"products.cc", "libcpu_kernels.so.7"}
+    assert build_data["artifacts"] == ["/jaxserve/cpu_kernels/libcpu_kernels.so.7"]
     assert build_data["pure_python"] is False
     assert re.fullmatch(r"py3-none-\w+", build_data["tag"])
     assert not warnings

@@ -22,11 +22,11 @@ def with_libraries(folder: Path, *names: str) -> Path:
 @pytest.mark.parametrize(
     ("names", "newest", "expected"),
     [
-        (("libproducts.so.3",), 3, "libproducts.so.3"),
-        (("libproducts.so.3", "libproducts.so.5"), 5, "libproducts.so.5"),
-        (("libproducts.so.3", "libproducts.so.5"), 4, "libproducts.so.3"),
-        (("libproducts.so.9", "libproducts.so.10"), 11, "libproducts.so.10"),
-        (("libproducts.so.3", "libproducts.so.4.17"), 5, "libproducts.so.3"),
+        (("libcpu_kernels.so.3",), 3, "libcpu_kernels.so.3"),
+        (("libcpu_kernels.so.3", "libcpu_kernels.so.5"), 5, "libcpu_kernels.so.5"),
+        (("libcpu_kernels.so.3", "libcpu_kernels.so.5"), 4, "libcpu_kernels.so.3"),
+        (("libcpu_kernels.so.9", "libcpu_kernels.so.10"), 11, "libcpu_kernels.so.10"),
+        (("libcpu_kernels.so.3", "libcpu_kernels.so.4.17"), 5, "libcpu_kernels.so.3"),
     ],
 )
 def test_the_latest_library_that_this_jaxlib_takes(
@@ -42,13 +42,13 @@ def test_without_a_library(tmp_path: Path) -> None:
 
 
 def test_a_library_for_a_newer_jaxlib(tmp_path: Path) -> None:
-    folder = with_libraries(tmp_path, "libproducts.so.6", "libproducts.so.7")
+    folder = with_libraries(tmp_path, "libcpu_kernels.so.6", "libcpu_kernels.so.7")
     with pytest.raises(CpuKernelError, match=r"for version 0\.6 .* this jaxlib has 0\.5; install"):
         library.find_library(folder, 5)
 
 
 def test_a_file_that_is_no_library(tmp_path: Path) -> None:
-    path = tmp_path / "libproducts.so.5"
+    path = tmp_path / "libcpu_kernels.so.5"
     path.write_text("not a library")
     with pytest.raises(CpuKernelError, match=r"cannot be loaded .*; install") as error:
         library.open_library(path)
@@ -57,7 +57,7 @@ def test_a_file_that_is_no_library(tmp_path: Path) -> None:
 
 def test_a_library_of_another_version(tmp_path: Path) -> None:
     """Any library of the system is one without our products."""
-    path = tmp_path / "libproducts.so.5"
+    path = tmp_path / "libcpu_kernels.so.5"
     path.symlink_to(_path_of_libm())
     with pytest.raises(CpuKernelError, match=r"it has no jaxserve_instructions; install"):
         library.open_library(path)
@@ -106,7 +106,7 @@ def loaded_library() -> ctypes.CDLL:
 
 def test_the_name_of_the_library_has_the_version_that_it_was_built_for() -> None:
     loaded: Any = loaded_library()
-    assert Path(loaded._name).name == f"libproducts.so.{loaded.jaxserve_ffi_minor()}"
+    assert Path(loaded._name).name == f"libcpu_kernels.so.{loaded.jaxserve_ffi_minor()}"
 
 
 def test_the_library_is_loaded_once() -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from jaxserve.cpu_kernels import library
-from jaxserve.cpu_kernels.errors import CpuKernelError
 from jaxserve.cpu_kernels.products import MAX_ROWS, multiply
+from tests.cpu_instructions import require_instructions
 
 SIZES = (1, 3, 63, 64, 65, 100, 896)  # of K and N, in pairs
 ROWS = (1, 2, 3, 4, 5, 16, 17)
@@ -24,12 +24,7 @@ Operands = tuple[np.ndarray, np.ndarray]  # rows, and a weight
 @pytest.fixture(params=library.INSTRUCTIONS)
 def instructions(request: pytest.FixtureRequest) -> str:
     """Each set of instructions that the processor has."""
-    try:
-        supported = library.supported()
-    except CpuKernelError as error:
-        pytest.skip(str(error))
-    if request.param not in supported:
-        pytest.skip(f"this processor has no {request.param}")
+    require_instructions(request.param)
     return request.param
 
 

@@ -53,9 +53,9 @@ def requests(count: int = 16) -> list[Request]:
 
 def answers(options: EngineOptions, mesh: MeshSpec | None = None, spacing: int = 3) -> Answers:
     engine, runner = make_engine(options, mesh, spec=WINDOWED)
-    assert {str(pages.k.dtype) for pages in runner.lowering.state.pages} == {
-        runner.config.page_dtype
-    }
+    held = {str(pages.k.dtype) for pages in runner.lowering.state.pages}
+    # The kernel for a CPU holds float8 numbers as their bits.
+    assert held <= {runner.config.page_dtype, "uint8" if options.kv == "fp8" else ""}
     warm_up(runner)
     found = run(engine, [(spacing * i, request) for i, request in enumerate(requests())])
     engine.close()
