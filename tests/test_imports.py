@@ -28,13 +28,18 @@ ENGINE_DATA = (
     "jaxserve.errors",
     "jaxserve.engine.empty_step",
 )
-ON_DEVICES = ("jaxserve.models", "sharding", "pallas_kernels")  # what imports jax below the engine
+ON_DEVICES = (
+    "jaxserve.models",
+    "jaxserve.cpu_kernels",
+    "sharding",
+    "pallas_kernels",
+)  # what imports jax below the engine
 
 # Folder or module -> project modules that it may import; the longest prefix of a file's module name
 # decides. Modules of LINKED are named without the jaxserve before them.
 ALLOWED: dict[str, tuple[str, ...]] = {
     "sharding": ("sharding",),
-    "pallas_kernels": ("pallas_kernels",),
+    "pallas_kernels": ("pallas_kernels", "jaxserve.cpu_kernels"),
     "checkpoints": ("checkpoints", "sharding"),
     "training": ("training", "jaxserve.tokenizer"),
     # The entry point of the command hands over to jaxserve, which knows the models.

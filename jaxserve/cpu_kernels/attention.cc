@@ -15,6 +15,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <new>
 #include <string>
 #include <thread>
 #include <type_traits>
@@ -93,15 +94,24 @@ namespace avx2 {
 
 // ---- threads
 
+// Cuts the query rows of each row and kv head into as few tiles as can be, of nearly the same size; those with the
+// longest contexts come first, so that no thread begins one when the others have ended.
 template <class Kind, class Stored>
 std::vector<Tile> tiles(const Attention<Kind, Stored>& a) {
   std::vector<Tile> found;
   for (int64_t row = 0; row < a.R; row++) {
     const int64_t count = a.tokens(row) * a.group();
-    for (int64_t first = 0; first < count; first += kTile)
-      for (int64_t head = 0; head < a.K; head++)
-        found.push_back({row, head, first, std::min(kTile, count - first)});
+    const int64_t parts = (count + kTile - 1) / kTile;
+    for (int64_t part = 0; part < parts; part++) {
+      const int64_t first = count * part / parts;
+      const int64_t next = count * (part + 1) / parts;
+      for (int64_t head = 0; head < a.K; head++) found.push_back({row, head, first, next - first});
+    }
   }
+  const auto is_longer = [&](const Tile& one, const Tile& other) {
+    return a.position(one, one.count - 1) > a.position(other, other.count - 1);
+  };
+  std::stable_sort(found.begin(), found.end(), is_longer);
   return found;
 }
 
@@ -115,12 +125,13 @@ int64_t bytes(const Attention<Kind, Stored>& a) {
 }
 
 template <class Kind, class Stored>
-void attend_all(ffi::ThreadPool& pool, const Attention<Kind, Stored>& a) {
+ffi::Error attend_all(ffi::ThreadPool& pool, const Attention<Kind, Stored>& a) {
   const int64_t from = a.begin(a.R);
   std::fill(a.out + from * a.N * a.V, a.out + a.T * a.N * a.V, 0.0f);
   std::fill(a.lse + from * a.N, a.lse + a.T * a.N, -std::numeric_limits<float>::infinity());
   const auto found = std::make_shared<const std::vector<Tile>>(tiles(a));
-  share_out(pool, useful_threads(pool, bytes(a)), found->size(), [=](int64_t share) { attend(a, (*found)[share]); });
+  return share_out(pool, useful_threads(pool, bytes(a)), found->size(),
+                   [=](int64_t share) { attend(a, (*found)[share]); });
 }
 
 // ---- calls
@@ -181,8 +192,7 @@ ffi::Error attend_as(ffi::ThreadPool& pool, const Inputs& in) {
       in.softcap,
       in.window > 0 ? in.window : std::numeric_limits<int32_t>::max(),
   };
-  attend_all(pool, attention);
-  return ffi::Error::Success();
+  return attend_all(pool, attention);
 }
 
 template <class Kind>

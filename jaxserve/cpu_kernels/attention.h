@@ -33,11 +33,11 @@ INLINE float to_float(Float8 number) {
 
 INLINE void store(float value, float& to) { to = value; }
 
-// Rounds to the nearest bfloat16 number, to the even one of two. A NaN may become another number, but makes the sum of
-// the weights NaN too.
+// Rounds to the nearest bfloat16 number, to the even one of two.
 INLINE void store(float value, uint16_t& to) {
   const uint32_t bits = float_to_bits(value);
-  to = static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+  const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  to = static_cast<uint16_t>(value != value ? 0x7fc0 : rounded);  // carrying, a NaN would become 0
 }
 
 // The exponential function for arguments up to 0, to 2 units in the last place; 0 below -87. By powers of two, and a
@@ -45,7 +45,8 @@ INLINE void store(float value, uint16_t& to) {
 INLINE float exponential(float x) {
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it leaves no digits behind the point
   const float bounded = x < -87.0f ? -87.0f : x;  // a NaN stays
-  const float power = (bounded * 1.44269504f + kRound) - kRound;
+  const float shifted = bounded * 1.44269504f + kRound;  // its last bits are the power of two
+  const float power = shifted - kRound;
   const float rest = (bounded - power * 0.693359375f) + power * 2.12194440e-4f;
   float sum = 1.9875691500e-4f;
   sum = sum * rest + 1.3981999507e-3f;
@@ -54,7 +55,7 @@ INLINE float exponential(float x) {
   sum = sum * rest + 1.6666665459e-1f;
   sum = sum * rest + 5.0000001201e-1f;
   sum = sum * rest * rest + rest + 1.0f;
-  const float scale = bits_to_float(static_cast<uint32_t>(static_cast<int32_t>(power) + 127) << 23);
+  const float scale = bits_to_float((float_to_bits(shifted) + 127) << 23);
   return x < -87.0f ? 0.0f : sum * scale;
 }
 

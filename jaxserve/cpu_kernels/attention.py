@@ -34,7 +34,8 @@ def attend(
 ) -> tuple[Float[Array, "T N V"], Float[Array, "T N"]]:
     """Return the causal attention of every query to its row, and its log-sum-exp; both float32.
 
-    A query's result depends neither on other queries nor on which thread computes it. Letters,
+    Of finite keys and values a query's result depends neither on other queries nor on which thread
+    computes it. Letters,
     arguments and what may lie where no query looks are as in paged_attention.api; lengths count
     the step's tokens, whose keys and values are in the pages already.
 

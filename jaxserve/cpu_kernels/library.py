@@ -5,10 +5,12 @@ Its name has the minor version of the foreign function interface that it was com
 """
 
 import ctypes
+import logging
 import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from platform import machine
 from typing import Final
 
 import jax
@@ -63,6 +65,11 @@ def load() -> Library:
 def supported() -> tuple[str, ...]:
     """Return the INSTRUCTIONS that the processor has, the best first."""
     return INSTRUCTIONS[INSTRUCTIONS.index(load().instructions) :]
+
+
+def missing_level() -> int:
+    """Return the level at which a log says that there is no library; only x86-64 has one."""
+    return logging.WARNING if machine() == "x86_64" else logging.INFO
 
 
 def check_instructions(instructions: str) -> None:

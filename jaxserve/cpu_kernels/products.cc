@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <string>
 #include <thread>
 #include <vector>
@@ -61,13 +62,13 @@ constexpr int64_t kShares = 4;    // shares of the work for each thread, so that
 
 // Shares the outputs among XLA's threads and this one. Rows count as if each read the weight itself.
 template <class Kind>
-void multiply_all(ffi::ThreadPool& pool, const Product<Kind>& product) {
+ffi::Error multiply_all(ffi::ThreadPool& pool, const Product<Kind>& product) {
   const int64_t bytes = product.R * product.N * product.K * static_cast<int64_t>(sizeof(typename Kind::Number));
   const int64_t threads = useful_threads(pool, bytes);
   const int64_t parts = threads == 1 ? 1 : threads * kShares;
   const int64_t size = (product.N + parts * kAligned - 1) / (parts * kAligned) * kAligned;
   const int64_t count = (product.N + size - 1) / size;
-  share_out(pool, threads, count, [=](int64_t share) {
+  return share_out(pool, threads, count, [=](int64_t share) {
     multiply(product, share * size, std::min(product.N, (share + 1) * size));
   });
 }
@@ -94,8 +95,7 @@ ffi::Error call(ffi::ThreadPool pool, ffi::Buffer<kNumber> x, ffi::Buffer<kNumbe
       weight.dimensions()[0],
       x.dimensions()[1],
   };
-  if (product.R && product.N) multiply_all(pool, product);
-  return ffi::Error::Success();
+  return product.R && product.N ? multiply_all(pool, product) : ffi::Error::Success();
 }
 
 }  // namespace

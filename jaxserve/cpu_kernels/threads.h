@@ -18,14 +18,19 @@ class Settings {
 struct Shares {
   std::atomic<int64_t> next{0};
   std::atomic<int64_t> done{0};
+  std::atomic<bool> failed{false};
 };
 
-// Takes shares until none is left.
+// Takes shares until none is left. Exceptions must not leave XLA's threads.
 template <class Work>
 void take(Shares& shares, int64_t count, const Work& work) {
   const Settings settings;
   for (int64_t share; (share = shares.next++) < count;) {
-    work(share);
+    try {
+      work(share);
+    } catch (const std::bad_alloc&) {
+      shares.failed = true;
+    }
     shares.done++;
   }
 }
@@ -41,12 +46,14 @@ inline void wait(const Shares& shares, int64_t count) {
 // Calls work(share) for each share below count, on up to so many threads of which this one is the first. Work is
 // copied: a thread may come when everything is done, and this call is over.
 template <class Work>
-void share_out(ffi::ThreadPool& pool, int64_t threads, int64_t count, const Work& work) {
+ffi::Error share_out(ffi::ThreadPool& pool, int64_t threads, int64_t count, const Work& work) {
   auto shares = std::make_shared<Shares>();
   const int64_t helpers = std::min(threads, count) - 1;
   for (int64_t helper = 0; helper < helpers; helper++) pool.Schedule([=] { take(*shares, count, work); });
   take(*shares, count, work);
   wait(*shares, count);
+  if (shares->failed) return ffi::Error(ffi::ErrorCode::kResourceExhausted, "there is no memory for a kernel's numbers");
+  return ffi::Error::Success();
 }
 
 // Small work is for this thread alone: others would come too late.

@@ -1,12 +1,11 @@
 """The choice between XLA and the kernel of a CPU for products with weights."""
 
 import logging
-from platform import machine
 
 from jax.sharding import Mesh
 
 from jaxserve.cpu_kernels.errors import CpuKernelError
-from jaxserve.cpu_kernels.library import load, supported
+from jaxserve.cpu_kernels.library import load, missing_level, supported
 from jaxserve.errors import flag_error
 from jaxserve.models.precision import AUTO, XLA, check_product
 from jaxserve.sharding.mesh import device_kind, platform
@@ -48,7 +47,7 @@ def choose_product(asked: str, mesh: Mesh) -> str:
         found = load().instructions
     except CpuKernelError as error:
         if asked == AUTO:
-            log.log(_level(), "products of few rows are XLA's: %s", error)
+            log.log(missing_level(), "products of few rows are XLA's: %s", error)
             return XLA
         raise flag_error("--product", asked, str(error)) from error
     if asked == AUTO:
@@ -57,8 +56,3 @@ def choose_product(asked: str, mesh: Mesh) -> str:
         here = f"this processor has {' and '.join(supported())}"
         raise flag_error("--product", asked, f"{here} (choose {AUTO})")
     return asked
-
-
-def _level() -> int:
-    """Return the level at which the log says that the kernel is missing; only x86-64 has it."""
-    return logging.WARNING if machine() == "x86_64" else logging.INFO

@@ -26,7 +26,7 @@ from jaxserve.pallas_kernels.paged_attention.api import (
     Ragged,
     quantize,
 )
-from tests.cpu_instructions import require_instructions
+from tests.jaxserve.cpu_kernel import instructions
 from tests.pallas_kernels.attention_case import (
     BF16,
     BF16_SHAPES,
@@ -53,10 +53,10 @@ few_examples = partial(settings, deadline=None, derandomize=True, database=None,
 @pytest.fixture(params=INSTRUCTIONS, scope="module")
 def attention(request: pytest.FixtureRequest) -> PagedAttention:
     """The implementation with each set of instructions that the processor has."""
-    require_instructions(request.param)
-    module = ModuleType(request.param)
+    asked = instructions(request.param)
+    module = ModuleType(asked)
     vars(module).update(vars(cpu))
-    vars(module)["attend"] = partial(cpu.attend, instructions=request.param)
+    vars(module)["attend"] = partial(cpu.attend, instructions=asked)
     return cast(PagedAttention, module)
 
 
@@ -118,6 +118,28 @@ def test_nan_in_a_row_is_seen_by_that_row(attention: PagedAttention) -> None:
         out, lse = case.run_decode()
         assert np.isnan(out[0].astype(np.float32)).all() and np.isnan(lse[0]).all()
         assert np.isfinite(out[1].astype(np.float32)).all()
+
+
+@pytest.mark.parametrize("bits", [0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000])
+def test_no_nan_of_a_scale_is_lost(attention: PagedAttention, bits: int) -> None:
+    """Rounding a weight to bfloat16 does not carry a NaN over into a number."""
+    layout = Layout(1, 16, 64, jnp.dtype(np.int8))
+    pages = cpu.allocate(1, layout)
+    scale = np.ones((1, 1, 64), np.float32)
+    scale[0, 0, 1] = np.uint32(bits).view(np.float32)
+    pages = pages._replace(k_scale=jnp.ones_like(scale), v_scale=jnp.asarray(scale))
+    ragged = Ragged(
+        jnp.zeros((1, 1), jnp.int32),
+        jnp.array([2]),
+        jnp.array([0, 1]),
+        jnp.array([1, 1]),
+        jnp.array([1]),  # nothing is written
+        jnp.array([0]),
+    )
+    q = jnp.ones((1, 1, 16), BF16)
+    options = Options(layout, 1.0, max_row_tokens=1)
+    found = jax.jit(partial(attention.attend, options=options))(q, q, q, pages, ragged)
+    assert np.isnan(np.asarray(found.out, np.float32)).all()
 
 
 def test_lse_is_for_those_who_ask(attention: PagedAttention) -> None:

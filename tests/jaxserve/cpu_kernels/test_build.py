@@ -49,8 +49,9 @@ def on_linux(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def root(tmp_path: Path, hook: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Source tree with empty sources, and headers of version 0.7."""
     folder = tmp_path / "tree"
-    (folder / hook.SOURCES).mkdir(parents=True)
-    (folder / hook.SOURCES / "products.cc").touch()
+    (folder / hook.FOLDER).mkdir(parents=True)
+    for name in hook.SOURCES:
+        (folder / hook.FOLDER / name).touch()
     api = tmp_path / "headers" / "xla" / "ffi" / "api"
     api.mkdir(parents=True)
     (api / "c_api.h").write_text("#define XLA_FFI_API_MAJOR 0\n#define XLA_FFI_API_MINOR 7\n")
@@ -82,9 +83,9 @@ def test_a_library_is_built(
 ) -> None:
     compile_with(WRITES, tmp_path, monkeypatch)
     build_data, warnings = initialize(hook, root)
-    folder = root / hook.SOURCES
+    folder = root / hook.FOLDER
     assert "-isystem" in (folder / "libcpu_kernels.so.7").read_text().split()
-    assert {path.name for path in folder.iterdir()} == {"products.cc", "libcpu_kernels.so.7"}
+    assert {path.name for path in folder.iterdir()} == {*hook.SOURCES, "libcpu_kernels.so.7"}
     assert build_data["artifacts"] == ["/jaxserve/cpu_kernels/libcpu_kernels.so.7"]
     assert build_data["pure_python"] is False
     assert re.fullmatch(r"py3-none-\w+", build_data["tag"])
@@ -98,7 +99,7 @@ def test_without_a_compiler(hook: Any, root: Path, monkeypatch: pytest.MonkeyPat
     assert build_data == {"artifacts": [], "pure_python": True}
     (line,) = warnings
     assert "no C++ compiler (tried g++ and clang++)" in line and "\n" not in line
-    assert "Products on a CPU are XLA's then" in line
+    assert "Products and attention on a CPU are XLA's then" in line
 
 
 @pytest.mark.usefixtures("on_linux")
@@ -138,7 +139,7 @@ def test_a_compiler_that_fails_is_an_error(
     with pytest.raises(RuntimeError, match=r"ended with 3:\nproducts\.cc:7: error: no") as error:
         initialize(hook, root)
     assert "HATCH_BUILD_NO_HOOKS=true installs" in str(error.value)
-    assert [path.name for path in (root / hook.SOURCES).iterdir()] == ["products.cc"]
+    assert {path.name for path in (root / hook.FOLDER).iterdir()} == {*hook.SOURCES}
 
 
 @pytest.mark.parametrize(("system", "machine"), [("darwin", "arm64"), ("linux", "aarch64")])
@@ -172,4 +173,4 @@ def test_sources_that_do_not_compile(hook: Any, tmp_path: Path) -> None:
     source = tmp_path / "products.cc"
     source.write_text("int broken(")
     with pytest.raises(RuntimeError, match="error:"):
-        hook.compile_library(["g++"], tmp_path, source, tmp_path / "products.so")
+        hook.compile_library(["g++"], tmp_path, [source], tmp_path / "products.so")

@@ -11,7 +11,7 @@ import pytest
 
 from jaxserve.cpu_kernels import library
 from jaxserve.cpu_kernels.products import MAX_ROWS, multiply
-from tests.cpu_instructions import require_instructions
+from tests.jaxserve import cpu_kernel
 
 SIZES = (1, 3, 63, 64, 65, 100, 896)  # of K and N, in pairs
 ROWS = (1, 2, 3, 4, 5, 16, 17)
@@ -24,8 +24,7 @@ Operands = tuple[np.ndarray, np.ndarray]  # rows, and a weight
 @pytest.fixture(params=library.INSTRUCTIONS)
 def instructions(request: pytest.FixtureRequest) -> str:
     """Each set of instructions that the processor has."""
-    require_instructions(request.param)
-    return request.param
+    return cpu_kernel.instructions(request.param)
 
 
 def products(instructions: str, *operands: Operands) -> list[np.ndarray]:

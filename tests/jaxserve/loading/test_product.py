@@ -5,6 +5,7 @@ import pytest
 
 from jaxserve import LLM
 from jaxserve.cli.flags import BUNDLED
+from jaxserve.cpu_kernels import library
 from jaxserve.cpu_kernels.errors import CpuKernelError
 from jaxserve.cpu_kernels.library import INSTRUCTIONS, Library
 from jaxserve.errors import ConfigError
@@ -62,11 +63,11 @@ def test_without_the_library_auto_says_why_and_a_name_is_refused(
         raise CpuKernelError("it was not built")
 
     monkeypatch.setattr(product, "load", fails)
-    monkeypatch.setattr(product, "machine", lambda: "x86_64")
+    monkeypatch.setattr(library, "machine", lambda: "x86_64")
     assert choose_product(AUTO, ONE) == XLA
     assert "it was not built" in caplog.text
     caplog.clear()
-    monkeypatch.setattr(product, "machine", lambda: "aarch64")  # which has none anyway
+    monkeypatch.setattr(library, "machine", lambda: "aarch64")  # which has none anyway
     assert choose_product(AUTO, ONE) == XLA
     assert not caplog.text
     with pytest.raises(ConfigError, match="--product is avx2; it was not built"):

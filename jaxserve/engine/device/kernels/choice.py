@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxserve.config import EngineConfig
+from jaxserve.cpu_kernels.library import missing_level
 from jaxserve.engine.buckets import BucketPlan
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.layer_kind import PageGroup
@@ -189,6 +190,7 @@ def _refusal_logger(flag: str, weight: str = "") -> Callable[[str, KernelError],
     subject = f" for {weight}" if weight else ""
 
     def log_refusal(kernel: str, error: KernelError) -> None:
-        log.warning("%s %r is passed over%s: %s", flag, kernel, subject, error)
+        level = missing_level() if kernel == "cpu" else logging.WARNING
+        log.log(level, "%s %r is passed over%s: %s", flag, kernel, subject, error)
 
     return log_refusal
