@@ -8,7 +8,7 @@
 // positions, and a block that a query does not see changes none of its numbers, so that a query's result depends
 // neither on the queries beside it nor on the thread.
 //
-// Loops without intrinsics are written so that compilers make vectors of them.
+// Other loops over numbers are written so that compilers make vectors of them.
 
 template <class Kind>
 constexpr int kPerWord = sizeof(uint32_t) / sizeof(typename Kind::Number);
@@ -31,39 +31,63 @@ INLINE float to_float(Float8 number) {
   return bits_to_float(float_to_bits(value) | static_cast<uint32_t>(number.bits & 0x80) << 24);
 }
 
+// Stores a number that has no more digits than the type.
 INLINE void store(float value, float& to) { to = value; }
 
-// Rounds to the nearest bfloat16 number, to the even one of two.
-INLINE void store(float value, uint16_t& to) {
-  const uint32_t bits = float_to_bits(value);
-  const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-  to = static_cast<uint16_t>(value != value ? 0x7fc0 : rounded);  // carrying, a NaN would become 0
+INLINE void store(float value, uint16_t& to) { to = static_cast<uint16_t>(float_to_bits(value) >> 16); }
+
+// ---- vectors: a compiler's own, which have operators, and masks of -1 for true and 0 for false
+
+using Floats = float __attribute__((vector_size(4 * kLanes)));
+using Ints = int32_t __attribute__((vector_size(4 * kLanes)));
+using Words = uint32_t __attribute__((vector_size(4 * kLanes)));
+using Halves = uint16_t __attribute__((vector_size(2 * kLanes)));
+
+INLINE Floats all(float number) { return number - Floats{}; }
+
+INLINE Floats load(const float* from) {
+  Floats floats;
+  std::memcpy(&floats, from, sizeof floats);
+  return floats;
+}
+
+INLINE void store(Floats floats, float* to) { std::memcpy(to, &floats, sizeof floats); }
+
+// Rounds to the nearest bfloat16 numbers, to the even one of two.
+INLINE void store(Floats floats, uint16_t* to) {
+  const Words bits = (Words)floats;
+  const Words rounded = bits + 0x7fff + (bits >> 16 & 1);
+  const Words kept = floats != floats ? Words{} + 0x7fc00000 : rounded;  // carrying, a NaN would become 0
+  const Halves halves = __builtin_convertvector(kept >> 16, Halves);
+  std::memcpy(to, &halves, sizeof halves);
 }
 
 // The exponential function for arguments up to 0, to 2 units in the last place; 0 below -87. By powers of two, and a
 // polynomial (Cephes) for what is left.
-INLINE float exponential(float x) {
+INLINE Floats exponential(Floats x) {
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it leaves no digits behind the point
-  const float bounded = x < -87.0f ? -87.0f : x;  // a NaN stays
-  const float shifted = bounded * 1.44269504f + kRound;  // its last bits are the power of two
-  const float power = shifted - kRound;
-  const float rest = (bounded - power * 0.693359375f) + power * 2.12194440e-4f;
-  float sum = 1.9875691500e-4f;
+  const Floats bounded = x < -87.0f ? all(-87.0f) : x;  // a NaN stays
+  const Floats shifted = bounded * 1.44269504f + kRound;  // its last bits are the power of two
+  const Floats power = shifted - kRound;
+  const Floats rest = (bounded - power * 0.693359375f) + power * 2.12194440e-4f;
+  Floats sum = all(1.9875691500e-4f);
   sum = sum * rest + 1.3981999507e-3f;
   sum = sum * rest + 8.3334519073e-3f;
   sum = sum * rest + 4.1665795894e-2f;
   sum = sum * rest + 1.6666665459e-1f;
   sum = sum * rest + 5.0000001201e-1f;
   sum = sum * rest * rest + rest + 1.0f;
-  const float scale = bits_to_float((float_to_bits(shifted) + 127) << 23);
-  return x < -87.0f ? 0.0f : sum * scale;
+  const Floats scale = (Floats)(((Words)shifted + 127) << 23);
+  return x < -87.0f ? Floats{} : sum * scale;
 }
 
 // cap * tanh(score / cap)
-INLINE float capped(float score, float cap) {
-  const float twice = 2.0f * std::fabs(score) / cap;
-  const float tanh = 1.0f - 2.0f / (1.0f + 1.0f / exponential(twice > 80.0f ? -80.0f : -twice));
-  return std::copysign(cap * tanh, score);
+INLINE Floats capped(Floats score, float cap) {
+  const Floats size = (Floats)((Words)score & 0x7fffffff);
+  const Floats twice = size * (2.0f / cap);
+  const Floats shrunk = exponential(twice > 80.0f ? all(-80.0f) : -twice);
+  const Floats result = cap * ((1.0f - shrunk) / (1.0f + shrunk));
+  return (Floats)((Words)result | ((Words)score & 0x80000000));
 }
 
 // ---- panels
@@ -155,31 +179,31 @@ struct Ahead {
 // Makes the panel [H / kPerWord, kBlock] of keys: each key becomes a column.
 template <class Kind>
 TARGET void pack_keys(const typename Kind::Number* const* keys, int64_t H, const Ahead& ahead, uint32_t* panel) {
-  const auto* rows = reinterpret_cast<const uint32_t* const*>(keys);
   const int64_t depth = H / kPerWord<Kind>;
   for (int64_t row = 0; row < kBlock; row += kLanes) {
     ahead.fetch(row, kLanes);
     int64_t word = 0;
     for (; word + kLanes <= depth; word += kLanes)
-      transpose(rows + row, word, panel + word * kBlock + row, kBlock);
+      transpose(keys + row, word * kPerWord<Kind>, panel + word * kBlock + row, kBlock);
     for (; word < depth; word++)
       for (int64_t lane = 0; lane < kLanes; lane++)
-        std::memcpy(panel + word * kBlock + row + lane, rows[row + lane] + word, sizeof(uint32_t));
+        std::memcpy(panel + word * kBlock + row + lane, keys[row + lane] + word * kPerWord<Kind>, sizeof(uint32_t));
   }
 }
+
+INLINE uint32_t word_of(uint16_t low, uint16_t high) { return low | static_cast<uint32_t>(high) << 16; }
+
+INLINE uint32_t word_of(float number, float) { return float_to_bits(number); }
 
 // Makes the panel [kBlock / kPerWord, width] of values: numbers of as many tokens come together in a word.
 template <class Kind>
 TARGET void pack_values(const typename Kind::Number* const* values, int64_t V, int64_t width, const Ahead& ahead,
                         uint32_t* panel) {
-  using Unsigned = std::conditional_t<kPerWord<Kind> == 2, uint16_t, uint32_t>;
-  const auto* rows = reinterpret_cast<const Unsigned* const*>(values);
   for (int64_t row = 0; row < kBlock; row += kPerWord<Kind>, panel += width) {
     ahead.fetch(row, kPerWord<Kind>);
-    const Unsigned* low = rows[row];
-    const Unsigned* high = rows[row + kPerWord<Kind> - 1];
-    for (int64_t v = 0; v < V; v++)
-      panel[v] = kPerWord<Kind> == 2 ? low[v] | static_cast<uint32_t>(high[v]) << 16 : low[v];
+    const auto* low = values[row];
+    const auto* high = values[row + kPerWord<Kind> - 1];
+    for (int64_t v = 0; v < V; v++) panel[v] = word_of(low[v], high[v]);
     for (int64_t v = V; v < width; v++) panel[v] = 0;
   }
 }
@@ -255,37 +279,35 @@ TARGET void find_scales(const float* pool, const Places& places, std::vector<flo
 template <class Kind, class Stored>
 TARGET void weigh(const Attention<Kind, Stored>& a, int64_t m, int64_t block, Walk<Kind>& walk) {
   float* scores = walk.scores.data() + m * kBlock;
-  for (int s = 0; s < kBlock; s++) {
-    if constexpr (kIsScaled<Stored>) scores[s] *= walk.key_scales[s];
-    scores[s] *= a.scale;
-  }
-  if (a.softcap > 0)
-    for (int s = 0; s < kBlock; s++) scores[s] = capped(scores[s], a.softcap);
-  const int32_t last = static_cast<int32_t>(std::min<int64_t>(walk.positions[m] - block, kBlock - 1));
+  auto* weights = walk.weights.data() + m * kBlock;
   const int32_t first = static_cast<int32_t>(std::max<int64_t>(a.first_seen(walk.positions[m]) - block, 0));
-  float peaks[kLanes];
-  for (int lane = 0; lane < kLanes; lane++) peaks[lane] = walk.peak[m];
-  for (int s = 0; s < kBlock; s += kLanes)
-    for (int lane = 0; lane < kLanes; lane++) {
-      const float score = s + lane < first || s + lane > last ? kMasked : scores[s + lane];
-      scores[s + lane] = score;
-      peaks[lane] = score > peaks[lane] ? score : peaks[lane];
-    }
+  const int32_t last = static_cast<int32_t>(std::min<int64_t>(walk.positions[m] - block, kBlock - 1));
+  Ints lanes;
+  for (int lane = 0; lane < kLanes; lane++) lanes[lane] = lane;
+  Floats peaks = all(walk.peak[m]);
+  for (int s = 0; s < kBlock; s += kLanes) {
+    Floats score = load(scores + s);
+    if constexpr (kIsScaled<Stored>) score *= load(walk.key_scales.data() + s);
+    score *= a.scale;
+    if (a.softcap > 0) score = capped(score, a.softcap);
+    const Ints is_seen = (lanes + s >= first) & (lanes + s <= last);
+    score = is_seen ? score : all(kMasked);
+    store(score, scores + s);
+    peaks = score > peaks ? score : peaks;
+  }
   float peak = peaks[0];
   for (int lane = 1; lane < kLanes; lane++) peak = std::max(peak, peaks[lane]);
-  float totals[kLanes] = {};
-  auto* weights = walk.weights.data() + m * kBlock;
-  for (int s = 0; s < kBlock; s += kLanes)
-    for (int lane = 0; lane < kLanes; lane++) {
-      const float found = exponential(scores[s + lane] - peak);
-      float weight = s + lane < first || s + lane > last ? 0.0f : found;
-      totals[lane] += weight;
-      if constexpr (kIsScaled<Stored>) weight *= walk.value_scales[s + lane];
-      store(weight, weights[s + lane]);
-    }
+  Floats totals = {};
+  for (int s = 0; s < kBlock; s += kLanes) {
+    const Ints is_seen = (lanes + s >= first) & (lanes + s <= last);
+    Floats weight = is_seen ? exponential(load(scores + s) - peak) : Floats{};
+    totals += weight;
+    if constexpr (kIsScaled<Stored>) weight *= load(walk.value_scales.data() + s);
+    store(weight, weights + s);
+  }
   float total = 0;
   for (int lane = 0; lane < kLanes; lane++) total += totals[lane];
-  walk.decay[m] = exponential(walk.peak[m] - peak);
+  walk.decay[m] = exponential(all(walk.peak[m] - peak))[0];
   walk.total[m] = walk.total[m] * walk.decay[m] + total;
   walk.peak[m] = peak;
 }

@@ -57,7 +57,7 @@ def attend(
         jax.ShapeDtypeStruct(q.shape[:2], jnp.float32),
     )
     call = jax.ffi.ffi_call(attention_target(instructions), result)
-    return call(
+    out, lse = call(
         q,
         k,
         k if v is None else v,
@@ -71,3 +71,4 @@ def attend(
         softcap=np.float32(softcap or 0),
         window=np.int64(window or 0),
     )
+    return out, lse

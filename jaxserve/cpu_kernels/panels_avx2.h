@@ -10,7 +10,8 @@ INLINE __m256 scaled(const float* from, float by) {
 
 INLINE void store_floats(float* to, __m256 floats) { _mm256_storeu_ps(to, floats); }
 
-INLINE void transpose(const uint32_t* const* rows, int64_t first, uint32_t* to, int64_t stride) {
+template <class Number>
+INLINE void transpose(const Number* const* rows, int64_t first, uint32_t* to, int64_t stride) {
   __m256i fours[2][4];
   for (int i = 0; i < 2; i++) {
     const __m256i a = _mm256_loadu_si256((const __m256i*)(rows[4 * i] + first));

@@ -11,8 +11,9 @@ INLINE __m512 scaled(const float* from, float by) {
 
 INLINE void store_floats(float* to, __m512 floats) { _mm512_storeu_ps(to, floats); }
 
-// Stores word w of row r, counted from first, as to[w * stride + r]: kLanes words of kLanes rows.
-INLINE void transpose(const uint32_t* const* rows, int64_t first, uint32_t* to, int64_t stride) {
+// Stores word w of row r, counted from its number first, as to[w * stride + r]: kLanes words of kLanes rows.
+template <class Number>
+INLINE void transpose(const Number* const* rows, int64_t first, uint32_t* to, int64_t stride) {
   __m512i fours[4][4];  // of four rows each: in lane L of [i][j] the words 4 L + j of rows 4 i to 4 i + 3
   for (int i = 0; i < 4; i++) {
     const __m512i a = _mm512_loadu_si512(rows[4 * i] + first);
