@@ -23,8 +23,8 @@ SOURCES = ("products.cc", "attention.cc")
 COMPILERS = ("g++", "clang++")
 # No -march: the sources choose their instructions function by function, and ask the processor when
 # they run. Nobody reads floating-point exceptions or errno, and loops that keep them do not become
-# vectors. Assertions of XLA's headers would put the path of the headers into the library (-DNDEBUG).
-# -w: compilers warn of the vector types in their own headers.
+# vectors. Assertions in XLA's headers would put the headers' path into the library (-DNDEBUG). -w:
+# compilers warn of the vector types in their own headers.
 FLAGS = (
     *("-O3", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-DNDEBUG", "-w"),
     *("-fno-trapping-math", "-fno-math-errno"),

@@ -6,8 +6,8 @@ Machine, model and requests are the same for all.
 
 PYTHON is the interpreter of an environment with torch, transformers and gguf; in FOLDER llama.cpp
 is built, and left out where that fails. The model is a Llama of 0.5 billion random weights, written
-to a temporary folder. Requests are prompts of 128 random tokens; all sides decode greedily, blind
-to end tokens.
+to a temporary folder. Requests are prompts of 128 random tokens, or --prompt-tokens; all sides
+decode greedily, blind to end tokens.
 
 - prompts, decode, both: as many requests as streams with 64 tokens each; tokens per second of the
   prompts until all first tokens are there, of the outputs from then on, and of the outputs in the
@@ -35,7 +35,7 @@ from rich.console import Console
 from benchmarks.offline.llama_cpp import PRECISIONS, BuildError, LlamaCpp, build
 from benchmarks.offline.results import Result, facts, markdown, measure_equal, measure_mixed
 from benchmarks.offline.sides import Side, ours, transformers
-from benchmarks.offline.workload import MIXED_LENGTHS, write_model
+from benchmarks.offline.workload import MIXED_LENGTHS, PROMPT_TOKENS, write_model
 from jaxserve.bench.environment import IDLE
 
 OURS = ("float32", "bfloat16", "w8a8-int8")
@@ -59,7 +59,19 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--precision", action="append", choices=OURS, help="of jaxserve; default: all three"
     )
+    parser.add_argument(
+        "--peer-precision",
+        action="append",
+        choices=DTYPES,
+        help="of transformers; default: both",
+    )
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--prompt-tokens",
+        type=int,
+        default=PROMPT_TOKENS,
+        help="of each prompt (default: %(default)s)",
+    )
     parser.add_argument("--streams", action="append", type=int, help="default: 1, 4 and 16")
     parser.add_argument("--load", action="append", choices=LOADS, help="default: both")
     parser.add_argument(
@@ -98,13 +110,14 @@ def llama_cpp(args: argparse.Namespace, console: Console) -> Path | None:
 def sides(args: argparse.Namespace, folder: Path, program: Path | None) -> Iterator[Side]:
     """Start every side, with its model loaded."""
     cache = Path(tempfile.gettempdir()) / "jaxserve-benchmark-xla"
+    length = args.prompt_tokens
     for precision in args.precision or OURS:
-        yield ours(folder, precision, args.threads, cache)
-    for dtype in DTYPES:
-        yield transformers(args.peers, folder, dtype, args.threads)
+        yield ours(folder, precision, length, args.threads, cache)
+    for dtype in args.peer_precision or DTYPES:
+        yield transformers(args.peers, folder, dtype, length, args.threads)
     if program:
         for precision in PRECISIONS:
-            yield LlamaCpp(program, args.peers, folder, precision, args.threads)
+            yield LlamaCpp(program, args.peers, folder, precision, length, args.threads)
 
 
 def measure(args: argparse.Namespace, all_sides: list[Side]) -> Iterator[list[Result]]:
@@ -122,7 +135,7 @@ def main() -> None:
     console = Console()
     program = llama_cpp(args, console)
     check_idle(console, args.even_if_busy)
-    about = facts(args.threads)
+    about = facts(args.threads) | {"prompt_tokens": args.prompt_tokens}
     results: list[Result] = []
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)

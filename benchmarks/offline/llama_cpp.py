@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.offline.sides import HERE, Rates, Side, usable_cores
-from benchmarks.offline.workload import EQUAL_TOKENS, PROMPT_TOKENS
+from benchmarks.offline.workload import EQUAL_TOKENS
 
 SOURCE: Final = "llama-cpp-python==0.3.36"
 PROGRAM: Final = "llama-batched-bench"
 PRECISIONS: Final = ("f32", "bf16", "q8_0")
 SWITCHED_OFF: Final = ("LLAMA_CURL", "LLAMA_OPENSSL", "LLAMA_BUILD_TESTS", "LLAMA_BUILD_SERVER")
-CONTEXT: Final = 4096  # positions of all streams together
 
 
 class BuildError(Exception):
@@ -69,8 +68,16 @@ class LlamaCpp(Side):
         folder: Folder of the model, and of the file that is written.
     """
 
-    def __init__(self, program: Path, python: str, folder: Path, precision: str, threads: int):
-        super().__init__("llama.cpp", precision)
+    def __init__(
+        self,
+        program: Path,
+        python: str,
+        folder: Path,
+        precision: str,
+        prompt_tokens: int,
+        threads: int,
+    ):
+        super().__init__("llama.cpp", precision, prompt_tokens)
         self._program = program
         self._threads = threads
         self._file = folder / f"{precision}.gguf"
@@ -83,10 +90,11 @@ class LlamaCpp(Side):
     def equal(self, streams: int) -> Rates:
         cores = usable_cores(self._threads)
         threads = str(self._threads)
+        context = streams * (self.prompt_tokens + EQUAL_TOKENS)  # of all streams together
         done = subprocess.run(
-            [str(self._program), "--model", str(self._file), "--ctx-size", str(CONTEXT)]
+            [str(self._program), "--model", str(self._file), "--ctx-size", str(context)]
             + ["--threads", threads, "--threads-batch", threads, "--output-format", "jsonl"]
-            + ["-npp", str(PROMPT_TOKENS), "-ntg", str(EQUAL_TOKENS), "-npl", str(streams)],
+            + ["-npp", str(self.prompt_tokens), "-ntg", str(EQUAL_TOKENS), "-npl", str(streams)],
             capture_output=True,
             text=True,
             check=True,
@@ -94,7 +102,7 @@ class LlamaCpp(Side):
         )
         line = next(line for line in done.stdout.splitlines() if line.startswith("{"))
         found = json.loads(line)
-        return Rates.of(streams, EQUAL_TOKENS, found["t_pp"], found["t_tg"])
+        return Rates.of(streams, self.prompt_tokens, EQUAL_TOKENS, found["t_pp"], found["t_tg"])
 
     def close(self) -> None:
         """Do nothing: no process runs between turns."""

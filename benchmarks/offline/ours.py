@@ -25,13 +25,11 @@ from jaxserve.loading.spec import read_architecture
 from jaxserve.models.precision import AS_STORED, AUTO, DTYPE_NAMES
 from jaxserve.sharding.mesh import MeshSpec
 
-CONTEXT = 512
-
 
 class Engines:
     """Engines of one model by their number of streams, one at a time."""
 
-    def __init__(self, folder: Path, precision: str):
+    def __init__(self, folder: Path, precision: str, context: int):
         self._mesh = MeshSpec().build(jax.devices())
         source = read_architecture(HFCheckpoint.open(folder))
         self._spec = source.spec
@@ -40,6 +38,7 @@ class Engines:
         weights = AS_STORED if is_dtype else precision
         product = choose_product(AUTO, self._mesh)
         self._params = load_params(plan_load(source, self._mesh, dtype, weights, product))
+        self._context = context
         self._streams = 0
         self._engine: Engine | None = None
         self._runner: DeviceRunner | None = None
@@ -53,7 +52,9 @@ class Engines:
         if self._engine is None or self._streams != streams:
             if self._runner:
                 self._runner.release_state()
-            options = EngineOptions(max_batch=streams, max_context=CONTEXT, prefix_cache=False)
+            options = EngineOptions(
+                max_batch=streams, max_context=self._context, prefix_cache=False
+            )
             self._engine, self._runner = build_engine(
                 self._spec, self._params, self._mesh, options, "benchmark"
             )
@@ -63,9 +64,9 @@ class Engines:
 
 
 def main() -> None:
-    folder, precision, cache = sys.argv[1:]
+    folder, precision, context, cache = sys.argv[1:]
     jax.config.update("jax_compilation_cache_dir", cache)
-    engines = Engines(Path(folder), precision)
+    engines = Engines(Path(folder), precision, int(context))
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         print(json.dumps({"seconds": engines.seconds(json.loads(line))}), flush=True)

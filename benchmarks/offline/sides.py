@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.offline.workload import EQUAL_TOKENS, MIXED_LENGTHS, PROMPT_TOKENS, job
+from benchmarks.offline.workload import EQUAL_TOKENS, MIXED_LENGTHS, job
 
 HERE = Path(__file__).parent
 
@@ -24,25 +24,37 @@ class Rates:
     both: float  # of the outputs, in the whole time
 
     @staticmethod
-    def of(streams: int, decoded: int, prompt_seconds: float, decode_seconds: float) -> "Rates":
+    def of(
+        streams: int,
+        prompt_tokens: int,
+        decoded: int,
+        prompt_seconds: float,
+        decode_seconds: float,
+    ) -> "Rates":
         """Return the rates.
 
         Args:
+            prompt_tokens: Tokens of each prompt.
             decoded: Tokens of each output that were made in `decode_seconds`.
         """
         return Rates(
-            streams * PROMPT_TOKENS / prompt_seconds,
+            streams * prompt_tokens / prompt_seconds,
             streams * decoded / decode_seconds,
             streams * EQUAL_TOKENS / (prompt_seconds + decode_seconds),
         )
 
 
 class Side(ABC):
-    """A program with the model in one precision."""
+    """A program with the model in one precision.
 
-    def __init__(self, program: str, precision: str):
+    Args:
+        prompt_tokens: Tokens of each prompt.
+    """
+
+    def __init__(self, program: str, precision: str, prompt_tokens: int):
         self.program = program
         self.precision = precision
+        self.prompt_tokens = prompt_tokens
 
     @abstractmethod
     def equal(self, streams: int) -> Rates:
@@ -67,8 +79,15 @@ class Worker(Side):
         command: Command of the process, which reads and writes JSON lines.
     """
 
-    def __init__(self, program: str, precision: str, command: Sequence[str], threads: int):
-        super().__init__(program, precision)
+    def __init__(
+        self,
+        program: str,
+        precision: str,
+        prompt_tokens: int,
+        command: Sequence[str],
+        threads: int,
+    ):
+        super().__init__(program, precision, prompt_tokens)
         cores = usable_cores(threads)
         self._process = subprocess.Popen(
             command,
@@ -81,13 +100,13 @@ class Worker(Side):
         self._read()
 
     def equal(self, streams: int) -> Rates:
-        first = self._seconds(job(streams, [1] * streams))
-        whole = self._seconds(job(streams, [EQUAL_TOKENS] * streams))
-        return Rates.of(streams, EQUAL_TOKENS - 1, first, whole - first)
+        first = self._seconds(job(streams, [1] * streams, self.prompt_tokens))
+        whole = self._seconds(job(streams, [EQUAL_TOKENS] * streams, self.prompt_tokens))
+        return Rates.of(streams, self.prompt_tokens, EQUAL_TOKENS - 1, first, whole - first)
 
     def mixed(self, streams: int, requests: int) -> float:
         lengths = MIXED_LENGTHS[:requests]
-        return sum(lengths) / self._seconds(job(streams, lengths))
+        return sum(lengths) / self._seconds(job(streams, lengths, self.prompt_tokens))
 
     def close(self) -> None:
         self._process.kill()
@@ -113,19 +132,23 @@ def usable_cores(threads: int) -> list[int]:
     return sorted(os.sched_getaffinity(0))[:threads]
 
 
-def ours(folder: Path, precision: str, threads: int, cache: Path) -> Worker:
+def ours(folder: Path, precision: str, prompt_tokens: int, threads: int, cache: Path) -> Worker:
     """Return jaxserve's side.
 
     Args:
         cache: Folder of compiled steps.
     """
-    command = [sys.executable, "-m", "benchmarks.offline.ours", str(folder), precision, str(cache)]
-    return Worker("jaxserve", precision, command, threads)
+    context = prompt_tokens + max(EQUAL_TOKENS, *MIXED_LENGTHS)
+    command = [sys.executable, "-m", "benchmarks.offline.ours"]
+    command += [str(folder), precision, str(context), str(cache)]
+    return Worker("jaxserve", precision, prompt_tokens, command, threads)
 
 
-def transformers(python: str, folder: Path, precision: str, threads: int) -> Worker:
+def transformers(
+    python: str, folder: Path, precision: str, prompt_tokens: int, threads: int
+) -> Worker:
     """Return the side of transformers, run by an interpreter that has it."""
     # -P: transformers looks for a package called kernels, and must not find this folder's file.
     script = str(HERE / "transformers_peer.py")
     command = [python, "-P", script, str(folder), precision, str(threads)]
-    return Worker("transformers", precision, command, threads)
+    return Worker("transformers", precision, prompt_tokens, command, threads)

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-PROMPT_TOKENS: Final = 128
+PROMPT_TOKENS: Final = 128  # unless other prompts are asked for
 EQUAL_TOKENS: Final = 64
 CONFIG: Final[dict[str, Any]] = {
     "architectures": ["LlamaForCausalLM"],
@@ -19,7 +19,7 @@ CONFIG: Final[dict[str, Any]] = {
     "num_hidden_layers": 24,
     "num_attention_heads": 16,
     "num_key_value_heads": 8,
-    "max_position_embeddings": 2048,
+    "max_position_embeddings": 32768,
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
     "eos_token_id": 2,
@@ -36,10 +36,10 @@ MIXED_LENGTHS: Final = [
 ]
 
 
-def job(streams: int, lengths: list[int]) -> dict[str, Any]:
+def job(streams: int, lengths: list[int], prompt_tokens: int) -> dict[str, Any]:
     """Return requests with random prompts and these numbers of tokens, `streams` at a time."""
     rng = np.random.default_rng(1)
-    prompts = rng.integers(3, CONFIG["vocab_size"], (len(lengths), PROMPT_TOKENS)).tolist()
+    prompts = rng.integers(3, CONFIG["vocab_size"], (len(lengths), prompt_tokens)).tolist()
     return {"streams": streams, "lengths": lengths, "prompts": prompts}
 
 
