@@ -12,6 +12,7 @@ import jax
 
 from jaxserve.config import EngineConfig, EngineOptions
 from jaxserve.config.option import flag_of
+from jaxserve.cpu_kernels.library import instructions_here
 from jaxserve.engine.buckets import Bucket, BucketPlan
 from jaxserve.engine.plan import Admission, LanePlan, StepPlan
 from jaxserve.engine.row_fields import ROW_FIELDS
@@ -35,6 +36,8 @@ def facts_of_start(mesh: MeshSpec, dtype: str, weights: str, options: EngineOpti
         "device kind": device.device_kind,
         "devices per host": str(jax.local_device_count()),
     }
+    if device.platform == "cpu":
+        devices |= {"instructions of the kernels for a CPU": instructions_here() or "none"}
     flags = {f"--{name}": str(size) for name, size in asdict(mesh).items()}
     flags |= {"--dtype": dtype, "--weights": weights}
     flags |= {flag_of(field.name): str(getattr(options, field.name)) for field in fields(options)}

@@ -67,6 +67,14 @@ def supported() -> tuple[str, ...]:
     return INSTRUCTIONS[INSTRUCTIONS.index(load().instructions) :]
 
 
+def instructions_here() -> str | None:
+    """Return the best instructions that the kernels have here; None where no kernel runs."""
+    try:
+        return load().instructions
+    except CpuKernelError:
+        return None
+
+
 def missing_level() -> int:
     """Return the level at which a log says that there is no library; only x86-64 has one."""
     return logging.WARNING if machine() == "x86_64" else logging.INFO

@@ -12,8 +12,7 @@ from typing import Any
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-from jaxserve.cpu_kernels.errors import CpuKernelError
-from jaxserve.cpu_kernels.library import load
+from jaxserve.cpu_kernels.library import instructions_here
 from jaxserve.plan.topology import Topology
 from jaxserve.sharding.aot_devices import ENVIRONMENT
 
@@ -60,18 +59,10 @@ def environment(platform: str) -> dict[str, Any]:
     return {
         **{package: version(package) for package in PACKAGES},
         "libtpu": _version("libtpu") if platform == "tpu" else None,
-        "cpu_kernels": _instructions() if platform == "cpu" else None,
+        "cpu_kernels": instructions_here() if platform == "cpu" else None,
         "flags": sorted(flag for flag in flags if not flag.startswith(UNHASHED)),
         "compression": "zstd" if zstd else "zlib",
     }
-
-
-def _instructions() -> str | None:
-    """Return the instructions of the kernels for a CPU; None where there are no such kernels."""
-    try:
-        return load().instructions
-    except CpuKernelError:
-        return None
 
 
 def _version(package: str) -> str | None:

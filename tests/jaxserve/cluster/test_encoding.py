@@ -154,6 +154,18 @@ def test_builds_with_other_fields_refuse_each_other(monkeypatch: pytest.MonkeyPa
     )
 
 
+def test_hosts_whose_kernels_have_other_instructions_refuse_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start = MeshSpec(), "float32", "float32", EngineOptions()
+    monkeypatch.setattr(compatibility, "instructions_here", lambda: "avx512")
+    here = facts_of_start(*start)
+    monkeypatch.setattr(compatibility, "instructions_here", lambda: None)
+    there = facts_of_start(*start)
+    said = "instructions of the kernels for a CPU: none there, avx512 here"
+    assert difference(here, there) == said
+
+
 def test_buckets_come_back() -> None:
     options = EngineOptions(prefer="throughput")
     buckets = BucketPlan.of(

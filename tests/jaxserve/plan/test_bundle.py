@@ -130,7 +130,9 @@ def test_entries_that_are_not_those_of_the_manifest(bundle: Path) -> None:
     assert "its cache cannot be read: No such file" in refused(bundle)
 
 
-@pytest.mark.parametrize("name", ["jax", "jaxlib", "jaxserve", "compression", "flags"])
+@pytest.mark.parametrize(
+    "name", ["jax", "jaxlib", "jaxserve", "compression", "flags", "cpu_kernels"]
+)
 def test_another_version(bundle: Path, name: str) -> None:
     edit(bundle, environment=environment("cpu") | {name: "other"})
     assert f"was compiled with {name} other, and here is" in refused(bundle)
