@@ -31,7 +31,9 @@ from rich.table import Table
 from benchmarks.device import about
 from benchmarks.models import NAMES, spec_of
 from benchmarks.steps import Steps
+from jaxserve.loading.product import choose_product
 from jaxserve.models.decoder import param_specs
+from jaxserve.models.precision import AUTO
 from jaxserve.models.quant import parse_scheme
 from jaxserve.plan.roofline import Case
 from jaxserve.sharding.mesh import MeshSpec
@@ -157,7 +159,8 @@ def main() -> None:
     spec = spec_of(args.model, args.layers)
     dtype = jnp.dtype(args.dtype)
     mesh = MeshSpec().build(jax.devices()[:1])
-    params = random_params(param_specs(spec, dtype, parse_scheme(args.weights)), mesh)
+    declared = param_specs(spec, dtype, parse_scheme(args.weights), choose_product(AUTO, mesh))
+    params = random_params(declared, mesh)
     decode = args.kind == "decode"
     case = Case(
         args.kind,

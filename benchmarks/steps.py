@@ -32,7 +32,9 @@ from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.host.plan_builder import admission_of
 from jaxserve.engine.host.sequence import Sequence
 from jaxserve.engine.plan import FED_BACK, Admission, LanePlan, StepKind, StepPlan
+from jaxserve.loading.product import choose_product
 from jaxserve.models.decoder import param_specs
+from jaxserve.models.precision import AUTO
 from jaxserve.models.quant import parse_scheme, scheme_in
 from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.roofline import Case, work_of
@@ -218,7 +220,8 @@ def measured(
 ) -> Iterator[Result]:
     mesh = MeshSpec().build(jax.devices())
     for weights in args.weights or ("auto",):
-        params = random_params(param_specs(spec, dtype, parse_scheme(weights)), mesh)
+        chosen = choose_product(AUTO, mesh)
+        params = random_params(param_specs(spec, dtype, parse_scheme(weights), chosen), mesh)
         for kv, case in product(args.kv or ("auto",), cases(args)):
             yield measure(
                 spec, params, case, limits, args.repeats if case.kind == "decode" else 1, kv
