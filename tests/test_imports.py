@@ -113,6 +113,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "checkpoints.hub",
         "checkpoints.identity",
         "jaxserve.cluster",
+        "jaxserve.cpu_kernels",
         "jaxserve.engine",
         "jaxserve.loading.digests",
         "jaxserve.models.spec",
