@@ -2,9 +2,16 @@
 
 from dataclasses import replace
 
+import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.pallas_kernels.paged_attention.api import PagedAttention
+from jaxserve.pallas_kernels.paged_attention.api import (
+    Layout,
+    Options,
+    PagedAttention,
+    Pages,
+    Ragged,
+)
 from tests.pallas_kernels.attention_case import ROWS, Case, Shape
 
 
@@ -134,3 +141,32 @@ def check_that_lse_is_for_those_who_ask(attention: PagedAttention, shape: Shape)
     plain = case.run(ROWS, decode=True, options=options)
     assert asked.lse is not None and plain.lse is None
     np.testing.assert_array_equal(asked.out, plain.out)
+
+
+def check_a_context_of_128k_tokens(attention: PagedAttention) -> None:
+    """Check that positions beyond 16 bits are right.
+
+    The last tokens are those of a row that only just fits, and of one behind a window.
+    """
+    length = 2**17
+    most = 2**11
+    layout = Layout(1, 8, 256, jnp.dtype(np.float32))
+    rng = np.random.default_rng(0)
+    k, v = rng.normal(size=(2, length, 1, 8)).astype(np.float32)
+    q = rng.normal(size=(1, 1, 8)).astype(np.float32)
+    pages = Pages(*(jnp.asarray(x.reshape(-1, 1, 256, 8)) for x in (k, v)))
+    ids = jnp.arange(length // 256, dtype=jnp.int32)
+    ragged = Ragged(
+        ids[None],
+        jnp.array([length]),
+        jnp.array([0, 1]),
+        jnp.array([1, 1]),
+        ids[-1:],
+        jnp.array([255]),
+    )
+    for window in (None, most):
+        options = Options(layout, 1.0, window, max_row_tokens=1)
+        out = attention.attend(q, k[-1:], v[-1:], pages, ragged, options).out
+        first = 0 if window is None else length - most
+        weights = np.exp(np.float64(q[0] @ k[first:, 0].T))[0]
+        np.testing.assert_allclose(out[0, 0], weights @ v[first:, 0] / weights.sum(), atol=1e-5)

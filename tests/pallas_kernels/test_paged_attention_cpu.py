@@ -41,7 +41,10 @@ from tests.pallas_kernels.attention_case import (
     check_prefill,
 )
 from tests.pallas_kernels.attention_sizes import chunks, decodes
-from tests.pallas_kernels.kernel_checks import check_that_no_neighbour_changes_a_bit
+from tests.pallas_kernels.kernel_checks import (
+    check_a_context_of_128k_tokens,
+    check_that_no_neighbour_changes_a_bit,
+)
 
 FLOAT32_SHAPES = [*SHAPES, Shape(4, 2, 64, 16, 9, stored=ml_dtypes.bfloat16)]
 every_shape = pytest.mark.parametrize("shape", [*FLOAT32_SHAPES, *BF16_SHAPES], ids=str)
@@ -209,27 +212,7 @@ def test_far_scores(attention: PagedAttention, stored: type) -> None:
 
 
 def test_a_context_of_128k_tokens(attention: PagedAttention) -> None:
-    """Positions beyond 16 bits are right, with a window too."""
-    length = 2**17
-    rng = np.random.default_rng(0)
-    k, v = rng.normal(size=(2, length, 1, 8)).astype(np.float32)
-    q = rng.normal(size=(1, 1, 8)).astype(np.float32)
-    pages = Pages(*(jnp.asarray(x.reshape(-1, 1, 256, 8)) for x in (k, v)))
-    ids = jnp.arange(length // 256, dtype=jnp.int32)
-    ragged = Ragged(
-        ids[None],
-        jnp.array([length]),
-        jnp.array([0, 1]),
-        jnp.array([1, 1]),
-        ids[-1:],
-        jnp.array([255]),
-    )
-    for window in (None, 2**11):
-        options = Options(Layout(1, 8, 256, jnp.dtype(np.float32)), 1.0, window, max_row_tokens=1)
-        out = attention.attend(q, k[-1:], v[-1:], pages, ragged, options).out
-        first = 0 if window is None else length - window
-        weights = np.exp(np.float64(q[0] @ k[first:, 0].T))[0]
-        np.testing.assert_allclose(out[0, 0], weights @ v[first:, 0] / weights.sum(), atol=1e-5)
+    check_a_context_of_128k_tokens(attention)
 
 
 @pytest.mark.parametrize("stored", [np.float32, BF16, np.int8, FP8], ids=str)

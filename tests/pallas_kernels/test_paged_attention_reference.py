@@ -31,7 +31,10 @@ from tests.pallas_kernels.attention_case import (
     check_prefill,
 )
 from tests.pallas_kernels.attention_sizes import chunks, decodes
-from tests.pallas_kernels.kernel_checks import check_that_no_neighbour_changes_a_bit
+from tests.pallas_kernels.kernel_checks import (
+    check_a_context_of_128k_tokens,
+    check_that_no_neighbour_changes_a_bit,
+)
 
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 few_examples = partial(settings, deadline=None, derandomize=True, database=None, max_examples=10)
@@ -83,32 +86,7 @@ def test_bfloat16_is_within_its_rounding(stored: type) -> None:
 
 
 def test_a_context_of_128k_tokens() -> None:
-    """Positions beyond 16 bits are right.
-
-    The last tokens are those of a row that only just fits, and of one behind a window.
-    """
-    length = 2**17
-    most = 2**11
-    layout = Layout(1, 8, 256, jnp.dtype(np.float32))
-    rng = np.random.default_rng(0)
-    k, v = rng.normal(size=(2, length, 1, 8)).astype(np.float32)
-    q = rng.normal(size=(1, 1, 8)).astype(np.float32)
-    pages = reference.Pages(*(jnp.asarray(x.reshape(-1, 1, 256, 8)) for x in (k, v)))
-    ids = jnp.arange(length // 256, dtype=jnp.int32)
-    ragged = Ragged(
-        ids[None],
-        jnp.array([length]),
-        jnp.array([0, 1]),
-        jnp.array([1, 1]),
-        ids[-1:],
-        jnp.array([255]),
-    )
-    for window in (None, most):
-        options = Options(layout, 1.0, window, max_row_tokens=1)
-        out = reference.attend(q, k[-1:], v[-1:], pages, ragged, options).out
-        first = 0 if window is None else length - most
-        weights = np.exp(np.float64(q[0] @ k[first:, 0].T))[0]
-        np.testing.assert_allclose(out[0, 0], weights @ v[first:, 0] / weights.sum(), atol=1e-5)
+    check_a_context_of_128k_tokens(reference)
 
 
 # ---- neighbours
