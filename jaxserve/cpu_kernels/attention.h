@@ -5,8 +5,8 @@
 // scores, and its weighted values, are products of the tile with a panel. A panel holds a block's keys or values in
 // words of 32 bits: a word has the numbers of one result that are summed up one after the other (two of bfloat16, one
 // of float32), and a row of the panel has the words of all results. Blocks begin at multiples of kBlock of the row's
-// positions, and a block that a query does not see changes none of its numbers, so that a query's result depends
-// neither on the queries beside it nor on the thread.
+// positions, and a block that a query does not see changes none of its numbers, so that of finite keys and values a
+// query's result depends neither on the queries beside it nor on the thread.
 //
 // Other loops over numbers are written so that compilers make vectors of them.
 
