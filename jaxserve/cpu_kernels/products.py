@@ -11,12 +11,13 @@ from jaxtyping import Array, Float, Int
 from jaxserve.cpu_kernels.library import NUMBERS, check_instructions, target_name
 
 # The most rows for which the kernel is faster than XLA, by instructions and numbers, as measured by
-# benchmarks/cpu_products.py on a Zen 4. With avx512 it is there up to 96, but processors with AMX,
-# whose matrix unit XLA uses and the kernel does not, multiply more rows than these by XLA sooner.
+# benchmarks/cpu_products.py: with avx512 on a Zen 4, with avx2 on a Zen 3. With avx512 the kernel
+# is faster up to 96 rows, but processors with AMX, whose matrix unit XLA uses and the kernel does
+# not, multiply more rows than these by XLA sooner.
 MAX_ROWS: Final[Mapping[str, Mapping[str, int]]] = MappingProxyType(
     {
         "avx512": MappingProxyType({"bfloat16": 32, "float32": 64, "int8": 32}),
-        "avx2": MappingProxyType({"bfloat16": 8, "float32": 32, "int8": 8}),
+        "avx2": MappingProxyType({"bfloat16": 96, "float32": 48, "int8": 16}),
     }
 )
 
