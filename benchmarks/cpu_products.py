@@ -1,6 +1,6 @@
 """Products of few rows with weights on a CPU: XLA's own, and those of jaxserve.cpu_kernels.
 
-    python -m benchmarks.cpu_products [--rows 1 ...] [--numbers bfloat16 ...] [--out FILE]
+    python -m benchmarks.cpu_products [--rows 1] [--numbers bfloat16] [--out FILE]
 
 A pass multiplies by the weights of 12 MLPs of 1,024 x 4,864, so that nothing stays in a cache: as
 `in_out`, the way jaxserve declares weights, and as `out_in`, the way checkpoints have them. The

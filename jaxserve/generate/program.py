@@ -22,7 +22,7 @@ from jaxserve.cluster.hosts import Hosts
 from jaxserve.cluster.hub_model import model_of_pod
 from jaxserve.compilation_cache import use_compilation_cache
 from jaxserve.completion import Completion, Delta
-from jaxserve.engine.device.weight_report import describe_weights, weight_sizes
+from jaxserve.engine.device.weight_report import describe_rounding, describe_weights, weight_sizes
 from jaxserve.errors import RequestError
 from jaxserve.generate.flags import GenerateOptions
 from jaxserve.interrupts import interrupts_raise
@@ -31,7 +31,7 @@ from jaxserve.models.precision import AS_STORED
 from jaxserve.progress import Bar
 from jaxserve.prompts import Prepared
 from jaxserve.sampling_params import SamplingParams
-from jaxserve.sharding.mesh import MeshSpec, device_kind
+from jaxserve.sharding.mesh import MeshSpec, device_kind, platform
 from jaxserve.sharding.params import stored_bytes
 
 
@@ -118,13 +118,14 @@ def introduce(llm: LLM, options: GenerateOptions, console: Console) -> None:
         )
     ]
     if options.verbose:
-        lines.append("weights " + describe_weights(weight_sizes(model.params)))
+        sizes = weight_sizes(model.params)
+        lines.append("weights " + describe_weights(sizes))
         lines.append(f"products by {model.product}")
+        if platform(model.mesh) == "cpu" and (hint := describe_rounding(sizes)):
+            lines.append(hint)
     if options.verbose and llm.draft:
         lines.append("draft model " + describe_weights(weight_sizes(llm.draft.params)))
-    if model.weight_note:
-        lines.append(model.weight_note)
-    for line in (*lines, *llm.token_notes):
+    for line in (*lines, *model.weight_notes, *llm.token_notes):
         console.print(line, style="dim", soft_wrap=True, markup=False)
 
 

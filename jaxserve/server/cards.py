@@ -5,7 +5,7 @@ from importlib.metadata import version
 from jaxserve.cluster.compatibility import facts_of_model
 from jaxserve.cluster.transfer.handshake import Handshake
 from jaxserve.engine.device.page_io import accepted_dtypes
-from jaxserve.engine.device.weight_report import describe_weights, weight_sizes
+from jaxserve.engine.device.weight_report import describe_rounding, describe_weights, weight_sizes
 from jaxserve.errors import JaxserveError
 from jaxserve.llm import LLM
 from jaxserve.models.quant import scheme_in
@@ -97,9 +97,12 @@ def summary(model: ModelCard, engine: EngineCard) -> list[str]:
     embeds = ""
     if model.embedding_dimensions:
         embeds = f", embeddings of {model.embedding_dimensions} numbers"
+    weights = [describe_weights(model.sizes)]
+    if engine.device_kind == "cpu" and (hint := describe_rounding(model.sizes)):
+        weights.append(hint)
     return [
         f"model    {what}, {model.weights}{embeds}",
-        f"weights  {describe_weights(model.sizes)}",
+        *(f"weights  {line}" for line in weights),
         f"mesh     {mesh_text(engine)}",
         f"engine   {engine.max_batch} rows, {engine.step_tokens} tokens a step, context "
         f"{model.max_context}, products by {engine.product}",

@@ -14,6 +14,9 @@ ORDER = ("embedding", "attention", "mlp", "experts", "norms and biases", "head")
 # Parts of the parameters that are in no layer.
 OUTSIDE = {"embed": "embedding", "norm": "norms and biases", "head": "head"}
 # Parameters of a layer's MLP, without routed experts; other ones are attention's.
+# Parts whose weights are in products, which --dtype and --weights round.
+PRODUCTS = ("attention", "mlp", "experts")
+ROUNDED_BY = {"float32": "--dtype bfloat16", "bfloat16": "--weights w8a8-int8"}
 MLP = ("gate_up", "down", "shared", "router", "shared_gate", "correction")
 
 
@@ -40,9 +43,30 @@ def _part(path: tuple[Any, ...]) -> str:
 def describe_weights(sizes: WeightSizes) -> str:
     """Describe the sizes in one line: the total, then every part."""
     total = sum(sum(held.values()) for held in sizes.values())
-    unit, scale = next((unit for unit in UNITS if total >= unit[1]), UNITS[-1])
+    unit, scale = _unit(total)
     parts = (
         f"{part} " + " + ".join(f"{size / scale:,.2f} {dtype}" for dtype, size in held.items())
         for part, held in sizes.items()
     )
     return f"{total / scale:,.2f} {unit} on each device: {', '.join(parts)}"
+
+
+def describe_rounding(sizes: WeightSizes) -> str | None:
+    """Name the option that rounds the layers' weights to half of their bytes.
+
+    None where most of their bytes are quantized already.
+    """
+    held = Counter[str]()
+    for part in PRODUCTS:
+        held.update(sizes.get(part, {}))
+    dtype, size = held.most_common(1)[0]
+    if dtype not in ROUNDED_BY:
+        return None
+    unit, scale = _unit(size)
+    now = f"{size / scale:,.2f} {unit} of {dtype}"
+    return f"{ROUNDED_BY[dtype]} would round {now} to half, which a step of few rows reads sooner"
+
+
+def _unit(size: float) -> tuple[str, int]:
+    """Return the unit to show a number of bytes in, and its bytes."""
+    return next((unit for unit in UNITS if size >= unit[1]), UNITS[-1])

@@ -6,7 +6,7 @@ import pytest
 
 from jaxserve.engine.device.lowering import abstract_params
 from jaxserve.engine.device.memory import bytes_per_device
-from jaxserve.engine.device.weight_report import describe_weights, weight_sizes
+from jaxserve.engine.device.weight_report import describe_rounding, describe_weights, weight_sizes
 from jaxserve.loading.spec import read_spec
 from jaxserve.models.quant import SCHEMES, QuantScheme
 from jaxserve.plan.model_config import read_config
@@ -58,3 +58,18 @@ def test_in_words() -> None:
         == "3.00 GiB on each device: embedding 1.00 bfloat16, mlp 2.00 int8 + 0.00 float32"
     )
     assert describe_weights({"mlp": {"int8": 512}}) == "0.50 KiB on each device: mlp 0.50 int8"
+
+
+def test_what_rounding_would_gain() -> None:
+    head = {"embedding": {"float32": 2**34}, "norms and biases": {"float32": 2**20}}
+    wide = describe_rounding(head | {"mlp": {"float32": 2**31}, "attention": {"float32": 2**30}})
+    assert wide == (
+        "--dtype bfloat16 would round 3.00 GiB of float32 to half, "
+        "which a step of few rows reads sooner"
+    )
+    routed = describe_rounding(head | {"mlp": {"float32": 9}, "experts": {"bfloat16": 2**20}})
+    assert routed == (
+        "--weights w8a8-int8 would round 1.00 MiB of bfloat16 to half, "
+        "which a step of few rows reads sooner"
+    )
+    assert describe_rounding(head | {"mlp": {"int8": 512, "float32": 16}}) is None
