@@ -17,14 +17,12 @@ from jaxserve.errors import ModelError
 from jaxserve.loading.match import by_parameter
 from jaxserve.loading.orbax_layout import parameter_name
 from jaxserve.loading.spec import read_spec
+from jaxserve.loading.tensor_names import naming_of
 from jaxserve.models.declarations import declarations
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.families.weight_table import Family, Stored, Tensor
 from jaxserve.models.spec import ModelSpec
 from jaxserve.sharding.params import ParamSpec
-
-# A source that has this name is a decoder stored without its head, whose names lack "model.".
-WITHOUT_HEAD = "embed_tokens.weight"
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,13 +73,19 @@ def published_tensors(checkpoint: OrbaxCheckpoint) -> Iterator[PublishedTensor]:
             f"{checkpoint.folder} has {checkpoint.weights} weights; the source's are not in it"
         )
     family, spec = read_spec(checkpoint.config)
+    if family.towers:
+        raise ModelError(
+            f"{checkpoint.folder} has the text part of a model with {' and '.join(family.towers)}; "
+            "the source's tensors of those are not in it"
+        )
+    naming = naming_of(checkpoint.source)
     by_tensor: dict[str, list[tuple[Tensor, str, Stored]]] = {}
     # One published tensor can be parts of several parameters, such as a fused qkv_proj.
     for row, axes, stored in _rows(checkpoint, family, spec):
         by_tensor.setdefault(row.name, []).append((row, axes, stored))
     for name, rows in by_tensor.items():
         row, _, stored = rows[0]
-        own = name.removeprefix("model.") if WITHOUT_HEAD in checkpoint.source else name
+        own = naming.from_plain(name)
         if own not in checkpoint.source:
             raise ModelError(
                 f"{checkpoint.folder}: its manifest.json does not name {own} among the source's "

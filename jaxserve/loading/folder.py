@@ -12,6 +12,7 @@ from jaxserve.checkpoints.hf import HFCheckpoint, note_on_weights
 from jaxserve.checkpoints.orbax_store import AS_STORED
 from jaxserve.loading.digests import WeightDigests
 from jaxserve.loading.load_plan import plan_load
+from jaxserve.loading.match import note_on_towers
 from jaxserve.loading.parameters import Progress, load_params
 from jaxserve.loading.product import choose_product
 from jaxserve.loading.spec import ModelCheckpoint, open_checkpoint, read_architecture
@@ -36,7 +37,7 @@ class Model:
     parameters: int  # number in the checkpoint, without the copies of kv heads
     weights: str  # quantization scheme as --weights names it, or auto
     product: str  # instructions of the CPU's kernel that multiplies by the weights, or xla
-    weight_note: str | None = None  # line on weights in the folder that were not read
+    weight_notes: tuple[str, ...] = ()  # lines on weights in the folder that were not read
     generation_config: Mapping[str, Any] = field(default_factory=dict)  # contents of that file
 
     @property
@@ -62,7 +63,7 @@ class ModelFiles:
     folder: Path
     source: ModelCheckpoint
     tokens: TokenIds
-    note: str | None  # line on weights in the folder that will not be read
+    notes: tuple[str, ...]  # lines on weights in the folder that will not be read
 
     @property
     def spec(self) -> ModelSpec:
@@ -84,9 +85,11 @@ def open_model(folder: Path, tensors: Mapping[str, Stored] | None = None) -> Mod
     checkpoint = open_checkpoint(folder, tensors)
     source = read_architecture(checkpoint)
     tokens = read_token_ids(folder, checkpoint, source.spec.vocab_size)
-    from_hf = tensors is None and isinstance(checkpoint, HFCheckpoint)
-    note = note_on_weights(folder) if from_hf else None
-    return ModelFiles(folder, source, tokens, note)
+    notes = list[str | None]()
+    if isinstance(checkpoint, HFCheckpoint):
+        notes.append(note_on_towers(source.family, checkpoint.tensors))
+        notes.append(note_on_weights(folder) if tensors is None else None)
+    return ModelFiles(folder, source, tokens, tuple(note for note in notes if note))
 
 
 def load(
@@ -115,6 +118,6 @@ def load(
         plan.size,
         kept,
         product_in(plan.declared),
-        files.note,
+        files.notes,
         files.source.checkpoint.generation_config,
     )

@@ -6,33 +6,31 @@ row without its tensor, is an error.
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from math import prod
 
 import numpy as np
 
 from jaxserve.checkpoints.hf import HFCheckpoint
 from jaxserve.checkpoints.quantized import dequantized
 from jaxserve.errors import ModelError
+from jaxserve.loading.tensor_names import is_of, naming_of
 from jaxserve.models.families.weight_table import Family, ParamPath, Stored, Tensor
 from jaxserve.models.fused import PARTS
 from jaxserve.models.spec import ModelSpec
 
 
 def stored_tensors(checkpoint: HFCheckpoint) -> Mapping[str, Stored]:
-    """Return the published tensors by name, dequantized as they are read."""
-    return dequantized(_with_prefix(checkpoint.tensors), checkpoint.config)
-
-
-def _with_prefix(tensors: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-    """Add the prefix "model." to the names of a decoder that was stored without its head.
-
-    transformers leaves the prefix out when it saves such a decoder (AutoModel) on its own.
-    """
-    if "embed_tokens.weight" not in tensors:
-        return tensors
-    return {
-        name if name.startswith("lm_head.") else f"model.{name}": tensor
-        for name, tensor in tensors.items()
-    }
+    """Return the published tensors by their plain names, dequantized as they are read."""
+    tensors = dequantized(checkpoint.tensors, checkpoint.config)
+    naming = naming_of(tensors)
+    named = {naming.to_plain(name): tensor for name, tensor in tensors.items()}
+    if len(named) < len(tensors):
+        plain = ((name, naming.to_plain(name)) for name in tensors)
+        twice = sorted(name for name, own in plain if own != name and own in tensors)
+        raise ModelError(
+            f"the checkpoint has {len(twice)} tensors below two prefixes: {first_names(twice)}"
+        )
+    return named
 
 
 def by_parameter(table: Sequence[Tensor]) -> dict[ParamPath, list[Tensor]]:
@@ -48,6 +46,22 @@ def by_parameter(table: Sequence[Tensor]) -> dict[ParamPath, list[Tensor]]:
             path = (*path[:-1], fused.fused)
         grouped.setdefault(path, []).append(row)
     return grouped
+
+
+def note_on_towers(family: Family, tensors: Mapping[str, Stored]) -> str | None:
+    """Return a line on the tensors of a checkpoint's towers; None where there are none."""
+    left = [
+        prod(tensor.shape) * tensor.dtype.itemsize
+        for name, tensor in tensors.items()
+        if any(is_of(tower, name) for tower in family.towers)
+    ]
+    if not left:
+        return None
+    towers = " and ".join(family.towers)
+    return (
+        f"the text part is loaded: {len(left)} tensors of {towers} ({sum(left) / 2**20:,.1f} MiB) "
+        "are not read, and requests take text alone"
+    )
 
 
 def match_tensors(family: Family, spec: ModelSpec, tensors: Mapping[str, Stored]) -> list[Tensor]:
@@ -71,12 +85,14 @@ def _left_over(
 ) -> list[str]:
     """Return the names of tensors that the model neither wants nor may ignore."""
     ignored = family.ignored(spec)
+    towers = family.towers
     if spec.embeds:  # an embedding model has no use for a head
         ignored = (*ignored, "lm_head.weight")
     extra = sorted(
         name
         for name in set(tensors) - wanted
         if not any(fnmatchcase(name, pattern) for pattern in ignored)
+        and not any(is_of(tower, name) for tower in towers)
     )
     if spec.tied_head and "lm_head.weight" in extra:  # some publishers store the tied head twice
         head = tensors["lm_head.weight"][:, :]

@@ -16,6 +16,7 @@ from jaxserve.checkpoints.orbax_store import (
 from jaxserve.checkpoints.quantized import check_method
 from jaxserve.errors import ModelError
 from jaxserve.models.families import FAMILIES
+from jaxserve.models.families.needs import NEEDS
 from jaxserve.models.families.pooling import embeds
 from jaxserve.models.families.weight_table import Family, Stored
 from jaxserve.models.quant import QuantScheme, parse_scheme
@@ -88,8 +89,9 @@ def read_spec(config: Mapping[str, Any]) -> tuple[Family, ModelSpec]:
         raise ModelError(f"config.json: architectures is {named!r}; it must be a list of names")
     known = [name for name in named if name in FAMILIES]
     if not known:
+        needs = "".join(f"; {NEEDS[name]} would be needed" for name in named if name in NEEDS)
         raise ModelError(
-            f"config.json: architectures {named!r} are not implemented (implemented: "
+            f"config.json: architectures {named!r} are not implemented{needs} (implemented: "
             f"{', '.join(FAMILIES)})"
         )
     check_method(config)

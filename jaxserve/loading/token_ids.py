@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxserve.errors import ModelError
 from jaxserve.loading.spec import Checkpoint
+from jaxserve.models.families.text_part import with_text_fields
 from jaxserve.request import MAX_EOS_IDS
 from jaxserve.tokenizer import Tokenizer, load_tokenizer
 
@@ -68,7 +69,7 @@ def _end_tokens(checkpoint: Checkpoint, vocab_size: int) -> _EndTokens:
     counted: _EndTokens | None = None
     for source, fields in (
         ("generation_config.json", checkpoint.generation_config),
-        ("config.json", checkpoint.config),
+        ("config.json", with_text_fields(checkpoint.config)),
     ):
         named = fields.get("eos_token_id")
         if named is None:

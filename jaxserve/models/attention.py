@@ -49,6 +49,8 @@ def self_attention(
         q = norm(spec, q, weights["q_norm"])
         k = norm(spec, k, weights["k_norm"])
     q = rotate(q, rotation.cos, rotation.sin)
+    if rotation.growth is not None:
+        q *= rotation.growth[:, None, None].astype(q.dtype)  # rounded as in transformers
     k = rotate(k, rotation.cos, rotation.sin)
     out, pages = attend(q, k, v, pages, weights.get("sinks"))
     # Heads are flattened: when N and H are contracted as two dimensions, XLA copies the weight in

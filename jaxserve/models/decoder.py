@@ -129,9 +129,10 @@ def forward(
     x = params["embed"][tokens]
     if spec.embed_scale != 1:
         x = x * jnp.asarray(spec.embed_scale, x.dtype)  # rounded to x's dtype, as in training
-    rotation = Rotation(*tables(spec.rope, spec.rope_dim, positions))
+    growth = spec.query_growth.factors(positions) if spec.query_growth else None
+    rotation = Rotation(*tables(spec.rope, spec.rope_dim, positions), growth)
     in_window = (
-        Rotation(*tables(spec.window_rope, spec.rope_dim, positions))
+        Rotation(*tables(spec.window_rope, spec.rope_dim, positions), growth)
         if spec.window_rope
         else rotation
     )

@@ -195,6 +195,28 @@ class LongRope(Rope):
         return math.sqrt(1 + math.log(self.factor) / math.log(self.original_context))
 
 
+@dataclass(frozen=True)
+class QueryGrowth:
+    """Factor of queries that grows with their position p: 1 + beta log(1 + floor(p / length)).
+
+    Llama 4's temperature of attention in long contexts, which Ministral 3 has too.
+    """
+
+    beta: float
+    length: int  # tokens
+
+    def __post_init__(self) -> None:
+        if not (0 < self.beta < math.inf and self.length > 0):
+            raise ModelError(
+                f"queries that grow by {self.beta} every {self.length} positions; both numbers "
+                "must be positive"
+            )
+
+    def factors(self, positions: Int[Array, "T"]) -> Float[Array, "T"]:
+        """Return the float32 factor of the query at each position."""
+        return 1 + self.beta * jnp.log1p((positions // self.length).astype(jnp.float32))
+
+
 def tables(
     rope: Rope, head_dim: int, positions: Int[Array, "T"]
 ) -> tuple[Float[Array, "T n"], Float[Array, "T n"]]:

@@ -19,10 +19,14 @@ from jaxserve.sharding.rules import DP_AXES, RULES, Rules, partition
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Rotation:
-    """Cosines and sines that rotate the first 2 n dimensions of every head."""
+    """What queries and keys are multiplied by at their positions.
+
+    Cosines and sines rotate the first 2 n dimensions of every head.
+    """
 
     cos: Float[Array, "T n"]
     sin: Float[Array, "T n"]
+    growth: Float[Array, "T"] | None = None  # further factor of queries (spec.query_growth)
 
 
 @jax.tree_util.register_dataclass

@@ -10,7 +10,7 @@ from typing import Final, Literal
 from jaxserve.errors import ModelError
 from jaxserve.models.layer_kind import Latent, LayerKind, PageGroup
 from jaxserve.models.mixture import Mixture
-from jaxserve.models.rope import Rope
+from jaxserve.models.rope import QueryGrowth, Rope
 
 # Fields of ModelSpec that must be at least 1.
 POSITIVE: Final = tuple(
@@ -54,6 +54,7 @@ class ModelSpec:
     activation_limit: float = 0.0  # of the clamped activation
     embed_scale: float = 1.0
     attn_scale: float | None = None  # factor of the scores; None: head_dim^-0.5
+    query_growth: QueryGrowth | None = None  # factor of queries by their position
     attn_softcap: float | None = None  # scores s become cap * tanh(s / cap)
     final_softcap: float | None = None  # the same for logits
     sinks: bool = False  # a score per query head that takes part in the softmax and has no value
@@ -94,6 +95,8 @@ class ModelSpec:
         latents = {kind.latent for kind in self.layers if kind.latent}
         if len(latents) > 1:
             raise ModelError(f"layers differ in the sizes of latent attention: {latents}")
+        if latents and self.query_growth:
+            raise ModelError("latent attention has no queries that grow with their position")
         for latent in latents:
             if (self.num_kv_heads, self.head_dim) != (1, latent.head + latent.rotated):
                 raise ModelError(

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxserve.errors import ConfigError, flag_error
 from jaxserve.loading.load_plan import DTYPES, choose_scheme
 from jaxserve.loading.spec import stored_scheme
+from jaxserve.models.families.text_part import with_text_fields
 from jaxserve.models.precision import HEAD
 from jaxserve.models.quant import SCHEMES, QuantScheme, parse_scheme
 from jaxserve.plan.model_config import shipped
@@ -31,7 +32,8 @@ def weights_dtype(asked: str, config: Mapping[str, Any]) -> jnp.dtype:
     """
     if asked in DTYPES:
         return jnp.dtype(DTYPES[asked])
-    stored = config.get("dtype") or config.get("torch_dtype")
+    fields = with_text_fields(config)
+    stored = fields.get("dtype") or fields.get("torch_dtype")
     if stored == "float16":  # the loader makes bfloat16 of it
         stored = "bfloat16"
     if stored is None:

@@ -12,6 +12,7 @@ from transformers import (  # pyright: ignore[reportMissingImports]
     Gemma2Config,
     Gemma3TextConfig,
     LlamaConfig,
+    Ministral3Config,
     MistralConfig,
     Olmo2Config,
     Phi3Config,
@@ -247,9 +248,27 @@ def wide_window_cases() -> Iterator[Case]:
     yield Case("gemma3_wide_window", gemma(Gemma3TextConfig, **wide))
 
 
+def ministral3_cases() -> Iterator[Case]:
+    """Queries grow at positions 24 and 48, and not in between."""
+
+    def ministral3(**fields: Any) -> Ministral3Config:
+        figures = dict(mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.4)
+        return Ministral3Config(
+            **{**tiny(), "rope_parameters": {**yarn_rope(), **figures}, **fields}
+        )
+
+    yield Case("ministral3_gqa", ministral3(head_dim=16))
+    yield Case(
+        "ministral3_tied_window", ministral3(tie_word_embeddings=True, sliding_window=WINDOW)
+    )
+
+
 def all_cases() -> Iterator[Case]:
     """New ones at the end: a case's number is its seed."""
-    later = (window_cases(), gemma_cases(), fused_and_post_norm_cases(), wide_window_cases())
+    later = (
+        *(window_cases(), gemma_cases(), fused_and_post_norm_cases(), wide_window_cases()),
+        ministral3_cases(),
+    )
     return chain(llama_cases(), qwen3_cases(), legacy_cases(), *later)
 
 

@@ -18,6 +18,8 @@ tests/golden/make_goldens.py [--babyllama DIR]` rewrites, beside this file:
 - `qwen3_embedding/`: the same of an embedding model, with the files of sentence-transformers; its
   golden.npz also has `embeddings` float32 [B, D], of length 1: the last final hidden state of the
   first `lengths` int32 [B] of prompts;
+- `gemma3_images/` and the like: another case's model with a vision tower (text_parts.py), whose
+  golden.npz is that case's: the whole model was asked again;
 - `rope.json`: name -> {config, inv_freq [head_dim / 2], attention_scaling}, at the figures of
   published models;
 - `babyllama_greedy.json`, if DIR holds the BabyLlama checkpoint: 200 greedy tokens after [1], blind
@@ -56,6 +58,7 @@ from moe_cases import moe_cases
 from moe_routing import chosen_experts, recorded, smallest_gap
 from safetensors.torch import load_file, save_file  # pyright: ignore[reportMissingImports]
 from stored_weights import Stored, Tensors
+from text_parts import text_parts, write_text_part
 from transformers import (  # pyright: ignore[reportMissingImports]
     AutoModelForCausalLM,
     LlamaConfig,
@@ -429,6 +432,9 @@ def main() -> None:
     for index, case in itertools.chain(enumerate(all_cases()), enumerate(moe_cases(), start=1000)):
         if case.name.startswith(args.only):
             make_case(case, args.out / case.name, first_seed=1000 * index)
+    for part in text_parts():
+        if part.name.startswith(args.only):
+            write_text_part(part, args.out / part.name, args.out)
     embedding = embedding_case()
     if embedding.name.startswith(args.only):
         make_embedding(embedding, args.out / embedding.name, first_seed=2_000_000)

@@ -9,7 +9,9 @@ from stored_weights import MXFP4, fp8, mtp_layer
 from transformers import (  # pyright: ignore[reportMissingImports]
     DeepseekV2Config,
     DeepseekV3Config,
+    Glm4MoeConfig,
     GptOssConfig,
+    MiniMaxM2Config,
     MixtralConfig,
     Qwen2MoeConfig,
     Qwen3MoeConfig,
@@ -245,9 +247,37 @@ def quantized_cases() -> Iterator[Case]:
     yield Case("gpt_oss_mxfp4", two_groups, "rope_type", gpt, NOT_IN_GPT_OSS, MXFP4)
 
 
+def glm4_moe_cases() -> Iterator[Case]:
+    """The first is like GLM-4.5, the second like GLM-4.5-Air but with groups of experts."""
+    sizes = dict(
+        num_hidden_layers=3,
+        head_dim=16,
+        moe_intermediate_size=16,
+        n_routed_experts=8,
+        num_experts_per_tok=2,
+        rope_parameters=rope(theta=1e4, partial_rotary_factor=0.5),
+        routed_scaling_factor=2.5,
+    )
+    both = dict(use_qk_norm=True, attention_bias=True, first_k_dense_replace=1)
+    yield Case("glm4_moe_norms_biases", Glm4MoeConfig(**{**tiny(), **sizes, **both}))
+    groups = dict(n_group=4, topk_group=2, n_shared_experts=2, norm_topk_prob=False)
+    yield Case("glm4_moe_groups", Glm4MoeConfig(**{**tiny(), **sizes, **groups}))
+
+
+def minimax_m2_cases() -> Iterator[Case]:
+    """Half of a head rotated, and all of it."""
+    sizes = dict(head_dim=16, intermediate_size=12, num_local_experts=8, num_experts_per_tok=2)
+    half = rope(theta=1e4, partial_rotary_factor=0.5)
+    yield Case("minimax_m2_half", MiniMaxM2Config(**{**tiny(), **sizes, "rope_parameters": half}))
+    whole = dict(rope_parameters=rope(theta=1e4), num_key_value_heads=4)
+    yield Case("minimax_m2_whole", MiniMaxM2Config(**{**tiny(), **sizes, **whole}))
+
+
 def moe_cases() -> Iterator[Case]:
     """New ones at the end: a case's number is its seed."""
     softmax_first = (mixtral_cases(), qwen2_moe_cases(), qwen3_moe_cases())
     return chain(
-        *softmax_first, deepseek_v2_cases(), deepseek_v3_cases(), gpt_oss_cases(), quantized_cases()
+        *softmax_first,
+        *(deepseek_v2_cases(), deepseek_v3_cases(), gpt_oss_cases(), quantized_cases()),
+        *(glm4_moe_cases(), minimax_m2_cases()),
     )

@@ -40,20 +40,29 @@ def spec_from_v2(config: Mapping[str, Any]) -> ModelSpec:
 
 def spec_from_v3(config: Mapping[str, Any]) -> ModelSpec:
     read = ConfigReader(config)
-    read.expect("scoring_func", "sigmoid")
-    read.expect("topk_method", "noaux_tc")
-    read.expect("norm_topk_prob", True, False)
-    routing = dict(
-        scores="sigmoid",
-        corrected=True,
-        normalized=config.get("norm_topk_prob", True),
-        scale=float(read.take("routed_scaling_factor", 2.5)),
-        groups=read.integer("n_group", 8),
-        groups_taken=read.integer("topk_group", 4),
-        judges=2,
-    )
+    routing = corrected_routing(read, scale=2.5, groups=8, groups_taken=4)
     read.expect("rope_interleave", True)
     return _spec(read, "deepseek_v3", first_dense=3, routing=routing)
+
+
+def corrected_routing(
+    read: ConfigReader, *, scale: float, groups: int, groups_taken: int
+) -> dict[str, Any]:
+    """Read V3's choice of experts: by sigmoid scores and a learned correction, in groups.
+
+    The parameters are the family's defaults for absent fields.
+    """
+    read.expect("scoring_func", "sigmoid")
+    read.expect("topk_method", "noaux_tc")
+    return dict(
+        scores="sigmoid",
+        corrected=True,
+        normalized=read.take("norm_topk_prob", True, kind=bool),
+        scale=float(read.take("routed_scaling_factor", scale)),
+        groups=read.integer("n_group", groups),
+        groups_taken=read.integer("topk_group", groups_taken),
+        judges=2,
+    )
 
 
 def _spec(read: ConfigReader, family: str, first_dense: int, routing: dict[str, Any]) -> ModelSpec:
@@ -147,11 +156,12 @@ def tensors(spec: ModelSpec) -> list[Tensor]:
             for (name, axes), params in in_two.items()
             for part, param in enumerate(params)
         ]
-        rows += _experts(spec, layer) if spec.has_experts(layer) else layer_tensors(layer, mlp)
+        rows += experts(spec, layer) if spec.has_experts(layer) else layer_tensors(layer, mlp)
     return rows
 
 
-def _experts(spec: ModelSpec, layer: int) -> list[Tensor]:
+def experts(spec: ModelSpec, layer: int) -> list[Tensor]:
+    """Return the rows of a layer's experts, with the MLP that all tokens take."""
     assert spec.mixture
     rows = expert_tensors(spec, layer, shared="shared_experts")
     if spec.mixture.corrected:

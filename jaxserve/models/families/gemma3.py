@@ -5,13 +5,22 @@ from typing import Any
 
 from jaxserve.models.families.gemma2 import gemma_fields, gemma_tensors, softcap
 from jaxserve.models.families.hf_config import FULL, SLIDING, ConfigReader
+from jaxserve.models.families.text_part import text_part
 from jaxserve.models.families.weight_table import Family
 from jaxserve.models.rope import Rope
 from jaxserve.models.spec import ModelSpec
 
+# Defaults of Gemma3TextConfig in transformers for fields that published text parts leave out.
+DEFAULTS = {
+    "vocab_size": 262208,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "max_position_embeddings": 131072,
+}
+
 
 def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
-    read = ConfigReader(config)
+    read = ConfigReader({**DEFAULTS, **config})
     read.expect("attn_logit_softcapping", None)
     layers = read.integer("num_hidden_layers")
     pattern = read.integer("sliding_window_pattern", read.integer("_sliding_window_pattern", 6))
@@ -40,3 +49,9 @@ def _window_rope(read: ConfigReader, config: Mapping[str, Any]) -> Rope:
 
 
 FAMILY = Family(spec_from_hf, gemma_tensors)
+WITH_IMAGES = text_part(
+    {"gemma3_text": FAMILY},
+    ("vision_tower", "multi_modal_projector"),
+    *("image_token_index", "image_token_id", "mm_tokens_per_image"),
+    *("boi_token_index", "boi_token_id", "eoi_token_index", "eoi_token_id"),
+)

@@ -195,26 +195,34 @@ class ConfigReader:
             )
 
     def rope(
-        self, default_theta: float, *, layers: str = "", beside: Mapping[str, Any] | None = None
+        self,
+        default_theta: float,
+        *,
+        layers: str = "",
+        beside: Mapping[str, Any] | None = None,
+        apart: tuple[str, ...] = (),
     ) -> Rope:
         """Read the rope from rope_parameters (newer), or rope_theta and rope_scaling (older).
 
         Args:
             layers: Kind of layers, for families whose rope_parameters have a set for each kind.
             beside: Fields of the rope that config.json has beside rope_parameters or rope_scaling.
+            apart: Fields of rope_parameters that are not the rope's; the family reads them.
         """
-        fields = self._object("rope_scaling") | self._object("rope_parameters")
+        fields = self.object("rope_scaling") | self.object("rope_parameters")
         fields = fields.get(layers, fields)
         if not isinstance(fields, dict):
             raise ModelError(
                 f"config.json: rope_parameters of {layers} are {fields!r}; they must be an object"
             )
+        fields = {name: value for name, value in fields.items() if name not in apart}
         outside = {"rope_theta": self.take("rope_theta", default_theta), **(beside or {})}
         if fields.get("partial_rotary_factor", 1) != 1 and "partial_rotary_factor" not in outside:
             raise ModelError("config.json: partial_rotary_factor is not implemented in this family")
         return rope_of(outside | fields, self.integer("max_position_embeddings"))
 
-    def _object(self, name: str) -> dict[str, Any]:
+    def object(self, name: str) -> dict[str, Any]:
+        """Return an object, which is empty where the field is absent or null."""
         self._seen.add(name)
         given = self._config.get(name) or {}
         if not isinstance(given, dict):

@@ -6,8 +6,10 @@ Versions from 0.2 on have no window.
 from collections.abc import Mapping
 from typing import Any
 
+from jaxserve.models.families import ministral3
 from jaxserve.models.families.hf_config import ConfigReader
 from jaxserve.models.families.hf_names import tensors
+from jaxserve.models.families.text_part import text_part
 from jaxserve.models.families.weight_table import Family, without_frequencies
 from jaxserve.models.layer_kind import windowed
 from jaxserve.models.spec import ModelSpec
@@ -27,3 +29,9 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
 
 
 FAMILY = Family(spec_from_hf, tensors, without_frequencies)
+WITH_IMAGES = text_part(
+    {"mistral": FAMILY, "ministral3": ministral3.FAMILY},
+    ("vision_tower", "multi_modal_projector"),
+    *("image_token_index", "image_token_id", "projector_hidden_act", "spatial_merge_size"),
+    *("multimodal_projector_bias", "vision_feature_layer"),
+)

@@ -14,6 +14,10 @@ from jaxserve.models.spec import ModelSpec
 def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     read = ConfigReader(config)
     read.expect("hidden_act", "silu")
+    # Fields of Qwen3-Coder-480B.
+    read.expect("qkv_bias", False)
+    read.expect("use_qk_norm", True)
+    read.expect("shared_expert_intermediate_size", 0)
     layers = read.integer("num_hidden_layers")
     bias = read.take("attention_bias", False, kind=bool)
     spec = ModelSpec(

@@ -199,6 +199,8 @@ class Family:
     # Patterns, as of fnmatch, of the names of tensors that checkpoints have and inference does not
     # need.
     ignored: Callable[[ModelSpec], tuple[str, ...]] = lambda spec: ()
+    # Names of blocks of tensors for other input than text, which are left out.
+    towers: tuple[str, ...] = ()
 
 
 def without_frequencies(spec: ModelSpec) -> tuple[str, ...]:

@@ -31,10 +31,13 @@ BOUND = 1e-4  # of log-probabilities; each golden token was chosen by a gap of 5
 FAMILIES = {
     "Llama": "llama_gqa",
     "Mistral": "mistral_window",
+    "Mistral 3": "mistral3_images",
+    "Ministral 3": "ministral3_gqa",
     "Qwen2": "qwen2_gqa",
     "Qwen3": "qwen3_head_dim",
     "Gemma 2": "gemma2_caps",
     "Gemma 3": "gemma3_two_ropes",
+    "Gemma 3 with images": "gemma3_images",
     "Phi-3": "phi3_mha_tied",
     "OLMo 2": "olmo2_mha_tied",
     "Mixtral": "mixtral_gqa",
@@ -42,6 +45,8 @@ FAMILIES = {
     "Qwen3-MoE": "qwen3_moe_gqa",
     "DeepSeek-V2": "deepseek_v2_lite",
     "DeepSeek-V3": "deepseek_v3_legacy",
+    "GLM-4.5": "glm4_moe_norms_biases",
+    "MiniMax M2": "minimax_m2_half",
     "gpt-oss": "gpt_oss_head_dim",
 }
 # data, expert, tensor

@@ -21,13 +21,14 @@ MIXTURES = [case for case in CASES if "experts" in np.load(GOLDEN / case / "gold
 
 
 def test_the_cases_are_there() -> None:
-    assert (len(CASES), len(MIXTURES)) == (67, 25)
+    assert (len(CASES), len(MIXTURES)) == (77, 29)
 
 
 # The case of each family that has most of its peculiarities.
 OF_EACH_FAMILY = (
     *("llama_gqa", "llama_tied", "mistral_window", "qwen2_gqa", "qwen3_gqa", "gemma2_caps"),
-    *("gemma3_two_ropes", "phi3_longrope", "olmo2_gqa"),
+    *("gemma3_two_ropes", "phi3_longrope", "olmo2_gqa", "ministral3_gqa"),
+    *("gemma3_images", "mistral3_images_newer", "glm4_moe_norms_biases", "minimax_m2_half"),
     *("mixtral_gqa", "qwen2_moe_shared_expert", "qwen3_moe_mlp_only_layers", "deepseek_v2_groups"),
     *("deepseek_v3_fp8", "gpt_oss_mxfp4"),
 )
@@ -47,7 +48,8 @@ OVER_TWO = (
         "qwen3_head_dim",
         "gemma2_caps",
     ),
-    *("gemma3_two_ropes", "phi3_mha_tied", "olmo2_mha_tied"),
+    *("gemma3_two_ropes", "phi3_mha_tied", "olmo2_mha_tied", "ministral3_tied_window"),
+    *("gemma3_images", "glm4_moe_norms_biases", "minimax_m2_half"),
     *("mixtral_gqa", "qwen2_moe_sparse_step", "qwen3_moe_mlp_only_layers", "deepseek_v2_groups"),
     *("deepseek_v3_fp8", "gpt_oss_head_dim", "gpt_oss_mxfp4"),
 )
@@ -85,8 +87,17 @@ IN_BFLOAT16 = (
         "gemma2_caps",
         "gemma3_two_ropes",
         "phi3_longrope",
+        "ministral3_gqa",
     ),
-    *("olmo2_gqa", "mixtral_gqa", "qwen2_moe_shared_expert", "qwen3_moe_gqa", "deepseek_v2_groups"),
+    *(
+        "glm4_moe_norms_biases",
+        "minimax_m2_half",
+        "olmo2_gqa",
+        "mixtral_gqa",
+        "qwen2_moe_shared_expert",
+        "qwen3_moe_gqa",
+        "deepseek_v2_groups",
+    ),
     *("deepseek_v3_fp8", "gpt_oss_mxfp4"),
 )
 

@@ -1,0 +1,52 @@
+"""Names of a decoder's tensors, which checkpoints store below different prefixes."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True)
+class Naming:
+    """Prefixes of a decoder's tensors in a checkpoint.
+
+    A plain name is one of PLAIN, as the weight tables of families have them.
+    """
+
+    body: str  # of all tensors but the head's
+    head: str
+
+    def to_plain(self, name: str) -> str:
+        """Return the plain name of a stored tensor; names of other tensors stay as they are."""
+        return _exchange(name, self, PLAIN)
+
+    def from_plain(self, name: str) -> str:
+        """Return the name under which a tensor with this plain name is stored."""
+        return _exchange(name, PLAIN, self)
+
+
+PLAIN: Final = Naming("model.", "lm_head.")
+NAMINGS: Final = (
+    PLAIN,
+    Naming("", "lm_head."),  # transformers saves a decoder on its own (AutoModel) so
+    # Text parts of larger models: as most publishers have them, and as transformers 5 does.
+    Naming("language_model.model.", "language_model.lm_head."),
+    Naming("model.language_model.", "lm_head."),
+)
+
+
+def naming_of(names: Collection[str]) -> Naming:
+    """Return the naming below which the embedding is; PLAIN where it is below none."""
+    found = (each for each in NAMINGS if f"{each.body}embed_tokens.weight" in names)
+    return next(found, PLAIN)
+
+
+def is_of(block: str, name: str) -> bool:
+    """Return whether a tensor is of a block beside the decoder, such as a vision tower."""
+    return name.startswith((f"{block}.", f"model.{block}."))
+
+
+def _exchange(name: str, old: Naming, new: Naming) -> str:
+    for before, after in ((old.head, new.head), (old.body, new.body)):
+        if name.startswith(before):
+            return after + name.removeprefix(before)
+    return name

@@ -1,0 +1,50 @@
+"""GLM-4.5, 4.6 and 4.7: heads that turn in half of their dimensions, and DeepSeek-V3's experts."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from jaxserve.models.families import deepseek
+from jaxserve.models.families.hf_config import ConfigReader
+from jaxserve.models.families.hf_names import tensors
+from jaxserve.models.families.weight_table import Family, Tensor
+from jaxserve.models.mixture import Mixture
+from jaxserve.models.spec import ModelSpec
+
+
+def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
+    read = ConfigReader(config)
+    read.expect("hidden_act", "silu")
+    read.ignore("output_router_logits")  # only training uses it
+    read.ignore("num_nextn_predict_layers", "num_mtp_layers")  # they propose tokens: not loaded
+    rotated = read.positive("partial_rotary_factor", 0.5)
+    fields = read.llama_like(
+        num_key_value_heads=8,
+        rms_norm_eps=1e-5,
+        rope=read.rope(10000.0, beside={"partial_rotary_factor": rotated}),
+    )
+    dense = read.take("first_k_dense_replace", 1, kind=int)
+    d_expert = read.integer("moe_intermediate_size", 1408)
+    spec = ModelSpec(
+        family="glm4_moe",
+        qk_norm="head" if read.take("use_qk_norm", False, kind=bool) else "none",
+        qkv_bias=read.take("attention_bias", False, kind=bool),
+        mixture=Mixture(
+            experts=read.either("n_routed_experts", "num_local_experts"),
+            taken=read.integer("num_experts_per_tok", 8),
+            d_expert=d_expert,
+            layers=tuple(range(dense, fields["num_layers"])),
+            d_shared=d_expert * read.integer("n_shared_experts", 1),
+            **deepseek.corrected_routing(read, scale=1.0, groups=1, groups_taken=1),
+        ),
+        **fields,
+    )
+    read.finish()
+    return spec
+
+
+def glm4_moe_tensors(spec: ModelSpec) -> list[Tensor]:
+    return tensors(spec, experts=partial(deepseek.experts, spec))
+
+
+FAMILY = Family(spec_from_hf, glm4_moe_tensors, deepseek.ignored)

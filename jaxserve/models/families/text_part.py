@@ -1,0 +1,54 @@
+"""Text parts of checkpoints that also have towers, which read images or video.
+
+Such a config.json has the fields of the language model in text_config. The towers are left out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from jaxserve.errors import ModelError
+from jaxserve.models.families.hf_config import ConfigReader
+from jaxserve.models.families.weight_table import Family
+from jaxserve.models.spec import ModelSpec
+
+TEXT: str = "text_config"
+
+
+def text_part(texts: Mapping[str, Family], towers: tuple[str, ...], *fields: str) -> Family:
+    """Return the family of checkpoints with such a text part.
+
+    Args:
+        texts: Families that the text part may be of, by its model_type. They have one weight table
+            in common.
+        towers: Names of the blocks of tensors that are left out.
+        fields: Fields of config.json, beside vision_config, that those blocks alone use.
+    """
+    table = next(iter(texts.values()))
+
+    def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
+        read = ConfigReader(config)
+        read.ignore("vision_config", *fields)
+        text = dict(read.object(TEXT))
+        kind = text.get("model_type")
+        if not isinstance(kind, str) or kind not in texts:
+            raise ModelError(
+                f"config.json: model_type of {TEXT} is {kind!r} (implemented: {', '.join(texts)})"
+            )
+        read.ignore("tie_word_embeddings")
+        if "tie_word_embeddings" in config:  # the head belongs to the whole model
+            text["tie_word_embeddings"] = config["tie_word_embeddings"]
+        read.finish()
+        try:
+            return texts[kind].spec_from_hf(text)
+        except ModelError as error:
+            message = str(error).replace("config.json", f"{TEXT} of config.json", 1)
+            raise ModelError(message) from error
+
+    return replace(table, spec_from_hf=spec_from_hf, towers=towers)
+
+
+def with_text_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields of config.json, with those of its text_config that it lacks itself."""
+    text = config.get(TEXT)
+    return {**text, **config} if isinstance(text, dict) else config

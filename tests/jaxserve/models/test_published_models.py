@@ -1,0 +1,43 @@
+"""Published config.json files with their sources, and the table that docs have of them."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.published_models import Published, document, outcome, published
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "published-models.md"
+
+
+def test_files_are_those_of_their_sources() -> None:
+    assert [each.model for each in published() if not each.is_as_published] == []
+    assert len({each.file for each in published()}) == len(published())
+
+
+def test_the_table_is_up_to_date() -> None:
+    assert DOCUMENT.read_text() == "\n".join(document()) + "\n", "python -m tests.published_models"
+
+
+# Numbers of parameters that publishers give for the text model, in billions.
+SIZES = {
+    "deepseek-ai/DeepSeek-V3": 671,
+    "google/gemma-3-27b-it": 27,
+    "google/gemma-3-4b-it": 3.9,
+    "moonshotai/Kimi-K2-Instruct": 1026,
+    "openai/gpt-oss-120b": 116.8,
+    "openai/gpt-oss-20b": 20.9,
+    "Qwen/Qwen3-235B-A22B": 235,
+    "Qwen/Qwen3-Coder-480B-A35B-Instruct": 480,
+}
+
+
+@pytest.mark.parametrize("model", SIZES)
+def test_parameters_are_as_many_as_published(model: str) -> None:
+    found = next(each for each in published() if each.model == model)
+    billions = float(outcome(found.config).split()[0].replace(",", ""))
+    assert billions == pytest.approx(SIZES[model], rel=0.005)
+
+
+@pytest.mark.parametrize("each", published(), ids=lambda each: each.model)
+def test_a_refusal_is_one_line(each: Published) -> None:
+    assert "\n" not in outcome(each.config)
