@@ -54,6 +54,7 @@ def corrected_routing(
     """
     read.expect("scoring_func", "sigmoid")
     read.expect("topk_method", "noaux_tc")
+    read.expect("norm_topk_prob", True, False)
     return dict(
         scores="sigmoid",
         corrected=True,
