@@ -73,7 +73,7 @@ def outcome(config: dict[str, Any]) -> str:
     try:
         spec = read_spec(config)[1]
     except (JaxserveError, CheckpointError) as error:
-        return "refused: " + re.sub(r" \((implemented|ignoring|use another).*", "", str(error))
+        return "refused: " + re.sub(r" \((implemented|ignoring|use another)[^)]*\)", "", str(error))
     declared = param_specs(spec, jnp.dtype(jnp.bfloat16))
     leaves = jax.tree.leaves(declared, is_leaf=is_param_spec)
     size = sum(math.prod(leaf.shape) for leaf in leaves)

@@ -122,7 +122,13 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "sharding",
     ),
     "jaxserve.loading.spec": ("checkpoints", "jaxserve.models", "jaxserve.errors"),
-    "jaxserve.loading.match": ("checkpoints", "jaxserve.models", "jaxserve.errors"),
+    "jaxserve.loading.tensor_names": (),
+    "jaxserve.loading.match": (
+        "checkpoints",
+        "jaxserve.loading.tensor_names",
+        "jaxserve.models",
+        "jaxserve.errors",
+    ),
     "jaxserve.loading.digests": ("jaxserve.models",),
     "jaxserve.loading.orbax_layout": (
         "checkpoints.orbax_store",
@@ -154,6 +160,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "checkpoints.orbax_store",
         "jaxserve.loading.digests",
         "jaxserve.loading.load_plan",
+        "jaxserve.loading.match",
         "jaxserve.loading.parameters",
         "jaxserve.loading.product",
         "jaxserve.loading.spec",
@@ -170,6 +177,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "jaxserve.loading.token_ids": (
         "jaxserve.loading.spec",
+        "jaxserve.models",
         "jaxserve.tokenizer",
         "jaxserve.errors",
         "jaxserve.request",
@@ -179,6 +187,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.loading.match",
         "jaxserve.loading.orbax_layout",
         "jaxserve.loading.spec",
+        "jaxserve.loading.tensor_names",
         "jaxserve.models",
         "jaxserve.errors",
         "sharding",

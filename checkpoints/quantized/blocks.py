@@ -176,7 +176,7 @@ def block_size(fields: Fields, name: str) -> tuple[int, int]:
 
 def read(fields: Fields) -> tuple[int, int]:
     """Return the size of blocks in DeepSeek's quantization_config."""
-    fields.among("fmt", ("e4m3", "e5m2"), "e4m3")
+    fields.among("fmt", ("e4m3", "float8_e4m3fn", "e5m2"), "e4m3")
     fields.among("scale_fmt", ("float", "ue8m0"), "float")
     fields.among("activation_scheme", ("dynamic",), "dynamic")
     fields.among("expert_dtype", ("fp8",), "fp8")

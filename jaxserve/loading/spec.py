@@ -91,8 +91,8 @@ def read_spec(config: Mapping[str, Any]) -> tuple[Family, ModelSpec]:
     if not known:
         needs = "".join(f"; {NEEDS[name]} would be needed" for name in named if name in NEEDS)
         raise ModelError(
-            f"config.json: architectures {named!r} are not implemented{needs} (implemented: "
-            f"{', '.join(FAMILIES)})"
+            f"config.json: architectures {named!r} are not implemented (implemented: "
+            f"{', '.join(FAMILIES)}){needs}"
         )
     check_method(config)
     family = FAMILIES[known[0]]

@@ -19,7 +19,7 @@ from jaxserve.sharding.rules import DP_AXES, RULES, Rules, partition
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Rotation:
-    """What queries and keys are multiplied by at their positions.
+    """Factors of queries and keys at their positions.
 
     Cosines and sines rotate the first 2 n dimensions of every head.
     """

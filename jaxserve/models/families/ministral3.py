@@ -1,5 +1,6 @@
 """Ministral 3 and Devstral 2: Mistral with YaRN, and queries that grow with their position."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,10 +20,11 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     read = ConfigReader(config)
     read.expect("hidden_act", "silu")
     layers = read.integer("num_hidden_layers")
+    rope = read.object("rope_parameters")
     spec = ModelSpec(
         family="ministral3",
         layers=windowed([read.window()] * layers),
-        query_growth=_query_growth(read.object("rope_parameters")),
+        query_growth=QueryGrowth(_number(rope, BETA), int(_number(rope, LENGTH))),
         # Published files repeat the context among the fields of the rope.
         **read.llama_like(
             num_key_value_heads=8,
@@ -35,13 +37,13 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     return spec
 
 
-def _query_growth(rope: Mapping[str, Any]) -> QueryGrowth:
-    """Read how queries grow, which is among the fields of the rope."""
-    found = {name: rope.get(name) for name in (BETA, LENGTH)}
-    for name, value in found.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ModelError(f"config.json: {name} of rope_parameters is {value!r}; not a number")
-    return QueryGrowth(float(found[BETA]), int(found[LENGTH]))
+def _number(rope: Mapping[str, Any], name: str) -> float:
+    """Return a number among the fields of the rope."""
+    value = rope.get(name)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (is_number and math.isfinite(value)):
+        raise ModelError(f"config.json: {name} of rope_parameters is {value!r}; not a number")
+    return value
 
 
 FAMILY = Family(spec_from_hf, tensors)

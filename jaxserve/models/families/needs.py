@@ -1,4 +1,4 @@
-"""What published architectures need that no family here has, for the error that refuses them."""
+"""Parts of published architectures that no family here has, for the error that refuses them."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -19,13 +19,14 @@ def test_the_table_is_up_to_date() -> None:
 
 
 # Numbers of parameters that publishers give for the text model, in billions. Those of Gemma 3 are
-# sums of table 1 of its report, without the vision encoder; that of GLM-4.5 is the 355 of its report
-# without the layer that proposes tokens (3.97), and with both embeddings (1.55).
+# sums of table 1 of its report, without the vision encoder; that of GLM-4.5 is the 355 of its
+# report without the layer that proposes tokens (3.97), and with both embeddings (1.55).
 SIZES = {
     "deepseek-ai/DeepSeek-V3": 671,
     "google/gemma-3-27b-it": 27.016,
     "google/gemma-3-4b-it": 3.884,
     "zai-org/GLM-4.5": 352.6,
+    "MiniMaxAI/MiniMax-M2.7": 229,
     "moonshotai/Kimi-K2-Instruct": 1026,
     "openai/gpt-oss-120b": 116.8,
     "openai/gpt-oss-20b": 20.9,
