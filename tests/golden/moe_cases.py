@@ -10,6 +10,7 @@ from transformers import (  # pyright: ignore[reportMissingImports]
     DeepseekV2Config,
     DeepseekV3Config,
     Glm4MoeConfig,
+    Glm4MoeLiteConfig,
     GptOssConfig,
     MiniMaxM2Config,
     MixtralConfig,
@@ -264,6 +265,19 @@ def glm4_moe_cases() -> Iterator[Case]:
     yield Case("glm4_moe_groups", Glm4MoeConfig(**{**tiny(), **sizes, **groups}))
 
 
+def glm4_moe_lite_cases() -> Iterator[Case]:
+    """The first is like GLM-4.7-Flash, the second has two dense layers and queries in one step."""
+    sizes = dict(n_routed_experts=8, n_group=1, topk_group=1, num_experts_per_tok=2)
+    figures = dict(routed_scaling_factor=1.8, rms_norm_eps=1e-5, rope_parameters=rope(theta=1e4))
+    lite = {**mla(), **sizes, **figures, "q_lora_rank": 16}
+    lite.pop("first_k_dense_replace", None)
+    yield Case("glm4_moe_lite", Glm4MoeLiteConfig(**lite))
+    kinds = ["dense", "dense", "sparse"]
+    more = dict(q_lora_rank=None, n_group=4, topk_group=2, n_shared_experts=2)
+    listed = dict(num_hidden_layers=3, mlp_layer_types=kinds)
+    yield Case("glm4_moe_lite_groups", Glm4MoeLiteConfig(**{**lite, **more, **listed}))
+
+
 def minimax_m2_cases() -> Iterator[Case]:
     """Half of a head rotated, and all of it."""
     sizes = dict(head_dim=16, intermediate_size=12, num_local_experts=8, num_experts_per_tok=2)
@@ -279,5 +293,5 @@ def moe_cases() -> Iterator[Case]:
     return chain(
         *softmax_first,
         *(deepseek_v2_cases(), deepseek_v3_cases(), gpt_oss_cases(), quantized_cases()),
-        *(glm4_moe_cases(), minimax_m2_cases()),
+        *(glm4_moe_cases(), minimax_m2_cases(), glm4_moe_lite_cases()),
     )

@@ -13,10 +13,10 @@ UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 ORDER = ("embedding", "attention", "mlp", "experts", "norms and biases", "head")
 # Parts of the parameters that are in no layer.
 OUTSIDE = {"embed": "embedding", "norm": "norms and biases", "head": "head"}
-# Parameters of a layer's MLP, without routed experts; other ones are attention's.
-# Parts whose weights are in products, which --dtype and --weights round.
+# Parts whose weights --dtype and --weights round, and the option that halves those of a dtype.
 PRODUCTS = ("attention", "mlp", "experts")
 ROUNDED_BY = {"float32": "--dtype bfloat16", "bfloat16": "--weights w8a8-int8"}
+# Parameters of a layer's MLP, without routed experts; other ones are attention's.
 MLP = ("gate_up", "down", "shared", "router", "shared_gate", "correction")
 
 

@@ -35,14 +35,14 @@ def spec_from_v2(config: Mapping[str, Any]) -> ModelSpec:
     if config.get("topk_method") == "group_limited_greedy":
         routing["groups"] = read.integer("n_group")
         routing["groups_taken"] = read.integer("topk_group")
-    return _spec(read, "deepseek_v2", first_dense=0, routing=routing)
+    return latent_spec(read, "deepseek_v2", _expert_layers(read, first_dense=0), routing)
 
 
 def spec_from_v3(config: Mapping[str, Any]) -> ModelSpec:
     read = ConfigReader(config)
     routing = corrected_routing(read, scale=2.5, groups=8, groups_taken=4)
     read.expect("rope_interleave", True)
-    return _spec(read, "deepseek_v3", first_dense=3, routing=routing)
+    return latent_spec(read, "deepseek_v3", _expert_layers(read, first_dense=3), routing)
 
 
 def corrected_routing(
@@ -66,13 +66,28 @@ def corrected_routing(
     )
 
 
-def _spec(read: ConfigReader, family: str, first_dense: int, routing: dict[str, Any]) -> ModelSpec:
-    """Read the fields that V2 and V3 share.
+def _expert_layers(read: ConfigReader, first_dense: int) -> tuple[int, ...]:
+    """Return the layers with experts, which are those behind the dense ones.
 
     Args:
-        first_dense: Number of dense layers before the first one with experts, where config.json
-            does not say it.
-        routing: Fields of the Mixture that differ.
+        first_dense: Number of dense layers, where config.json does not say it.
+    """
+    dense = read.take("first_k_dense_replace", first_dense, kind=int)
+    return tuple(range(dense, read.integer("num_hidden_layers")))
+
+
+def latent_spec(
+    read: ConfigReader,
+    family: str,
+    expert_layers: tuple[int, ...],
+    routing: dict[str, Any],
+    rms_norm_eps: float = 1e-6,
+) -> ModelSpec:
+    """Read the fields of latent attention and experts, and refuse those that are left.
+
+    Args:
+        routing: Fields of the Mixture that differ between families.
+        rms_norm_eps: Default of the family for an absent field.
     """
     read.expect("hidden_act", "silu")
     read.expect("attention_bias", False)
@@ -82,11 +97,9 @@ def _spec(read: ConfigReader, family: str, first_dense: int, routing: dict[str, 
     read.ignore("aux_loss_alpha", "seq_aux", "ep_size", "pretraining_tp", "output_router_logits")
     # Layers that propose tokens are not loaded.
     read.ignore("num_nextn_predict_layers", "num_mtp_layers")
-    fields = read.common()
+    fields = read.common(rms_norm_eps=rms_norm_eps)
     heads = fields["num_heads"]
-    layers = fields["num_layers"]
     read.expect("num_key_value_heads", heads, None)
-    dense = read.take("first_k_dense_replace", first_dense, kind=int)
     latent = _latent(read)
     rope = read.rope(default_theta=10000.0)
     head_dim = latent.head + latent.rotated
@@ -98,12 +111,12 @@ def _spec(read: ConfigReader, family: str, first_dense: int, routing: dict[str, 
         head_dim=head_dim,
         rope=rope,
         attn_scale=head_dim**-0.5 * score_factor,
-        layers=(LayerKind(latent=latent),) * layers,
+        layers=(LayerKind(latent=latent),) * fields["num_layers"],
         mixture=Mixture(
             experts=read.integer("n_routed_experts"),
             taken=read.integer("num_experts_per_tok"),
             d_expert=d_expert,
-            layers=tuple(range(dense, layers)),
+            layers=expert_layers,
             d_shared=d_expert * read.integer("n_shared_experts"),
             **routing,
         ),

@@ -46,6 +46,7 @@ FAMILIES = {
     "DeepSeek-V2": "deepseek_v2_lite",
     "DeepSeek-V3": "deepseek_v3_legacy",
     "GLM-4.5": "glm4_moe_norms_biases",
+    "GLM-4.7-Flash": "glm4_moe_lite",
     "MiniMax M2": "minimax_m2_half",
     "gpt-oss": "gpt_oss_head_dim",
 }

@@ -21,7 +21,7 @@ MIXTURES = [case for case in CASES if "experts" in np.load(GOLDEN / case / "gold
 
 
 def test_the_cases_are_there() -> None:
-    assert (len(CASES), len(MIXTURES)) == (77, 29)
+    assert (len(CASES), len(MIXTURES)) == (79, 31)
 
 
 # The case of each family that has most of its peculiarities.
@@ -30,7 +30,7 @@ OF_EACH_FAMILY = (
     *("gemma3_two_ropes", "phi3_longrope", "olmo2_gqa", "ministral3_gqa"),
     *("gemma3_images", "mistral3_images_newer", "glm4_moe_norms_biases", "minimax_m2_half"),
     *("mixtral_gqa", "qwen2_moe_shared_expert", "qwen3_moe_mlp_only_layers", "deepseek_v2_groups"),
-    *("deepseek_v3_fp8", "gpt_oss_mxfp4"),
+    *("deepseek_v3_fp8", "glm4_moe_lite", "gpt_oss_mxfp4"),
 )
 
 
@@ -51,7 +51,7 @@ OVER_TWO = (
     *("gemma3_two_ropes", "phi3_mha_tied", "olmo2_mha_tied", "ministral3_tied_window"),
     *("gemma3_images", "glm4_moe_norms_biases", "minimax_m2_half"),
     *("mixtral_gqa", "qwen2_moe_sparse_step", "qwen3_moe_mlp_only_layers", "deepseek_v2_groups"),
-    *("deepseek_v3_fp8", "gpt_oss_head_dim", "gpt_oss_mxfp4"),
+    *("deepseek_v3_fp8", "glm4_moe_lite", "gpt_oss_head_dim", "gpt_oss_mxfp4"),
 )
 
 
@@ -98,7 +98,7 @@ IN_BFLOAT16 = (
         "qwen3_moe_gqa",
         "deepseek_v2_groups",
     ),
-    *("deepseek_v3_fp8", "gpt_oss_mxfp4"),
+    *("deepseek_v3_fp8", "glm4_moe_lite", "gpt_oss_mxfp4"),
 )
 
 

@@ -1,0 +1,39 @@
+"""GLM-4.7-Flash: the latent attention and the experts of DeepSeek-V3."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxserve.errors import ModelError
+from jaxserve.models.families import deepseek
+from jaxserve.models.families.hf_config import ConfigReader
+from jaxserve.models.families.weight_table import Family
+from jaxserve.models.spec import ModelSpec
+
+DENSE = "dense"
+SPARSE = "sparse"
+
+
+def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
+    read = ConfigReader(config)
+    read.expect("rope_interleave", True)
+    read.expect("partial_rotary_factor", 1.0)
+    routing = deepseek.corrected_routing(read, scale=1.8, groups=1, groups_taken=1)
+    layers = _expert_layers(read)
+    return deepseek.latent_spec(read, "glm4_moe_lite", layers, routing, rms_norm_eps=1e-5)
+
+
+def _expert_layers(read: ConfigReader) -> tuple[int, ...]:
+    """Return the layers with experts, which newer files list and older ones count."""
+    count = read.integer("num_hidden_layers")
+    dense = read.take("first_k_dense_replace", 1, kind=int)
+    counted = [DENSE if layer < dense else SPARSE for layer in range(count)]
+    kinds = read.take("mlp_layer_types", counted, kind=list)
+    if len(kinds) != count or any(kind not in (DENSE, SPARSE) for kind in kinds):
+        raise ModelError(
+            f"config.json: mlp_layer_types has {len(kinds)} entries; it must have {DENSE} or "
+            f"{SPARSE} for each of {count} layers"
+        )
+    return tuple(layer for layer, kind in enumerate(kinds) if kind == SPARSE)
+
+
+FAMILY = Family(spec_from_hf, deepseek.tensors, deepseek.ignored)
