@@ -1,9 +1,9 @@
-"""What becomes of published config.json files; writes the table of docs/published-models.md.
+"""Outcomes of reading published config.json files; writes the table of docs/published-models.md.
 
     python -m tests.published_models > docs/published-models.md
 
-`published/configs` has the files as they were published, `published/sources.json` where each one
-stands in public and its SHA-256.
+`published/configs` has the files, `published/sources.json` the public repository that each one is
+from and its SHA-256.
 """
 
 import json
@@ -28,18 +28,19 @@ FOLDER = Path(__file__).parent / "published"
 
 HEAD = """# Published models
 
-What becomes of config.json files as they were published: how many parameters of the text model
-are read, or why the file is refused. `python -m tests.published_models` writes this table. The
-files are in [tests/published](../tests/published); where each one stands in public, and its
-SHA-256, is in [sources.json](../tests/published/sources.json). That a config is read says nothing
-about the tokenizer and the weights of the same model; what was proved of each family is in
+What becomes of config.json files of published models, as other public repositories have them: how
+many parameters of the text model are read, or why the file is refused. `python -m
+tests.published_models` writes this table. The files are in [tests/published](../tests/published);
+the repository that each one is from, and its SHA-256, is in
+[sources.json](../tests/published/sources.json). That a config is read says nothing about the
+tokenizer and the weights of the same model; what was proved of each family is in
 [support.md](support.md#model-families).
 """
 
 
 @dataclass(frozen=True)
 class Published:
-    """A published config.json, and the place in public where it stands."""
+    """A published config.json, and the public repository that it is from."""
 
     model: str
     file: str  # below FOLDER / "configs"
@@ -57,8 +58,8 @@ class Published:
         return json.loads(self.text)
 
     @property
-    def is_as_published(self) -> bool:
-        """True if the file is the one whose SHA-256 was noted."""
+    def is_unchanged(self) -> bool:
+        """True if the file has the SHA-256 that was noted with its source."""
         return sha256(self.text).hexdigest() == self.sha256
 
 

@@ -197,6 +197,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "checkpoints",
         "jaxserve.loading.export",
         "jaxserve.loading.load_plan",
+        "jaxserve.loading.match",
         "jaxserve.loading.model_folder",
         "jaxserve.loading.parameters",
         "jaxserve.loading.spec",

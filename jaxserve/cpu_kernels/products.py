@@ -17,7 +17,7 @@ from jaxserve.cpu_kernels.library import NUMBERS, check_instructions, target_nam
 MAX_ROWS: Final[Mapping[str, Mapping[str, int]]] = MappingProxyType(
     {
         "avx512": MappingProxyType({"bfloat16": 32, "float32": 64, "int8": 32}),
-        "avx2": MappingProxyType({"bfloat16": 96, "float32": 48, "int8": 16}),
+        "avx2": MappingProxyType({"bfloat16": 96, "float32": 48, "int8": 12}),
     }
 )
 

@@ -27,11 +27,11 @@ from jaxserve.errors import RequestError
 from jaxserve.generate.flags import GenerateOptions
 from jaxserve.interrupts import interrupts_raise
 from jaxserve.llm import LLM
-from jaxserve.models.precision import AS_STORED
+from jaxserve.models.precision import AS_STORED, XLA
 from jaxserve.progress import Bar
 from jaxserve.prompts import Prepared
 from jaxserve.sampling_params import SamplingParams
-from jaxserve.sharding.mesh import MeshSpec, device_kind, platform
+from jaxserve.sharding.mesh import MeshSpec, device_kind
 from jaxserve.sharding.params import stored_bytes
 
 
@@ -121,7 +121,7 @@ def introduce(llm: LLM, options: GenerateOptions, console: Console) -> None:
         sizes = weight_sizes(model.params)
         lines.append("weights " + describe_weights(sizes))
         lines.append(f"products by {model.product}")
-        if platform(model.mesh) == "cpu" and (hint := describe_rounding(sizes)):
+        if model.product != XLA and (hint := describe_rounding(sizes)):  # with the CPU's kernel
             lines.append(hint)
     if options.verbose and llm.draft:
         lines.append("draft model " + describe_weights(weight_sizes(llm.draft.params)))

@@ -27,6 +27,7 @@ from jaxserve.checkpoints.quantized import dequantized
 from jaxserve.interrupts import HeldInterrupts, interrupts_raise
 from jaxserve.loading.export import PublishedTensor, published_tensors
 from jaxserve.loading.load_plan import plan_load
+from jaxserve.loading.match import note_on_towers
 from jaxserve.loading.model_folder import model_folder
 from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import Checkpoint, open_checkpoint, read_architecture
@@ -64,9 +65,11 @@ def convert(source: Given, target: Path, to: str, weights: str) -> None:
             bar.update(done, total, name)
 
         if to == "orbax":
-            to_orbax(folder, target, report, weights=weights)
+            note = to_orbax(folder, target, report, weights=weights)
         else:
-            to_hf(folder, target, report)
+            note = to_hf(folder, target, report)
+    if note:
+        console.print(note, style="dim", soft_wrap=True, markup=False)
 
 
 def to_orbax(
@@ -75,13 +78,14 @@ def to_orbax(
     report: Report,
     chunk_bytes: int = CHUNK_BYTES,
     weights: str = AS_STORED,
-) -> None:
+) -> str | None:
     """Write the Orbax folder `target` with the parameters of `source`.
 
     Parameters are written as one device has them, in the source's precision or in a quantization
     scheme of models/quant.py. `source` is a Hugging Face folder; to quantize, it may also be an
-    Orbax folder in full precision. One layer at a time is in memory. CheckpointError or ModelError
-    when the source cannot be converted; then there is no target.
+    Orbax folder in full precision. One layer at a time is in memory. Returns a line on tensors of
+    the source that are left out, or None. CheckpointError or ModelError when the source cannot be
+    converted; then there is no target.
     """
     checkpoint = open_checkpoint(source)
     if isinstance(checkpoint, OrbaxCheckpoint):
@@ -94,13 +98,15 @@ def to_orbax(
     with new_folder(source, target) as folder:
         writer = Writer(folder, chunk_bytes)
         mesh = MeshSpec().build(jax.devices("cpu")[:1])
-        plan = plan_load(read_architecture(checkpoint), mesh, weights=weights)
+        architecture = read_architecture(checkpoint)
+        plan = plan_load(architecture, mesh, weights=weights)
         load_params(plan, report, keep=writer.add)
         writer.finish()
         copy_other_files(source, folder)
         # The manifest comes last: it has the hashes of all other files, and a folder without it
         # is refused.
         write_manifest(folder, _source_dtypes(checkpoint), weights)
+    return note_on_towers(architecture.family, checkpoint.tensors)
 
 
 def _source_dtypes(checkpoint: Checkpoint) -> Mapping[str, str]:

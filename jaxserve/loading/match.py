@@ -1,7 +1,7 @@
 """Matches a checkpoint's tensors with the parameters of its model.
 
-Every tensor has to be accounted for: a tensor that no row of the family's weight table names, or a
-row without its tensor, is an error.
+Every tensor has to be accounted for: a tensor that no row of the family's weight table names is an
+error, unless it is of a tower that is left out, and so is a row without its tensor.
 """
 
 from collections.abc import Mapping, Sequence
@@ -98,7 +98,8 @@ def _left_over(
         head = tensors["lm_head.weight"][:, :]
         if not np.array_equal(head, tensors["model.embed_tokens.weight"][:, :]):
             raise ModelError(
-                "config.json ties the head to the embedding, but lm_head.weight differs from it"
+                "config.json ties the head to the embedding, but lm_head.weight differs from it; "
+                "set tie_word_embeddings to false there if the checkpoint's head is right"
             )
         extra.remove("lm_head.weight")
     return [name for name in extra if not _is_zero_bias(name, wanted, tensors)]

@@ -27,8 +27,8 @@ class Naming:
 PLAIN: Final = Naming("model.", "lm_head.")
 NAMINGS: Final = (
     PLAIN,
-    Naming("", "lm_head."),  # transformers saves a decoder on its own (AutoModel) so
-    # Text parts of larger models: as most publishers have them, and as transformers 5 does.
+    Naming("", "lm_head."),  # of a decoder that transformers saved on its own (AutoModel)
+    # Of text parts: the prefixes of most publishers, and those of classes of transformers 5.
     Naming("language_model.model.", "language_model.lm_head."),
     Naming("model.language_model.", "lm_head."),
 )

@@ -32,8 +32,9 @@ def weights_dtype(asked: str, config: Mapping[str, Any]) -> jnp.dtype:
     """
     if asked in DTYPES:
         return jnp.dtype(DTYPES[asked])
-    fields = with_text_fields(config)
-    stored = fields.get("dtype") or fields.get("torch_dtype")
+    names = ("dtype", "torch_dtype")
+    given = (fields.get(name) for fields in (config, with_text_fields(config)) for name in names)
+    stored = next(filter(None, given), None)
     if stored == "float16":  # the loader makes bfloat16 of it
         stored = "bfloat16"
     if stored is None:

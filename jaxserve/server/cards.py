@@ -8,6 +8,7 @@ from jaxserve.engine.device.page_io import accepted_dtypes
 from jaxserve.engine.device.weight_report import describe_rounding, describe_weights, weight_sizes
 from jaxserve.errors import JaxserveError
 from jaxserve.llm import LLM
+from jaxserve.models.precision import XLA
 from jaxserve.models.quant import scheme_in
 from jaxserve.server.serving_state import EngineCard, ModelCard, StepUse
 from jaxserve.sharding.mesh import device_kind
@@ -98,7 +99,7 @@ def summary(model: ModelCard, engine: EngineCard) -> list[str]:
     if model.embedding_dimensions:
         embeds = f", embeddings of {model.embedding_dimensions} numbers"
     weights = [describe_weights(model.sizes)]
-    if engine.device_kind == "cpu" and (hint := describe_rounding(model.sizes)):
+    if engine.product != XLA and (hint := describe_rounding(model.sizes)):  # with the CPU's kernel
         weights.append(hint)
     return [
         f"model    {what}, {model.weights}{embeds}",

@@ -298,7 +298,7 @@ def legacy_config(written: dict[str, Any], form: str) -> dict[str, Any]:
         fields |= dict(rope_theta=whole.pop("rope_theta"), rope_scaling=whole)
         return {key: value for key, value in sorted(fields.items()) if not key.startswith("_")}
     for name in ("partial_rotary_factor", "original_max_position_embeddings"):
-        if written["model_type"] == "phi3" and name in figures:
+        if written["model_type"] in ("phi3", "glm4_moe") and name in figures:
             fields[name] = figures.pop(name)
     fields["rope_theta"] = figures.pop("rope_theta")
     kind = figures.pop("rope_type")

@@ -287,6 +287,24 @@ def minimax_m2_cases() -> Iterator[Case]:
     yield Case("minimax_m2_whole", MiniMaxM2Config(**{**tiny(), **sizes, **whole}))
 
 
+def half_rotated_cases() -> Iterator[Case]:
+    """Forms of published files: GLM-4.5 has a factor beside rope_theta, MiniMax M2 a number."""
+    half = rope(theta=1e4, partial_rotary_factor=0.5)
+    common = dict(head_dim=16, num_experts_per_tok=2, rope_parameters=half)
+    glm = dict(moe_intermediate_size=16, n_routed_experts=8, use_qk_norm=True)
+    glm_config = Glm4MoeConfig(**{**tiny(), **common, **glm, "num_hidden_layers": 3})
+    training = dict(num_nextn_predict_layers=1)
+    yield Case("glm4_moe_legacy", glm_config, "rope_type", training, "num_mtp_layers")
+    minimax = dict(intermediate_size=12, num_local_experts=8)
+    published = dict(
+        **dict(rotary_dim=8, attn_type_list=[1, 1], use_qk_norm=True, qk_norm_type="per_layer"),
+        **dict(use_routing_bias=True, shared_intermediate_size=0, scoring_func="sigmoid"),
+        **dict(use_mtp=True, num_mtp_modules=3, mtp_transformer_layers=1),
+    )
+    minimax_config = MiniMaxM2Config(**{**tiny(), **common, **minimax})
+    yield Case("minimax_m2_legacy", minimax_config, "rope_type", published)
+
+
 def moe_cases() -> Iterator[Case]:
     """New ones at the end: a case's number is its seed."""
     softmax_first = (mixtral_cases(), qwen2_moe_cases(), qwen3_moe_cases())
@@ -294,4 +312,5 @@ def moe_cases() -> Iterator[Case]:
         *softmax_first,
         *(deepseek_v2_cases(), deepseek_v3_cases(), gpt_oss_cases(), quantized_cases()),
         *(glm4_moe_cases(), minimax_m2_cases(), glm4_moe_lite_cases()),
+        half_rotated_cases(),
     )

@@ -52,9 +52,9 @@ def describe_weights(sizes: WeightSizes) -> str:
 
 
 def describe_rounding(sizes: WeightSizes) -> str | None:
-    """Name the option that rounds the layers' weights to half of their bytes.
+    """Name the option that rounds the weights of layers to half of their bytes.
 
-    None where most of their bytes are quantized already.
+    None where most of these bytes are quantized already.
     """
     held = Counter[str]()
     for part in PRODUCTS:
@@ -64,7 +64,7 @@ def describe_rounding(sizes: WeightSizes) -> str | None:
         return None
     unit, scale = _unit(size)
     now = f"{size / scale:,.2f} {unit} of {dtype}"
-    return f"{ROUNDED_BY[dtype]} would round {now} to half, which a step of few rows reads sooner"
+    return f"{ROUNDED_BY[dtype]} would halve {now}; steps of few rows read the weights sooner"
 
 
 def _unit(size: float) -> tuple[str, int]:

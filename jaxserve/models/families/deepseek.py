@@ -20,6 +20,9 @@ from jaxserve.models.mixture import Mixture
 from jaxserve.models.rope import YarnRope
 from jaxserve.models.spec import ModelSpec
 
+# Defaults of V2 and V3 for absent sizes of latent attention.
+SIZES = Latent(query_rank=1536, rank=512, head=128, rotated=64, value=128)
+
 
 def spec_from_v2(config: Mapping[str, Any]) -> ModelSpec:
     read = ConfigReader(config)
@@ -29,7 +32,7 @@ def spec_from_v2(config: Mapping[str, Any]) -> ModelSpec:
     read.expect("mlp_bias", False)
     read.expect("rope_interleave", True)
     routing: dict[str, Any] = dict(
-        normalized=False, scale=float(read.take("routed_scaling_factor", 1.0))
+        normalized=False, scale=read.number("routed_scaling_factor", 1.0)
     )
     read.ignore("n_group", "topk_group")  # a greedy choice does not use them
     if config.get("topk_method") == "group_limited_greedy":
@@ -59,7 +62,7 @@ def corrected_routing(
         scores="sigmoid",
         corrected=True,
         normalized=read.take("norm_topk_prob", True, kind=bool),
-        scale=float(read.take("routed_scaling_factor", scale)),
+        scale=read.number("routed_scaling_factor", scale),
         groups=read.integer("n_group", groups),
         groups_taken=read.integer("topk_group", groups_taken),
         judges=2,
@@ -72,7 +75,7 @@ def _expert_layers(read: ConfigReader, first_dense: int) -> tuple[int, ...]:
     Args:
         first_dense: Number of dense layers, where config.json does not say it.
     """
-    dense = read.take("first_k_dense_replace", first_dense, kind=int)
+    dense = read.count("first_k_dense_replace", first_dense)
     return tuple(range(dense, read.integer("num_hidden_layers")))
 
 
@@ -81,13 +84,16 @@ def latent_spec(
     family: str,
     expert_layers: tuple[int, ...],
     routing: dict[str, Any],
+    *,
     rms_norm_eps: float = 1e-6,
+    sizes: Latent = SIZES,
 ) -> ModelSpec:
     """Read the fields of latent attention and experts, and refuse those that are left.
 
     Args:
         routing: Fields of the Mixture that differ between families.
         rms_norm_eps: Default of the family for an absent field.
+        sizes: Defaults of the family for absent sizes of latent attention.
     """
     read.expect("hidden_act", "silu")
     read.expect("attention_bias", False)
@@ -100,7 +106,7 @@ def latent_spec(
     fields = read.common(rms_norm_eps=rms_norm_eps)
     heads = fields["num_heads"]
     read.expect("num_key_value_heads", heads, None)
-    latent = _latent(read)
+    latent = _latent(read, sizes)
     rope = read.rope(default_theta=10000.0)
     head_dim = latent.head + latent.rotated
     score_factor = rope.score_factor if isinstance(rope, YarnRope) else 1.0
@@ -126,17 +132,17 @@ def latent_spec(
     return spec
 
 
-def _latent(read: ConfigReader) -> Latent:
+def _latent(read: ConfigReader, absent: Latent) -> Latent:
     """Read the sizes of latent attention; a null q_lora_rank leaves queries uncompressed."""
     query_rank = None
-    if read.nullable("q_lora_rank", 1536) is not None:
-        query_rank = read.integer("q_lora_rank", 1536)
+    if read.nullable("q_lora_rank", absent.query_rank) is not None:
+        query_rank = read.integer("q_lora_rank", absent.query_rank)
     return Latent(
         query_rank=query_rank,
-        rank=read.integer("kv_lora_rank", 512),
-        head=read.integer("qk_nope_head_dim", 128),
-        rotated=read.integer("qk_rope_head_dim", 64),
-        value=read.integer("v_head_dim", 128),
+        rank=read.integer("kv_lora_rank", absent.rank),
+        head=read.integer("qk_nope_head_dim", absent.head),
+        rotated=read.integer("qk_rope_head_dim", absent.rotated),
+        value=read.integer("v_head_dim", absent.value),
     )
 
 

@@ -16,14 +16,15 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     read = ConfigReader(config)
     read.expect("hidden_act", "silu")
     read.ignore("output_router_logits")  # only training uses it
-    read.ignore("num_nextn_predict_layers", "num_mtp_layers")  # they propose tokens: not loaded
+    # Layers that propose tokens are not loaded.
+    read.ignore("num_nextn_predict_layers", "num_mtp_layers")
     rotated = read.positive("partial_rotary_factor", 0.5)
     fields = read.llama_like(
         num_key_value_heads=8,
         rms_norm_eps=1e-5,
         rope=read.rope(10000.0, beside={"partial_rotary_factor": rotated}),
     )
-    dense = read.take("first_k_dense_replace", 1, kind=int)
+    dense = read.count("first_k_dense_replace", 1)
     d_expert = read.integer("moe_intermediate_size", 1408)
     spec = ModelSpec(
         family="glm4_moe",

@@ -7,8 +7,11 @@ from jaxserve.errors import ModelError
 from jaxserve.models.families import deepseek
 from jaxserve.models.families.hf_config import ConfigReader
 from jaxserve.models.families.weight_table import Family
+from jaxserve.models.layer_kind import Latent
 from jaxserve.models.spec import ModelSpec
 
+# Defaults for absent sizes of latent attention.
+SIZES = Latent(query_rank=768, rank=512, head=192, rotated=64, value=256)
 DENSE = "dense"
 SPARSE = "sparse"
 
@@ -19,13 +22,15 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     read.expect("partial_rotary_factor", 1.0)
     routing = deepseek.corrected_routing(read, scale=1.8, groups=1, groups_taken=1)
     layers = _expert_layers(read)
-    return deepseek.latent_spec(read, "glm4_moe_lite", layers, routing, rms_norm_eps=1e-5)
+    return deepseek.latent_spec(
+        read, "glm4_moe_lite", layers, routing, rms_norm_eps=1e-5, sizes=SIZES
+    )
 
 
 def _expert_layers(read: ConfigReader) -> tuple[int, ...]:
     """Return the layers with experts, which newer files list and older ones count."""
     count = read.integer("num_hidden_layers")
-    dense = read.take("first_k_dense_replace", 1, kind=int)
+    dense = read.count("first_k_dense_replace", 1)
     counted = [DENSE if layer < dense else SPARSE for layer in range(count)]
     kinds = read.take("mlp_layer_types", counted, kind=list)
     if len(kinds) != count or any(kind not in (DENSE, SPARSE) for kind in kinds):

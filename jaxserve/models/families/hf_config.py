@@ -72,7 +72,7 @@ class ConfigReader:
             num_layers=self.integer("num_hidden_layers"),
             num_heads=self.integer("num_attention_heads", num_attention_heads),
             d_mlp=self.integer("intermediate_size"),
-            norm_eps=float(self.take("rms_norm_eps", rms_norm_eps)),
+            norm_eps=self.number("rms_norm_eps", rms_norm_eps),
             max_positions=self.integer("max_position_embeddings"),
             tied_head=self.take("tie_word_embeddings", tie_word_embeddings, kind=bool),
         )
@@ -139,9 +139,24 @@ class ConfigReader:
             raise ModelError(f"config.json: {name} is {value}; at most {limit} are supported")
         return value
 
+    def count(self, name: str, default: int) -> int:
+        """Return an integer of at least 0; otherwise as `take`."""
+        value = self.take(name, default, kind=int)
+        if isinstance(value, bool) or not 0 <= value <= MAX_SIZE:
+            raise ModelError(f"config.json: {name} is {value!r}; it must be 0 to {MAX_SIZE}")
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        """Return a number as float; ModelError where it is too large for one."""
+        value = self.take(name, default)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ModelError(f"config.json: {name} is beyond the range of float64") from None
+
     def positive(self, name: str, default: float) -> float:
         """Return a finite number above 0."""
-        value = float(self.take(name, default))
+        value = self.number(name, default)
         if not 0 < value < math.inf:
             raise ModelError(f"config.json: {name} is {value:g}; it must be a positive number")
         return value

@@ -24,14 +24,15 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     read.expect("use_qk_norm", True)
     read.expect("qk_norm_type", "per_layer")
     read.expect("shared_intermediate_size", 0)
+    read.expect("sliding_window", None)
+    # Fields of an MLP that all tokens take, which no published model has.
+    read.ignore("mlp_intermediate_size", "shared_moe_mode")
     # Fields that only training uses.
     read.ignore("router_aux_loss_coef", "router_jitter_noise", "output_router_logits")
     # Layers that propose tokens are not loaded.
     read.ignore("use_mtp", "num_mtp_modules", "mtp_transformer_layers")
     layers = read.integer("num_hidden_layers")
     _check_attention(read, layers)
-    head_dim = read.integer("head_dim", 128)
-    rotated = read.integer("rotary_dim", head_dim) / head_dim
     spec = ModelSpec(
         family="minimax_m2",
         qk_norm="whole",
@@ -46,11 +47,24 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
         **read.llama_like(
             num_key_value_heads=8,
             head_dim=128,
-            rope=read.rope(5e6, beside={"partial_rotary_factor": rotated}),
+            rope=read.rope(5e6, beside={"partial_rotary_factor": _rotated(read)}),
         ),
     )
     read.finish()
     return spec
+
+
+def _rotated(read: ConfigReader) -> float:
+    """Read which part of a head is rotated, which published files give in dimensions."""
+    head_dim = read.integer("head_dim", 128)
+    dimensions = read.integer("rotary_dim", head_dim)
+    rotated = read.positive("partial_rotary_factor", dimensions / head_dim)
+    if dimensions < head_dim and rotated * head_dim != dimensions:
+        raise ModelError(
+            f"config.json: rotary_dim is {dimensions}, and partial_rotary_factor {rotated} of "
+            f"{head_dim} dimensions; they have to be the same"
+        )
+    return rotated
 
 
 def _check_attention(read: ConfigReader, layers: int) -> None:

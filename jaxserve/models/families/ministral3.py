@@ -1,11 +1,10 @@
 """Ministral 3 and Devstral 2: Mistral with YaRN, and queries that grow with their position."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from jaxserve.errors import ModelError
-from jaxserve.models.families.hf_config import ConfigReader
+from jaxserve.models.families.hf_config import MAX_SIZE, ConfigReader
 from jaxserve.models.families.hf_names import tensors
 from jaxserve.models.families.weight_table import Family
 from jaxserve.models.layer_kind import windowed
@@ -20,11 +19,10 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     read = ConfigReader(config)
     read.expect("hidden_act", "silu")
     layers = read.integer("num_hidden_layers")
-    rope = read.object("rope_parameters")
     spec = ModelSpec(
         family="ministral3",
         layers=windowed([read.window()] * layers),
-        query_growth=QueryGrowth(_number(rope, BETA), int(_number(rope, LENGTH))),
+        query_growth=_query_growth(read.object("rope_parameters")),
         # Published files repeat the context among the fields of the rope.
         **read.llama_like(
             num_key_value_heads=8,
@@ -37,12 +35,20 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     return spec
 
 
+def _query_growth(rope: Mapping[str, Any]) -> QueryGrowth | None:
+    """Read how queries grow; those of Devstral 2 123B do not."""
+    beta = _number(rope, BETA)
+    return QueryGrowth(beta, int(_number(rope, LENGTH))) if beta else None
+
+
 def _number(rope: Mapping[str, Any], name: str) -> float:
     """Return a number among the fields of the rope."""
     value = rope.get(name)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (is_number and math.isfinite(value)):
-        raise ModelError(f"config.json: {name} of rope_parameters is {value!r}; not a number")
+    if not (is_number and 0 <= value <= MAX_SIZE):
+        raise ModelError(
+            f"config.json: {name} of rope_parameters must be a number from 0 to {MAX_SIZE}"
+        )
     return value
 
 

@@ -14,7 +14,7 @@ NEEDS: Final[Mapping[str, str]] = MappingProxyType(
         "DeepseekV32ForCausalLM": INDEXED,
         "DeepseekV4ForCausalLM": "attention to compressed tokens, and several residual streams",
         "FalconH1ForCausalLM": MAMBA,
-        "Gemma4ForConditionalGeneration": "an embedding for each layer, and heads of two sizes",
+        "Gemma4ForConditionalGeneration": "heads of two sizes, in some an embedding for each layer",
         "GlmMoeDsaForCausalLM": INDEXED,
         "GraniteMoeHybridForCausalLM": MAMBA,
         "KimiLinearForCausalLM": "layers with a recurrent state (Kimi delta attention)",

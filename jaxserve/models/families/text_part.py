@@ -35,6 +35,10 @@ def text_part(texts: Mapping[str, Family], towers: tuple[str, ...], *fields: str
             raise ModelError(
                 f"config.json: model_type of {TEXT} is {kind!r} (implemented: {', '.join(texts)})"
             )
+        if text.get("quantization_config"):
+            raise ModelError(
+                f"config.json: quantization_config inside of {TEXT} is not implemented"
+            )
         read.ignore("tie_word_embeddings")
         if "tie_word_embeddings" in config:  # the head belongs to the whole model
             text["tie_word_embeddings"] = config["tie_word_embeddings"]
@@ -49,6 +53,8 @@ def text_part(texts: Mapping[str, Family], towers: tuple[str, ...], *fields: str
 
 
 def with_text_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the fields of config.json, with those of its text_config that it lacks itself."""
+    """Return the fields of config.json, and those of text_config for absent or null ones."""
     text = config.get(TEXT)
-    return {**text, **config} if isinstance(text, dict) else config
+    if not isinstance(text, dict):
+        return config
+    return text | {name: value for name, value in config.items() if value is not None}

@@ -111,7 +111,9 @@ def test_a_converted_folder_has_the_text_part_alone(tmp_path: Path) -> None:
     source.mkdir()
     folder_with(source, 96)
     copied("gemma3_images", source)
-    to_orbax(source, tmp_path / "orbax", lambda done, total, what: None)
+    note = to_orbax(source, tmp_path / "orbax", lambda done, total, what: None)
+    assert note
+    assert note.startswith("the text part is loaded: ")
     files = open_model(tmp_path / "orbax")
     assert files.notes == ()
     with pytest.raises(ModelError, match="the text part of a model with vision_tower and"):

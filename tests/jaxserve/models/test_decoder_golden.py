@@ -21,7 +21,7 @@ MIXTURES = [case for case in CASES if "experts" in np.load(GOLDEN / case / "gold
 
 
 def test_the_cases_are_there() -> None:
-    assert (len(CASES), len(MIXTURES)) == (79, 31)
+    assert (len(CASES), len(MIXTURES)) == (81, 33)
 
 
 # The case of each family that has most of its peculiarities.

@@ -351,7 +351,7 @@ MIXTURES_REFUSED = [
     ("gpt-oss-20b", {"swiglu_limit": -7.0}, "activation clamped with the limit -7.0"),
     ("gpt-oss-20b", {"experts_per_token": 2}, "num_experts_per_tok is 4 and experts_per_token 2"),
     ("gpt-oss-20b", {"rope_scaling": None}, "lacks 'rope_scaling'"),
-    ("deepseek-v3", {"first_k_dense_replace": -1}, "have experts, of 61 layers"),
+    ("deepseek-v3", {"first_k_dense_replace": -1}, "first_k_dense_replace is -1; it must be 0 to"),
     ("deepseek-v3", {"norm_topk_prob": None}, "norm_topk_prob = None is not implemented"),
     (
         "mixtral-8x7b",

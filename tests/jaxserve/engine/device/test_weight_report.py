@@ -64,12 +64,12 @@ def test_what_rounding_would_gain() -> None:
     head = {"embedding": {"float32": 2**34}, "norms and biases": {"float32": 2**20}}
     wide = describe_rounding(head | {"mlp": {"float32": 2**31}, "attention": {"float32": 2**30}})
     assert wide == (
-        "--dtype bfloat16 would round 3.00 GiB of float32 to half, "
-        "which a step of few rows reads sooner"
+        "--dtype bfloat16 would halve 3.00 GiB of float32; "
+        "steps of few rows read the weights sooner"
     )
     routed = describe_rounding(head | {"mlp": {"float32": 9}, "experts": {"bfloat16": 2**20}})
     assert routed == (
-        "--weights w8a8-int8 would round 1.00 MiB of bfloat16 to half, "
-        "which a step of few rows reads sooner"
+        "--weights w8a8-int8 would halve 1.00 MiB of bfloat16; "
+        "steps of few rows read the weights sooner"
     )
     assert describe_rounding(head | {"mlp": {"int8": 512, "float32": 16}}) is None
