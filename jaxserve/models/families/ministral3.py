@@ -44,8 +44,9 @@ def _query_growth(rope: Mapping[str, Any]) -> QueryGrowth | None:
 def _number(rope: Mapping[str, Any], name: str) -> float:
     """Return a number among the fields of the rope."""
     value = rope.get(name)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (is_number and 0 <= value <= MAX_SIZE):
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ModelError(f"config.json: {name} of rope_parameters must be a number")
+    if not 0 <= value <= MAX_SIZE:
         raise ModelError(
             f"config.json: {name} of rope_parameters must be a number from 0 to {MAX_SIZE}"
         )
