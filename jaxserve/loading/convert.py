@@ -64,10 +64,11 @@ def convert(source: Given, target: Path, to: str, weights: str) -> None:
             interrupts.pass_on()
             bar.update(done, total, name)
 
+        note = None
         if to == "orbax":
             note = to_orbax(folder, target, report, weights=weights)
         else:
-            note = to_hf(folder, target, report)
+            to_hf(folder, target, report)
     if note:
         console.print(note, style="dim", soft_wrap=True, markup=False)
 
