@@ -11,11 +11,12 @@ strings:
     C = 2          gate and up in a fused weight
     O = E          experts that a router scores: all of them, on every device
     g = 1          dimension of a quantized weight's scales in place of those summed over
+    i, j = 2       pairs of rotated dimensions of a head
+    h = H - 2i     dimensions of a head that are not rotated
 
 Multi-head latent attention adds:
 
     y, m ranks of compressed queries, and of compressed keys and values
-    i, j = 2 pairs of rotated dimensions
     u    dimensions of a head that are not rotated
     w    dimensions of a head's value
     c = y + m + 2i numbers that a token is compressed to

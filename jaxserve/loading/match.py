@@ -77,7 +77,7 @@ def match_tensors(family: Family, spec: ModelSpec, tensors: Mapping[str, Stored]
             f"the checkpoint has {len(extra)} tensors that config.json does not account for: "
             f"{first_names(extra)}"
         )
-    return table
+    return [row.as_stored(tensors[row.name].shape, row.sizes(spec)) for row in table]
 
 
 def _left_over(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.checkpoints.safetensors_reader import check_finite
-from jaxserve.models.families.weight_table import Stored, Tensor
+from jaxserve.models.families.weight_table import Stored, Tensor, groups_of
 from jaxserve.models.quantize import Ranges
 from jaxserve.models.spec import ModelSpec
 
@@ -61,7 +61,7 @@ class TensorReader:
         within = overlap.within | {"K": slice(first, -(-heads.stop // copies))}
         spread = _copy_heads(row.read(stored, sizes, wanted, within), wanted, copies)
         asked = slice(heads.start - first * copies, heads.stop - first * copies)
-        return spread[tuple(asked if letter == "K" else slice(None) for letter in wanted)]
+        return spread[tuple(asked if own == "K" else slice(None) for own in groups_of(wanted))]
 
 
 class _Overlap(NamedTuple):
@@ -103,7 +103,7 @@ def _overlap(row: Tensor, held: ModelSpec, axes: str, asked: Sequence[range]) ->
 
 def _copy_heads(view: np.ndarray, axes: str, copies: int) -> np.ndarray:
     """Repeat every kv head; its queries (G, which follows K) are divided among the copies."""
-    at = axes.index("K")
+    at = list(groups_of(axes)).index("K")
     if "G" not in axes:
         return view.repeat(copies, axis=at)
     heads, queries = view.shape[at : at + 2]

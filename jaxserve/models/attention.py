@@ -32,11 +32,15 @@ def self_attention(
     spec: ModelSpec,
     weights: dict,
     x: Float[Array, "T D"],
-    rotation: Rotation,
+    rotation: Rotation | None,
     attend: Attend,
     pages: Pages,
 ) -> tuple[Float[Array, "T D"], Pages]:
-    """Return the layer's attention for its tokens, and the pages with their K and V."""
+    """Return the layer's attention for its tokens, and the pages with their K and V.
+
+    Args:
+        rotation: None for a layer without a rope.
+    """
     # Q holds a kv head's queries, its key and its value.
     heads = project("TD,DKQH->TKQH", x, weights, "qkv").astype(x.dtype)
     # Without a fixed layout XLA:TPU may transpose the product to suit the rotation, and copies the
@@ -45,18 +49,36 @@ def self_attention(
     q = heads[:, :, :-2].reshape(len(x), -1, spec.head_dim)
     k = heads[:, :, -2]
     v = heads[:, :, -1]
-    if spec.qk_norm != "none":
-        q = norm(spec, q, weights["q_norm"])
-        k = norm(spec, k, weights["k_norm"])
-    q = rotate(q, rotation.cos, rotation.sin)
-    if rotation.growth is not None:
-        q *= rotation.growth[:, None, None].astype(q.dtype)  # rounded as in transformers
-    k = rotate(k, rotation.cos, rotation.sin)
+    if not spec.qk_norm_after_rope:
+        q, k = _qk_norms(spec, weights, q, k)
+    if rotation:
+        q, k = _rotated(rotation, q, k)
+    if spec.qk_norm_after_rope:
+        q, k = _qk_norms(spec, weights, q, k)
     out, pages = attend(q, k, v, pages, weights.get("sinks"))
     # Heads are flattened: when N and H are contracted as two dimensions, XLA copies the weight in
     # another order in every step.
     flat = weights | {"o": flatten(weights["o"])}
     return project("TM,MD->TD", out.reshape(len(out), -1), flat, "o").astype(x.dtype), pages
+
+
+def _qk_norms(
+    spec: ModelSpec, weights: dict, q: Float[Array, "T N H"], k: Float[Array, "T K H"]
+) -> tuple[Float[Array, "T N H"], Float[Array, "T K H"]]:
+    """Apply the norms of queries and keys, if the architecture has them."""
+    if spec.qk_norm == "none":
+        return q, k
+    return norm(spec, q, weights["q_norm"]), norm(spec, k, weights["k_norm"])
+
+
+def _rotated(
+    rotation: Rotation, q: Float[Array, "T N H"], k: Float[Array, "T K H"]
+) -> tuple[Float[Array, "T N H"], Float[Array, "T K H"]]:
+    """Rotate queries and keys, and let queries grow with their position."""
+    q = rotate(q, rotation.cos, rotation.sin)
+    if rotation.growth is not None:
+        q *= rotation.growth[:, None, None].astype(q.dtype)  # rounded as in transformers
+    return q, rotate(k, rotation.cos, rotation.sin)
 
 
 def norm(

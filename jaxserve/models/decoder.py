@@ -142,6 +142,8 @@ def forward(
         params["layers"], pages, attends, spec.kinds, strict=True
     ):
         turn = rotation if kind.window is None else in_window
+        if not kind.rope:
+            turn = None
         x, layer_pages, load = decoder_layer(
             weights, x, turn, attend, layer_pages, experts, spec, kind
         )
@@ -157,7 +159,7 @@ def forward(
 def decoder_layer(
     weights: dict,
     x: Float[Array, "T D"],
-    rotation: Rotation,
+    rotation: Rotation | None,
     attend: Attend,
     pages: Pages,
     experts: Experts | None,
@@ -168,6 +170,7 @@ def decoder_layer(
 
     Args:
         weights: The layer's parameters by name, as layer_axes has them.
+        rotation: None for a layer without a rope.
         experts: As in `forward`; a layer without experts does not use them.
 
     Returns:
@@ -176,17 +179,25 @@ def decoder_layer(
     """
     normed = _norm(spec, weights, "attn_norm", x)
     if kind.latent:
+        assert rotation
         out, pages = latent_attention(kind.latent, weights, normed, rotation, attend, pages)
     else:
         out, pages = self_attention(spec, weights, normed, rotation, attend, pages)
-    x = x + _norm(spec, weights, "attn_out_norm", out)
+    x = x + _scaled(spec, _norm(spec, weights, "attn_out_norm", out))
     normed = _norm(spec, weights, "mlp_norm", x)
     load = None
     if experts and "experts" in weights:
         out, load = experts(weights, normed)
     else:
         out = gated_mlp(spec, weights, normed).astype(x.dtype)
-    return x + _norm(spec, weights, "mlp_out_norm", out), pages, load
+    return x + _scaled(spec, _norm(spec, weights, "mlp_out_norm", out)), pages, load
+
+
+def _scaled(spec: ModelSpec, out: Float[Array, "T D"]) -> Float[Array, "T D"]:
+    """Multiply by the architecture's factor, which is not rounded to the dtype first."""
+    if spec.residual_scale == 1:
+        return out
+    return (out.astype(jnp.float32) * spec.residual_scale).astype(out.dtype)
 
 
 def _norm(spec: ModelSpec, weights: dict, name: str, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
@@ -195,12 +206,14 @@ def _norm(spec: ModelSpec, weights: dict, name: str, x: Float[Array, "T D"]) -> 
 
 
 def logits(params: dict, spec: ModelSpec, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
-    """Return float32 logits: final norm, head and soft cap."""
+    """Return float32 logits: final norm, head, divisor and soft cap."""
     normed = _norm(spec, params, "norm", hidden)
     if spec.tied_head:
         scores = einsum("RD,VD->RV", normed, _tied_head(params))
     else:
         scores = einsum("RD,DV->RV", normed, params["head"])
+    if spec.logit_divisor != 1:
+        scores = scores / spec.logit_divisor
     return softcap(scores, spec.final_softcap)
 
 

@@ -44,6 +44,22 @@ PARTS: Final[Mapping[str, Part]] = MappingProxyType(
 )
 
 
+# Parts of a head's dimensions that a row of a weight table can fill, where its tensor has the two
+# numbers of a rotated pair beside each other: the rotated dimensions, first numbers before second
+# ones, then the others. "H" is the whole head of a weight that is not rotated.
+ROTATED: Final = "(ji)"
+PLAIN: Final = "h"
+WHOLE: Final = "H"
+
+
+def head_slice(letters: str, sizes: Mapping[str, int]) -> dict[str, tuple[str, slice]]:
+    """Map the dimensions of a head to the letters of such a part and to the entries it fills."""
+    rotated = sizes["i"] * sizes["j"]
+    entries = {ROTATED: slice(0, rotated), PLAIN: slice(rotated, None), WHOLE: slice(0, None)}
+    begin, end, _ = entries[letters].indices(sizes["H"])
+    return {WHOLE: (letters, slice(begin, end))}
+
+
 def fused_slice(name: str, sizes: Mapping[str, int]) -> dict[str, tuple[str, slice]]:
     """Map the fused axis to a weight's own letters there and to the entries that it fills."""
     part = PARTS[name]

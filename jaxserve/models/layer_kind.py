@@ -44,8 +44,8 @@ class Latent:
 class LayerKind:
     """Attention of one layer, and what the layer keeps of every token.
 
-    Raises ModelError for sizes that are too small, and for a layer with a slot that has anything
-    else.
+    Raises ModelError for sizes that are too small, for latent attention without a rope, and for a
+    layer with a slot that has anything else.
     """
 
     window: int | None = None  # tokens that a query sees, including its own; None: all before it
@@ -56,6 +56,7 @@ class LayerKind:
     # Earlier layer whose keys and values this layer reads, in place of any of its own.
     entries_of: int | None = None
     slot: bool = False  # keeps one state per sequence, in a slot, and nothing of single tokens
+    rope: bool = True  # False: queries and keys are not rotated
 
     def __post_init__(self) -> None:
         least = {"window": 1, "kv_heads": 1, "head_dim": 1, "v_dim": 0, "entries_of": 0}
@@ -63,7 +64,10 @@ class LayerKind:
             value = getattr(self, name)
             if value is not None and value < limit:
                 raise ModelError(f"a layer's {name} is {value}; it must be at least {limit}")
-        others = (getattr(self, field.name) for field in fields(self) if field.name != "slot")
+        if self.latent and not self.rope:
+            raise ModelError("latent attention without a rope is not implemented")
+        names = {field.name for field in fields(self)} - {"slot", "rope"}
+        others = [getattr(self, name) for name in names]
         if self.slot and any(value is not None for value in others):
             raise ModelError(f"a layer that keeps one state per sequence keeps no tokens: {self}")
 

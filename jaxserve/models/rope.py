@@ -74,6 +74,26 @@ class LinearRope(Rope):
 
 
 @dataclass(frozen=True)
+class NtkRope(Rope):
+    """NTK-aware scaling by a fixed factor, as of Hunyuan: theta times alpha^(d / (d - 2)).
+
+    d is the number of rotated dimensions; the lowest frequency becomes alpha times lower.
+    """
+
+    alpha: float = 1.0
+
+    def check(self, head_dim: int, max_positions: int) -> None:
+        super().check(head_dim, max_positions)
+        if self.dimensions(head_dim) <= 2:
+            raise ModelError("rope: alpha needs more than one pair of rotated dimensions")
+
+    def base(self, head_dim: int) -> np.ndarray:
+        d = self.dimensions(head_dim)
+        theta = self.theta * self.alpha ** (d / (d - 2))
+        return theta ** -(np.arange(0, d, 2, dtype=np.float64) / d)
+
+
+@dataclass(frozen=True)
 class Llama3Rope(Rope):
     """Llama 3.1's scaling: low frequencies are divided by factor, high ones kept.
 

@@ -16,6 +16,10 @@ from jaxserve.models.rope import QueryGrowth, Rope
 POSITIVE: Final = tuple(
     "vocab_size d_model num_layers num_heads num_kv_heads head_dim d_mlp max_positions".split()
 )
+# Fields of ModelSpec that must be positive numbers where they are not None.
+POSITIVE_FACTORS: Final = tuple(
+    "attn_scale attn_softcap final_softcap embed_scale residual_scale logit_divisor".split()
+)
 
 
 @dataclass(frozen=True)
@@ -50,9 +54,12 @@ class ModelSpec:
     norm_rounds_last: bool = False  # a norm is rounded after the product with its weight
     # Norms of queries and keys, for each head or for all heads together.
     qk_norm: Literal["none", "head", "whole"] = "none"
+    qk_norm_after_rope: bool = False
     activation: Literal["silu", "gelu_tanh", "clamped"] = "silu"  # of the gated MLP
     activation_limit: float = 0.0  # of the clamped activation
     embed_scale: float = 1.0
+    residual_scale: float = 1.0  # factor of what attention and MLP add to the residual stream
+    logit_divisor: float = 1.0  # of the head's product, before the soft cap
     attn_scale: float | None = None  # factor of the scores; None: head_dim^-0.5
     query_growth: QueryGrowth | None = None  # factor of queries by their position
     attn_softcap: float | None = None  # scores s become cap * tanh(s / cap)
@@ -82,7 +89,7 @@ class ModelSpec:
             raise ModelError(
                 f"layers {self.mixture.layers} have experts, of {self.num_layers} layers"
             )
-        for name in ("attn_scale", "attn_softcap", "final_softcap", "embed_scale"):
+        for name in POSITIVE_FACTORS:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ModelError(f"{name} is {value}; it must be a positive number")
@@ -97,6 +104,8 @@ class ModelSpec:
             raise ModelError(f"layers differ in the sizes of latent attention: {latents}")
         if latents and self.query_growth:
             raise ModelError("latent attention has no queries that grow with their position")
+        if self.query_growth and not all(kind.rope for kind in self.layers):
+            raise ModelError("layers without a rope have no queries that grow with their position")
         for latent in latents:
             if (self.num_kv_heads, self.head_dim) != (1, latent.head + latent.rotated):
                 raise ModelError(
@@ -129,6 +138,7 @@ class ModelSpec:
         Args:
             block: Nested block of the weight, if it is in "experts" or "shared", whose F differs.
         """
+        pairs = self.rope.dimensions(self.head_dim) // 2
         dense = {
             "V": self.vocab_size,
             "D": self.d_model,
@@ -139,6 +149,9 @@ class ModelSpec:
             "H": self.head_dim,
             "F": self.d_mlp,
             "C": 2,
+            "i": pairs,
+            "j": 2,
+            "h": self.head_dim - 2 * pairs,
         }
         latent = self.latent.sizes() if self.latent else {}
         mixture = self.mixture.sizes(block) if self.mixture else {}

@@ -14,6 +14,10 @@ FIGURES = (
     "rope_interleave",
     "routed_scaling_factor",
     "norm_topk_prob",
+    "embedding_multiplier",
+    "attention_multiplier",
+    "residual_multiplier",
+    "logits_scaling",
 )
 UNREAD = ("deepseek_v2", "norm_topk_prob")  # transformers never normalizes there
 WITHOUT_EFFECT = {  # figure, kind of rope
@@ -54,6 +58,9 @@ def altered_configs(config: PretrainedConfig) -> Iterator[tuple[str, PretrainedC
             "num_experts_per_tok",
             with_figure(config, "num_experts_per_tok", config.num_experts_per_tok - 1),
         )
+    if hasattr(config, "no_rope_layers"):
+        flags = [1 - flag for flag in config.no_rope_layers]
+        yield "no_rope_layers", with_figure(config, "no_rope_layers", flags)
     if (getattr(config, "n_group", None) or 1) > 1:
         yield "n_group", with_figure(config, "n_group", config.n_group // 2)
         yield "topk_group", with_figure(config, "topk_group", config.topk_group + 1)

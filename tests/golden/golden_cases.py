@@ -9,16 +9,25 @@ from typing import Any
 
 from stored_weights import Stored
 from transformers import (  # pyright: ignore[reportMissingImports]
+    Ernie4_5Config,
+    Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
+    Glm4Config,
+    GlmConfig,
+    GraniteConfig,
+    HunYuanDenseV1Config,
     LlamaConfig,
     Ministral3Config,
     MistralConfig,
     Olmo2Config,
+    Olmo3Config,
     Phi3Config,
     PretrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    SeedOssConfig,
+    SmolLM3Config,
 )
 
 
@@ -29,7 +38,8 @@ class Case:
     None: as transformers writes it. "type" or "rope_type": rope_theta and rope_scaling at the top,
     the kind of scaling under that key. "minimal": the few fields of the first Llama checkpoints,
     the rest left to the defaults. "gemma3": a theta for each kind of layers at the top, and a
-    pattern instead of layer_types. A legacy config.json also has the fields `published` and lacks
+    pattern instead of layer_types. "olmo3": a theta at the top, and the scaling of layers without a
+    window. A legacy config.json also has the fields `published` and lacks
     those named in `unpublished`. `stored` is the form of its model.safetensors, None: as
     transformers writes it.
     """
@@ -56,6 +66,10 @@ def tiny() -> dict[str, Any]:
         max_position_embeddings=128,
     )
     return dict(**sizes, num_attention_heads=4, num_key_value_heads=2, head_dim=8)
+
+
+def without_head_dim() -> dict[str, Any]:
+    return {name: value for name, value in tiny().items() if name != "head_dim"}
 
 
 def llama(**fields: Any) -> LlamaConfig:
@@ -263,11 +277,140 @@ def ministral3_cases() -> Iterator[Case]:
     )
 
 
+def no_rope_cases() -> Iterator[Case]:
+    """Layers without a rope: SmolLM3's, which may have the windows, and EXAONE 4's, which do not.
+
+    The second SmolLM3 and EXAONE 4 are in the form of published files.
+    """
+    sizes = {**without_head_dim(), "num_hidden_layers": 4}
+    theta = dict(rope_parameters=rope(theta=5e4), pad_token_id=0)
+    yield Case(
+        "smollm3_windows",
+        SmolLM3Config(
+            **sizes,
+            **theta,
+            no_rope_layer_interval=2,
+            use_sliding_window=True,
+            sliding_window=WINDOW,
+            tie_word_embeddings=False,
+        ),
+    )
+    published = dict(pretraining_tp=2, max_window_layers=4)
+    flags = dict(no_rope_layers=[1, 0, 1, 1])
+    yield Case("smollm3_legacy", SmolLM3Config(**sizes, **theta, **flags), "type", published)
+    norms = dict(rms_norm_eps=1e-5)
+    yield Case(
+        "exaone4_no_window",
+        Exaone4Config(
+            **{**tiny(), "head_dim": 16},
+            **norms,
+            rope_parameters=llama3_rope(),
+            sliding_window=None,
+            layer_types=["full_attention"] * 2,
+        ),
+    )
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"]
+    hybrid = Exaone4Config(
+        **{**tiny(), "num_hidden_layers": 3},
+        **norms,
+        **theta,
+        sliding_window=WINDOW,
+        layer_types=kinds,
+        tie_word_embeddings=True,
+    )
+    published = dict(layer_types=kinds, sliding_window_pattern="LLG")
+    yield Case("exaone4_legacy", hybrid, "rope_type", published)
+
+
+def llama_like_cases() -> Iterator[Case]:
+    """Families that differ from Llama in biases or factors; the legacy ones are as published."""
+    theta = dict(rope_parameters=rope(theta=5e4))
+    published = dict(pretraining_tp=1, residual_dropout=0.1)
+    yield Case(
+        "seed_oss_all_biases",
+        SeedOssConfig(
+            **{**tiny(), "head_dim": 16},
+            **theta,
+            attention_out_bias=True,
+            mlp_bias=True,
+        ),
+    )
+    yield Case("seed_oss_legacy", SeedOssConfig(**tiny(), **theta), "rope_type", published)
+    sizes = without_head_dim()
+    factors = dict(
+        embedding_multiplier=1.5,
+        rms_norm_eps=1e-5,
+        attention_multiplier=0.3,
+        residual_multiplier=0.6,
+        logits_scaling=2.0,
+    )
+    yield Case(
+        "granite_biases",
+        GraniteConfig(**sizes, **theta, **factors, attention_bias=True, mlp_bias=True),
+    )
+    yield Case(
+        "granite_legacy",
+        GraniteConfig(**sizes, **theta, **factors, tie_word_embeddings=True),
+        "rope_type",
+    )
+
+
+def olmo3_cases() -> Iterator[Case]:
+    """A theta for each kind of layers, and YaRN without a window alone, as published."""
+    sizes = {**without_head_dim(), "num_hidden_layers": 4}
+    both = dict(full_attention=rope(theta=1e6), sliding_attention=rope(theta=500.0))
+    fields = dict(sliding_window=WINDOW, rms_norm_eps=1e-6)
+    yield Case("olmo3_two_ropes", Olmo3Config(**sizes, **fields, rope_parameters=both))
+    # transformers 5.24 gives layers with a window this theta, whatever a file in this form has.
+    theta = dict(rope_theta=500000.0)
+    both = dict(full_attention={**yarn_rope(), **theta}, sliding_attention=rope(theta=500000.0))
+    heads = dict(num_attention_heads=2, num_key_value_heads=1)
+    scaled = Olmo3Config(**{**sizes, **heads}, **fields, rope_parameters=both)
+    yield Case("olmo3_legacy", scaled, "olmo3")
+
+
+def neighbour_cases() -> Iterator[Case]:
+    """Rotated pairs beside each other: in half of a head (GLM-4), and in all of it (ERNIE 4.5)."""
+    half = dict(
+        head_dim=16, pad_token_id=0, rope_parameters=rope(theta=5e4, partial_rotary_factor=0.5)
+    )
+    yield Case("glm_mqa", GlmConfig(**{**tiny(), **half, "num_key_value_heads": 1}))
+    yield Case("glm_legacy", GlmConfig(**{**tiny(), **half}, attention_bias=False), "rope_type")
+    yield Case("glm4_gqa", Glm4Config(**{**tiny(), **half}, rms_norm_eps=1e-5))
+    yield Case("glm4_legacy", Glm4Config(**{**tiny(), **half}, rms_norm_eps=1e-5), "rope_type")
+    theta = dict(rope_parameters=rope(theta=5e4))
+    yield Case(
+        "ernie4_5_biases",
+        Ernie4_5Config(
+            **{**tiny(), "head_dim": 16}, **theta, use_bias=True, tie_word_embeddings=False
+        ),
+    )
+    yield Case("ernie4_5_legacy", Ernie4_5Config(**tiny(), **theta), "rope_type")
+
+
+def hunyuan_cases() -> Iterator[Case]:
+    """Norms behind the rope; the legacy one has the rope of published files."""
+    theta = dict(rope_parameters=rope(theta=5e4))
+    yield Case(
+        "hunyuan_biases",
+        HunYuanDenseV1Config(**{**tiny(), "head_dim": 16}, **theta, attention_bias=True),
+    )
+    alpha = dict(rope_parameters=rope("dynamic", theta=5e2, alpha=20.0, factor=1.0))
+    published = dict(attention_head_dim=8, use_qk_norm=True, use_cla=False, cla_share_factor=2)
+    yield Case(
+        "hunyuan_legacy",
+        HunYuanDenseV1Config(**tiny(), **alpha, tie_word_embeddings=True),
+        "type",
+        published,
+    )
+
+
 def all_cases() -> Iterator[Case]:
     """New ones at the end: a case's number is its seed."""
     later = (
         *(window_cases(), gemma_cases(), fused_and_post_norm_cases(), wide_window_cases()),
-        ministral3_cases(),
+        *(ministral3_cases(), no_rope_cases(), llama_like_cases(), olmo3_cases()),
+        *(neighbour_cases(), hunyuan_cases()),
     )
     return chain(llama_cases(), qwen3_cases(), legacy_cases(), *later)
 

@@ -297,8 +297,12 @@ def legacy_config(written: dict[str, Any], form: str) -> dict[str, Any]:
         fields |= dict(rope_local_base_freq=local["rope_theta"], sliding_window_pattern=pattern)
         fields |= dict(rope_theta=whole.pop("rope_theta"), rope_scaling=whole)
         return {key: value for key, value in sorted(fields.items()) if not key.startswith("_")}
+    if form == "olmo3":
+        whole = dict(figures["full_attention"])
+        fields |= dict(layer_types=written["layer_types"], rope_theta=whole.pop("rope_theta"))
+        return dict(sorted((fields | dict(rope_scaling=whole)).items()))
     for name in ("partial_rotary_factor", "original_max_position_embeddings"):
-        if written["model_type"] in ("phi3", "glm4_moe") and name in figures:
+        if written["model_type"] in ("phi3", "glm", "glm4", "glm4_moe") and name in figures:
             fields[name] = figures.pop(name)
     fields["rope_theta"] = figures.pop("rope_theta")
     kind = figures.pop("rope_type")

@@ -4,23 +4,22 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
-from golden_cases import WINDOW, Case, rope, tiny
+from golden_cases import WINDOW, Case, rope, tiny, without_head_dim
 from stored_weights import MXFP4, fp8, mtp_layer
 from transformers import (  # pyright: ignore[reportMissingImports]
     DeepseekV2Config,
     DeepseekV3Config,
+    Ernie4_5_MoeConfig,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
     GptOssConfig,
+    GraniteMoeConfig,
+    HunYuanMoEV1Config,
     MiniMaxM2Config,
     MixtralConfig,
     Qwen2MoeConfig,
     Qwen3MoeConfig,
 )
-
-
-def without_head_dim() -> dict[str, Any]:
-    return {name: value for name, value in tiny().items() if name != "head_dim"}
 
 
 def mixtral(**fields: Any) -> MixtralConfig:
@@ -305,6 +304,76 @@ def half_rotated_cases() -> Iterator[Case]:
     yield Case("minimax_m2_legacy", minimax_config, "rope_type", published)
 
 
+def granite_moe_cases() -> Iterator[Case]:
+    """Stacked experts; the legacy one is in the form of published files."""
+    sizes = {**without_head_dim(), "num_local_experts": 8, "num_experts_per_tok": 3}
+    factors = dict(
+        embedding_multiplier=1.5,
+        rms_norm_eps=1e-5,
+        attention_multiplier=0.3,
+        residual_multiplier=0.6,
+        logits_scaling=2.0,
+    )
+    theta = dict(rope_parameters=rope(theta=5e4))
+    yield Case(
+        "granite_moe_biases", GraniteMoeConfig(**sizes, **factors, **theta, attention_bias=True)
+    )
+    fewer = {**sizes, "num_local_experts": 6, "num_experts_per_tok": 2}
+    yield Case("granite_moe_legacy", GraniteMoeConfig(**fewer, **factors, **theta), "rope_type")
+
+
+def ernie4_5_moe_cases() -> Iterator[Case]:
+    """A corrected choice by softmax scores; the second is like ERNIE-4.5-21B-A3B."""
+    sizes = {**without_head_dim(), "moe_intermediate_size": 16, "moe_num_experts": 8, "moe_k": 2}
+    theta = dict(rope_parameters=rope(theta=5e4))
+    every_second = dict(num_hidden_layers=5, moe_layer_interval=2, moe_layer_end_index=3)
+    yield Case(
+        "ernie4_5_moe_every_second",
+        Ernie4_5_MoeConfig(
+            **{**sizes, **every_second},
+            **theta,
+            moe_num_shared_experts=0,
+            tie_word_embeddings=False,
+        ),
+    )
+    published = dict(
+        moe_gate="topk",
+        moe_use_aux_free=True,
+        use_rmsnorm=True,
+        num_nextn_predict_layers=1,
+        multi_token_pred_lambda=0.3,
+        moe_capacity=[8, 8, 8],
+    )
+    like_21b = Ernie4_5_MoeConfig(**sizes, **theta)
+    yield Case("ernie4_5_moe_legacy", like_21b, "rope_type", published, "moe_layer_end_index")
+
+
+def hunyuan_moe_cases() -> Iterator[Case]:
+    """The legacy one is in the form of Hunyuan-A13B."""
+    sizes = dict(num_experts=8, moe_topk=2)
+    alpha = dict(rope_parameters=rope("dynamic", theta=5e2, alpha=20.0, factor=1.0))
+    theta = dict(rope_parameters=rope(theta=5e4))
+    yield Case(
+        "hunyuan_moe_biases",
+        HunYuanMoEV1Config(**{**tiny(), "head_dim": 16}, **sizes, **theta, attention_bias=True),
+    )
+    figures = dict(beta_fast=32, beta_slow=1, mscale=1.0, mscale_all_dim=1.0)
+    scaling = dict(type="dynamic", alpha=20.0, factor=1.0, **figures)
+    published = dict(
+        rope_scaling=scaling,
+        moe_topk=[2, 2],
+        num_shared_expert=[1, 1],
+        moe_intermediate_size=[24, 24],
+        use_mixed_mlp_moe=True,
+        norm_topk_prob=True,
+        moe_layer_num_skipped=0,
+        use_qk_norm=True,
+        group_limited_greedy=False,
+    )
+    tied = HunYuanMoEV1Config(**tiny(), **sizes, **alpha, tie_word_embeddings=True)
+    yield Case("hunyuan_moe_legacy", tied, "type", published)
+
+
 def moe_cases() -> Iterator[Case]:
     """New ones at the end: a case's number is its seed."""
     softmax_first = (mixtral_cases(), qwen2_moe_cases(), qwen3_moe_cases())
@@ -312,5 +381,5 @@ def moe_cases() -> Iterator[Case]:
         *softmax_first,
         *(deepseek_v2_cases(), deepseek_v3_cases(), gpt_oss_cases(), quantized_cases()),
         *(glm4_moe_cases(), minimax_m2_cases(), glm4_moe_lite_cases()),
-        half_rotated_cases(),
+        *(half_rotated_cases(), granite_moe_cases(), ernie4_5_moe_cases(), hunyuan_moe_cases()),
     )

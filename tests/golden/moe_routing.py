@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 import torch  # pyright: ignore[reportMissingImports]
 
+ROUTERS = ("topkrouter", "hunyuanmoev1gate")  # ends of the names of routers' classes
+
 
 @dataclass(frozen=True)
 class Routing:
@@ -37,7 +39,7 @@ def recorded(model: torch.nn.Module) -> Iterator[list[Routing]]:
     routings = [
         Routing(module)
         for module in model.modules()
-        if type(module).__name__.lower().endswith("topkrouter")
+        if type(module).__name__.lower().endswith(ROUTERS)
     ]
     hooks = [routing.router.register_forward_hook(routing.record) for routing in routings]
     yield routings
@@ -74,6 +76,8 @@ def in_groups(scores: torch.Tensor, groups: int) -> torch.Tensor:
 
 def choice_scores(router: torch.nn.Module, logits: torch.Tensor) -> torch.Tensor:
     """[n, E]: what the router takes the largest of."""
+    if hasattr(router, "moe_statics"):  # ERNIE 4.5
+        return logits.softmax(-1) + router.moe_statics.e_score_correction_bias
     if hasattr(router, "e_score_correction_bias"):
         return logits.sigmoid() + router.e_score_correction_bias
     return logits if type(router).__name__ == "GptOssTopKRouter" else logits.softmax(-1)

@@ -1,10 +1,11 @@
 """Names of weights that families share, as Hugging Face writes them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
 from jaxserve.models.families.weight_table import Tensor
+from jaxserve.models.fused import PLAIN, ROTATED, WHOLE
 from jaxserve.models.spec import ModelSpec
 
 PRE_NORMS = {"input_layernorm": "attn_norm", "post_attention_layernorm": "mlp_norm"}
@@ -69,6 +70,30 @@ def tensors(
         else:
             rows += layer_tensors(layer, mlp)
     return rows
+
+
+def neighbours(spec: ModelSpec, rows: Iterable[Tensor]) -> list[Tensor]:
+    """Return the weight table of a model that has rotated pairs beside each other (GPT-J).
+
+    Dimensions 2i and 2i + 1 of a head are a pair there. Parameters have all first numbers before
+    all second ones, as `rotate` needs them.
+
+    Args:
+        rows: The table of a model whose parameters are in that order.
+    """
+    table = list[Tensor]()
+    for row in rows:
+        name = str(row.path[-1])
+        if name.removesuffix("_bias") in ("q", "k"):
+            axes = row.axes.replace("H", "[ij|h]")
+            table.append(replace(row, axes=axes, part=0, head=ROTATED))
+            if spec.sizes()["h"]:
+                table.append(replace(row, axes=axes, part=1, head=PLAIN))
+        elif name.removesuffix("_bias") == "v":
+            table.append(replace(row, head=WHOLE))
+        else:
+            table.append(row)
+    return table
 
 
 def layer_tensors(layer: int, table: Mapping[str, tuple[str, str]], *block: str) -> list[Tensor]:

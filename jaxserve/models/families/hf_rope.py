@@ -5,8 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 from jaxserve.errors import ModelError
-from jaxserve.models.rope import LinearRope, Llama3Rope, LongRope, Rope, YarnRope
+from jaxserve.models.rope import LinearRope, Llama3Rope, LongRope, NtkRope, Rope, YarnRope
 
+# Fields of M-RoPE (Qwen2-VL), whose sections of a head count the time, height and width of an image
+# patch. Each counts the positions of text alike, so that text alone has the plain rope.
+SECTIONS = ("mrope_section", "mrope_interleaved")
 # take(name) removes and returns a field, KeyError if it is absent; take(name, default) the default.
 Take = Callable[..., Any]
 
@@ -20,6 +23,8 @@ def rope_of(fields: dict[str, Any], max_positions: int) -> Rope:
     take = left.pop
     kind = take("rope_type", None) or take("type", None) or "default"
     take("type", None)  # some configs have both names
+    for name in SECTIONS:
+        take(name, None)
     if not isinstance(kind, str) or kind not in ROPES:
         raise ModelError(
             f"config.json: rope type {kind!r} is not implemented (implemented: {', '.join(ROPES)})"
@@ -50,14 +55,20 @@ def _default(theta: float, take: Take, max_positions: int) -> Rope:
 
 
 def _dynamic(theta: float, take: Take, max_positions: int) -> Rope:
-    """Return the unscaled rope.
+    """Return the unscaled rope, or that of a fixed alpha.
 
     Dynamic scaling changes frequencies only beyond max_position_embeddings, where this runtime's
     context ends.
     """
     take("original_max_position_embeddings", None)
-    LinearRope(theta, factor=float(take("factor")))  # refuses a factor that makes no sense
-    return Rope(theta)
+    alpha = _number(take, "alpha")
+    factor = float(take("factor")) if alpha is None else float(take("factor", 1.0))
+    LinearRope(theta, factor=factor)  # refuses a factor that makes no sense
+    if alpha is None:
+        return Rope(theta)
+    if factor != 1:
+        raise ModelError(f"rope: a factor of {factor} beside alpha is not implemented")
+    return NtkRope(theta, alpha=alpha)
 
 
 def _linear(theta: float, take: Take, max_positions: int) -> Rope:
@@ -114,6 +125,7 @@ def _number(take: Take, name: str) -> float | None:
 
 ROPES: dict[str, Callable[[float, Take, int], Rope]] = {
     "default": _default,
+    "mrope": _default,
     "linear": _linear,
     "dynamic": _dynamic,
     "llama3": _llama3,

@@ -24,17 +24,20 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     return spec
 
 
-def upper_windows(read: ConfigReader, layers: int) -> tuple[LayerKind, ...]:
+def upper_windows(read: ConfigReader, layers: int, first: int = 28) -> tuple[LayerKind, ...]:
     """Return the kind of every layer: the layers from max_window_layers on may have one.
 
     Without use_sliding_window the fields that describe windows mean nothing, and published configs
     have them all the same.
+
+    Args:
+        first: Default of the family for an absent max_window_layers.
     """
     in_use = read.take("use_sliding_window", False, kind=bool)
     read.ignore("sliding_window", "max_window_layers")
     window = read.window(default=4096) if in_use else None
-    first = read.take("max_window_layers", 28, kind=int) if window else layers
-    return read.layers(window, [SLIDING if layer >= first else FULL for layer in range(layers)])
+    lowest = read.take("max_window_layers", first, kind=int) if window else layers
+    return read.layers(window, [SLIDING if layer >= lowest else FULL for layer in range(layers)])
 
 
 FAMILY = Family(spec_from_hf, tensors)

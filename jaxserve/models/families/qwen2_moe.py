@@ -39,10 +39,16 @@ def no_windows(read: ConfigReader, layers: int) -> tuple[LayerKind, ...]:
     return read.layers(None, [FULL] * layers)
 
 
-def mixture(read: ConfigReader, layers: int, **more: Any) -> Mixture:
-    """Read the fields that Qwen's mixtures share; `more` are further fields of the Mixture.
+def mixture(
+    read: ConfigReader, layers: int, *, norm_topk_prob: bool = False, **more: Any
+) -> Mixture:
+    """Read the fields that Qwen's mixtures share.
 
     Every decoder_sparse_step-th layer has experts, except for mlp_only_layers.
+
+    Args:
+        norm_topk_prob: Default of the family for an absent field.
+        **more: Further fields of the Mixture.
     """
     read.ignore("router_aux_loss_coef", "output_router_logits")  # only training uses them
     step = read.integer("decoder_sparse_step", 1)
@@ -54,7 +60,7 @@ def mixture(read: ConfigReader, layers: int, **more: Any) -> Mixture:
         layers=tuple(
             layer for layer in range(layers) if (layer + 1) % step == 0 and layer not in without
         ),
-        normalized=read.take("norm_topk_prob", False, kind=bool),
+        normalized=read.take("norm_topk_prob", norm_topk_prob, kind=bool),
         **more,
     )
 

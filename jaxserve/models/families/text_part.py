@@ -15,18 +15,26 @@ from jaxserve.models.spec import ModelSpec
 TEXT: str = "text_config"
 
 
-def text_part(texts: Mapping[str, Family], towers: tuple[str, ...], *fields: str) -> Family:
+def text_part(
+    texts: Mapping[str, Family], towers: tuple[str, ...], *fields: str, flat: str = ""
+) -> Family:
     """Return the family of checkpoints with such a text part.
 
     Args:
         texts: Families that the text part may be of, by its model_type. They have one weight table
             in common.
         towers: Names of the blocks of tensors that are left out.
-        fields: Fields of config.json, beside vision_config, that those blocks alone use.
+        *fields: Fields of config.json, beside vision_config, that those blocks alone use.
+        flat: The model_type of a text part whose fields are beside those, where config.json has no
+            text_config; empty for families that always have one.
     """
     table = next(iter(texts.values()))
 
     def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
+        if flat and TEXT not in config:
+            outside = {"vision_config", *fields}
+            text = {name: value for name, value in config.items() if name not in outside}
+            return texts[flat].spec_from_hf(text)
         read = ConfigReader(config)
         read.ignore("vision_config", *fields)
         text = dict(read.object(TEXT))

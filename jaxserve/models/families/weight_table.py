@@ -1,14 +1,14 @@
 """The parts of a family file: a reader of config.json, and the table of the weights' names."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from jaxserve.errors import ModelError
-from jaxserve.models.fused import PARTS, fused_slice
+from jaxserve.models.fused import PARTS, fused_slice, head_slice
 from jaxserve.models.spec import ModelSpec
 
 ParamPath = tuple[str | int, ...]  # place in the tree of parameters, as ("layers", 0, "qkv")
@@ -49,9 +49,14 @@ class Tensor:
     axes: str
     part: int = 0  # index of the row's part in the brackets
     expert: int | None = None  # index of the expert, where each has its own tensor
+    # Part of a head's dimensions that the row fills, as of models/fused.py; empty where the tensor
+    # has them in the parameter's order.
+    head: str = ""
     # For the scales of a quantized weight: the letter in place of those summed over, and the number
     # of scales along it.
     scales: tuple[str, int] | None = None
+    # Other axes that checkpoints have the tensor in, told apart by its shape; empty for none.
+    other_axes: str = ""
 
     @property
     def block(self) -> str:
@@ -74,6 +79,8 @@ class Tensor:
         """
         name = str(self.path[-1])
         fused = fused_slice(name, sizes) if name in PARTS else {}
+        if self.head:
+            fused |= head_slice(self.head, sizes)
         if self.expert is not None:
             fused["E"] = ("", slice(self.expert, self.expert + 1))
         return fused
@@ -86,6 +93,24 @@ class Tensor:
             for letter in axes
         )
         return prod(lengths)
+
+    def as_stored(self, shape: Sequence[int], sizes: Mapping[str, int]) -> "Tensor":
+        """Return the row with the axes that a tensor of this shape has.
+
+        ModelError when both fit: the numbers could be read in the wrong order. A shape that neither
+        fits is refused by `read`.
+        """
+        if not self.other_axes:
+            return self
+        other = replace(self, axes=self.other_axes, other_axes="")
+        if other.shape(sizes) != list(shape):
+            return self
+        if self.shape(sizes) == list(shape):
+            raise ModelError(
+                f"tensor {self.name} of shape {list(shape)} may be {self.axes} or "
+                f"{self.other_axes}, which its shape does not tell apart"
+            )
+        return other
 
     def shape(self, sizes: Mapping[str, int]) -> list[int]:
         """Return the shape of the whole tensor in the checkpoint."""
@@ -119,7 +144,7 @@ class Tensor:
         part = part.reshape([size for cut in cuts for size in cut.sizes])
         part = part[tuple(piece for cut in cuts for piece in cut.rest)]
         letters = "".join(cut.letters for cut in cuts)
-        groups = list(_groups(wanted))
+        groups = list(groups_of(wanted))
         part = part.transpose([letters.index(letter) for letter in "".join(groups)])
         lengths = iter(part.shape)
         return part.reshape([prod(next(lengths) for _ in group) for group in groups])
@@ -174,13 +199,13 @@ def _size(dimension: _Dimension, sizes: Mapping[str, int]) -> int:
 
 def _dimensions(axes: str) -> Iterator[_Dimension]:
     """Parse axes: "(N[U|IJ])D" yields N with the alternatives U and IJ, then D."""
-    for group in _groups(axes):
+    for group in groups_of(axes):
         letters, _, alternatives = group.removesuffix("]").partition("[")
         yield _Dimension(letters, tuple(alternatives.split("|")) if alternatives else ())
 
 
-def _groups(axes: str) -> Iterator[str]:
-    """Split axes at parentheses: "(NH)D" yields "NH", then "D"."""
+def groups_of(axes: str) -> Iterator[str]:
+    """Split axes into dimensions at parentheses: "(NH)D" yields "NH", then "D"."""
     while axes:
         if axes[0] == "(":
             group, axes = axes[1:].split(")", 1)

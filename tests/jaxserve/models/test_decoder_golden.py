@@ -30,7 +30,10 @@ OF_EACH_FAMILY = (
     *("gemma3_two_ropes", "phi3_longrope", "olmo2_gqa", "ministral3_gqa"),
     *("gemma3_images", "mistral3_images_newer", "glm4_moe_norms_biases", "minimax_m2_half"),
     *("mixtral_gqa", "qwen2_moe_shared_expert", "qwen3_moe_mlp_only_layers", "deepseek_v2_groups"),
-    *("deepseek_v3_fp8", "glm4_moe_lite", "gpt_oss_mxfp4"),
+    *("deepseek_v3_fp8", "glm4_moe_lite", "gpt_oss_mxfp4", "qwen2_5_vl", "qwen3_vl_yarn"),
+    *("qwen3_vl_moe", "seed_oss_all_biases", "smollm3_windows", "olmo3_legacy", "granite_biases"),
+    *("granite_moe_biases", "ernie4_5_biases", "ernie4_5_moe_every_second", "exaone4_legacy"),
+    *("hunyuan_biases", "hunyuan_moe_legacy", "glm_mqa", "glm4_gqa"),
 )
 
 
@@ -51,7 +54,10 @@ OVER_TWO = (
     *("gemma3_two_ropes", "phi3_mha_tied", "olmo2_mha_tied", "ministral3_tied_window"),
     *("gemma3_images", "glm4_moe_norms_biases", "minimax_m2_half"),
     *("mixtral_gqa", "qwen2_moe_sparse_step", "qwen3_moe_mlp_only_layers", "deepseek_v2_groups"),
-    *("deepseek_v3_fp8", "glm4_moe_lite", "gpt_oss_head_dim", "gpt_oss_mxfp4"),
+    *("deepseek_v3_fp8", "glm4_moe_lite", "gpt_oss_head_dim", "gpt_oss_mxfp4", "qwen2_5_vl"),
+    *("qwen3_vl_yarn", "qwen3_vl_moe", "seed_oss_all_biases", "smollm3_windows", "olmo3_legacy"),
+    *("granite_biases", "granite_moe_biases", "ernie4_5_biases", "ernie4_5_moe_every_second"),
+    *("exaone4_legacy", "hunyuan_biases", "hunyuan_moe_legacy", "glm_mqa", "glm4_gqa"),
 )
 
 
@@ -68,12 +74,15 @@ def test_logits_over_two_devices(case: str) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    slow_but(("llama_mqa", "qwen2_gqa", "olmo2_gqa", "phi3_window"), ("llama_mqa", "phi3_window")),
+    slow_but(
+        ("llama_mqa", "qwen2_gqa", "olmo2_gqa", "phi3_window", "glm_mqa", "glm4_gqa"),
+        ("llama_mqa", "phi3_window", "glm4_gqa"),
+    ),
 )
 def test_logits_where_kv_heads_are_fewer_than_devices(case: str) -> None:
     """Four devices have one or two kv heads and four query heads.
 
-    The cases have biases, norms of all heads, and a fused tensor.
+    The cases have biases, norms of all heads, a fused tensor, and rotated pairs beside each other.
     """
     check_logits(case, MeshSpec(tensor=4).build(jax.devices()))
 
@@ -98,7 +107,10 @@ IN_BFLOAT16 = (
         "qwen3_moe_gqa",
         "deepseek_v2_groups",
     ),
-    *("deepseek_v3_fp8", "glm4_moe_lite", "gpt_oss_mxfp4"),
+    *("deepseek_v3_fp8", "glm4_moe_lite", "gpt_oss_mxfp4", "qwen2_5_vl", "qwen3_vl_yarn"),
+    *("qwen3_vl_moe", "seed_oss_all_biases", "smollm3_windows", "olmo3_legacy", "granite_biases"),
+    *("granite_moe_biases", "ernie4_5_biases", "ernie4_5_moe_every_second", "exaone4_legacy"),
+    *("hunyuan_biases", "hunyuan_moe_legacy", "glm_mqa", "glm4_gqa"),
 )
 
 
