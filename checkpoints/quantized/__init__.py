@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from jaxserve.checkpoints.errors import CheckpointError
 from jaxserve.checkpoints.quantized import awq, blocks, compressed, gptq, mxfp4
 from jaxserve.checkpoints.quantized.fields import Fields
 
@@ -33,6 +34,12 @@ def dequantized(tensors: Mapping[str, np.ndarray], config: Mapping[str, Any]) ->
     return METHODS[method].dequantized(tensors, layout) if method else dict(tensors)
 
 
+def parts_of(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return config.json and, where it has one, the text_config inside, which may be quantized."""
+    text = config.get("text_config")
+    return [config, text] if isinstance(text, Mapping) else [config]
+
+
 def check_method(config: Mapping[str, Any]) -> str | None:
     """Return the format's key in METHODS, or None for weights that are not quantized.
 
@@ -43,9 +50,16 @@ def check_method(config: Mapping[str, Any]) -> str | None:
 
 def _read(config: Mapping[str, Any]) -> tuple[str | None, Any]:
     """Return quant_method, and what its module reads from the other fields."""
-    if not config.get("quantization_config"):
+    found = [part.get("quantization_config") for part in parts_of(config)]
+    given = [each for each in found if each]
+    if not given:
         return None, None
-    fields = Fields("quantization_config", config["quantization_config"])
+    if any(each != given[0] for each in given):
+        raise CheckpointError(
+            "config.json: quantization_config and that of text_config differ; use another "
+            "checkpoint"
+        )
+    fields = Fields("quantization_config", given[0])
     method = fields.among("quant_method", tuple(METHODS))
     layout = METHODS[method].read(fields)
     fields.finish()

@@ -1,6 +1,10 @@
-"""Weights whose blocks have scales, and DeepSeek-V3's format: FP8 in blocks of 128 x 128."""
+"""Weights whose blocks have scales, and two formats of FP8.
 
-from collections.abc import Mapping
+DeepSeek-V3 has a scale for each block of 128 x 128, Mistral one for each matrix.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -10,6 +14,9 @@ import numpy as np
 from jaxserve.checkpoints.errors import CheckpointError
 from jaxserve.checkpoints.quantized.fields import Fields
 
+log = logging.getLogger(__name__)
+
+ACTIVATION_SCALE: Final = ".activation_scale"
 BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
 FLOAT8: Final = frozenset(map(np.dtype, (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)))
 # Numbers that are dequantized at a time, so that intermediate results stay in the cache.
@@ -174,19 +181,45 @@ def block_size(fields: Fields, name: str) -> tuple[int, int]:
     return block[0], block[1]
 
 
-def read(fields: Fields) -> tuple[int, int]:
-    """Return the size of blocks in DeepSeek's quantization_config."""
+@dataclass(frozen=True)
+class Fp8:
+    """Storage of FP8 weights with scales."""
+
+    block: tuple[int, int] | None  # rows and columns that share a scale; None: the whole matrix
+    static: bool  # modules have the scale of their activations as well
+
+    def scales_of(self, weight: Matrix, scales: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
+        """Return the scales as a matrix, and the rows and columns that share one."""
+        if self.block:
+            return scales, self.block
+        rows, columns = weight.shape if len(weight.shape) == 2 else (1, 1)
+        return scales.reshape(1, 1) if scales.size == 1 else scales, (rows, columns)
+
+
+def read(fields: Fields) -> Fp8:
+    """Read the quantization_config of DeepSeek and of Mistral."""
     fields.among("fmt", ("e4m3", "float8_e4m3fn", "e5m2"), "e4m3")
     fields.among("scale_fmt", ("float", "ue8m0"), "float")
-    fields.among("activation_scheme", ("dynamic",), "dynamic")
+    scheme = fields.among("activation_scheme", ("dynamic", "static"), "dynamic")
     fields.among("expert_dtype", ("fp8",), "fp8")
     fields.ignore("modules_to_not_convert", "modules_to_convert", "ignored_layers", "dequantize")
-    return block_size(fields, "weight_block_size")
+    block = None
+    if not fields.is_null("weight_block_size"):
+        block = block_size(fields, "weight_block_size")
+    return Fp8(block, scheme == "static")
 
 
-def dequantized(tensors: Mapping[str, np.ndarray], block: tuple[int, int]) -> dict[str, Any]:
-    """Replace each tensor X that has X_scale_inv by a BlockScaled; nothing is dequantized yet."""
+def dequantized(tensors: Mapping[str, np.ndarray], stored: Fp8) -> dict[str, Any]:
+    """Replace each tensor X that has X_scale_inv by a BlockScaled; nothing is dequantized yet.
+
+    Scales of activations are left out: activations stay in full precision here.
+    """
     found: dict[str, Any] = dict(tensors)
+    if stored.static:
+        unused = [name for name in tensors if name.endswith(ACTIVATION_SCALE)]
+        for name in unused:
+            del found[name]
+        note_activations(unused)
     for name in tensors:
         if name.endswith("_scale_inv"):
             weight = name.removesuffix("_scale_inv")
@@ -199,6 +232,7 @@ def dequantized(tensors: Mapping[str, np.ndarray], block: tuple[int, int]) -> di
                     f"tensor {weight}: {values.dtype} with {scales.dtype} scales is not FP8 in "
                     f"blocks (float8 and floating point)"
                 )
+            scales, block = stored.scales_of(values, scales)
             check_scales(weight, values, scales, block)
             found[weight] = BlockScaled(values, scales, block)
         elif tensors[name].dtype in FLOAT8 and f"{name}_scale_inv" not in tensors:
@@ -206,3 +240,13 @@ def dequantized(tensors: Mapping[str, np.ndarray], block: tuple[int, int]) -> di
                 f"tensor {name} is quantized, and its scales, {name}_scale_inv, are missing"
             )
     return found
+
+
+def note_activations(left_out: Sequence[str]) -> None:
+    """Say which scales of activations a checkpoint has, if any."""
+    if left_out:
+        log.warning(
+            "left out %d scales of activations, which stay in full precision: %s, ...",
+            len(left_out),
+            left_out[0],
+        )

@@ -7,7 +7,6 @@ is quantized if it has scales. Where the config has several schemes, their `targ
 modules each applies to.
 """
 
-import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,12 +24,11 @@ from jaxserve.checkpoints.quantized.blocks import (
     check_scales,
     check_zeros,
     group_size_of,
+    note_activations,
 )
 from jaxserve.checkpoints.quantized.fields import Fields
 from jaxserve.checkpoints.quantized.modules import Parts, by_module, check_complete
 from jaxserve.checkpoints.quantized.packed import packed
-
-log = logging.getLogger(__name__)
 
 ZEROS: Final = "weight_zero_point"
 ORDER: Final = "weight_g_idx"
@@ -94,7 +92,8 @@ def read(fields: Fields) -> tuple[Scheme, ...]:
     _refuse_unless(fields, "sparsity_config", "format", ("dense", None))
     _refuse_unless(fields, "transform_config", "config_groups", ({}, None))
     fields.empty("moe_sparsity_config")
-    fields.ignore("ignore", "global_compression_ratio", "version", "run_compressed")
+    fields.ignore("ignore", "ignored_layers", "global_compression_ratio", "version")
+    fields.ignore("run_compressed")
     _check_activations(fields, "kv_cache_scheme")
     groups = fields.take("config_groups")
     if not isinstance(groups, dict) or not groups:
@@ -196,12 +195,7 @@ def dequantized(tensors: Mapping[str, np.ndarray], schemes: tuple[Scheme, ...]) 
             found[f"{module}.weight"] = parts["weight"]
         elif parts:
             found[f"{module}.weight"] = _joined(module, parts, _scheme_of(module, schemes))
-    if unused:
-        log.warning(
-            "left out %d scales of activations, which stay in full precision: %s, ...",
-            len(unused),
-            unused[0],
-        )
+    note_activations(unused)
     return found
 
 

@@ -21,11 +21,17 @@ class Fields:
             raise CheckpointError(f"config.json: {where} is {fields!r}; it must be an object")
         self.where = where
         self._fields = {name: value for name, value in fields.items() if value is not None}
+        self._null = fields.keys() - self._fields.keys()
         self._seen = set[str]()
 
     def take(self, name: str, default: Any = None) -> Any:
         self._seen.add(name)
         return self._fields.get(name, default)
+
+    def is_null(self, name: str) -> bool:
+        """Return whether the field is there and null, where that says more than an absent one."""
+        self._seen.add(name)
+        return name in self._null
 
     def among(self, name: str, known: tuple[Any, ...], default: Any = None) -> Any:
         """Return a field that must have one of the known values; texts in either case."""

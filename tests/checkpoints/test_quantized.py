@@ -29,6 +29,46 @@ def test_fp8_in_blocks_with_parts_of_blocks_at_the_ends() -> None:
     np.testing.assert_allclose(weight[3:9, 7:18], expected[3:9, 7:18], rtol=1e-6)
 
 
+STATIC = {
+    "quantization_config": {
+        "quant_method": "fp8",
+        "weight_block_size": None,
+        "activation_scheme": "static",
+    }
+}
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_fp8_with_one_scale_for_a_matrix(
+    shape: tuple[int, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Static scales of activations are left out, and a line says so."""
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((5, 6)).astype(ml_dtypes.float8_e4m3fn)
+    scale = np.full(shape, 0.5, ml_dtypes.bfloat16)
+    tensors = {"a.weight": values, "a.weight_scale_inv": scale, "a.activation_scale": scale}
+    found = dequantized(tensors, STATIC)
+    assert set(found) == {"a.weight"}
+    expected = values.astype(np.float32) * 0.5
+    np.testing.assert_array_equal(found["a.weight"][WHOLE, WHOLE], expected)
+    np.testing.assert_array_equal(found["a.weight"][1:4, 2:], expected[1:4, 2:])
+    assert "left out 1 scales of activations" in caplog.text
+
+
+def test_scales_of_activations_are_left_over_where_they_are_not_static() -> None:
+    tensors = {"a.activation_scale": np.zeros((), np.float32)}
+    assert set(dequantized(tensors, FP8)) == {"a.activation_scale"}
+
+
+def test_the_text_part_may_be_what_is_quantized() -> None:
+    values = np.ones((4, 8), ml_dtypes.float8_e4m3fn)
+    tensors = {"a": values, "a_scale_inv": np.full((1, 1), 2.0, np.float32)}
+    found = dequantized(tensors, {"text_config": FP8})
+    assert (found["a"][WHOLE, WHOLE] == 2).all()
+    with pytest.raises(CheckpointError, match="quantization_config and that of text_config differ"):
+        check_method({**MXFP4, "text_config": FP8})
+
+
 def test_every_number_and_power_of_mxfp4() -> None:
     """Numbers are those of OCP Microscaling Formats 1.0.
 
@@ -88,6 +128,22 @@ def test_every_number_and_power_of_mxfp4() -> None:
             },
             {"quantization_config": {"quant_method": "fp8", "weight_block_size": [0, 8]}},
             "must be two positive integers",
+        ),
+        (
+            {
+                "a": np.zeros((8, 8), ml_dtypes.float8_e4m3fn),
+                "a_scale_inv": np.zeros(8, np.float32),
+            },
+            STATIC,
+            r"has scales of shape \[8\]; blocks of 8 x 8 make them \[1, 1\]",
+        ),
+        (
+            {
+                "a": np.zeros((2, 8, 8), ml_dtypes.float8_e4m3fn),
+                "a_scale_inv": np.zeros((), np.float32),
+            },
+            STATIC,
+            "is quantized in blocks; it must be a matrix",
         ),
         (
             {"a": np.zeros((8, 8), ml_dtypes.float8_e4m3fn)},

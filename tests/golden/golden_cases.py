@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from stored_weights import Stored
+from stored_weights import FP8_PER_TENSOR, Stored
 from transformers import (  # pyright: ignore[reportMissingImports]
     Ernie4_5Config,
     Exaone4Config,
@@ -19,6 +19,7 @@ from transformers import (  # pyright: ignore[reportMissingImports]
     HunYuanDenseV1Config,
     LlamaConfig,
     Ministral3Config,
+    MinistralConfig,
     MistralConfig,
     Olmo2Config,
     Olmo3Config,
@@ -277,6 +278,21 @@ def ministral3_cases() -> Iterator[Case]:
     )
 
 
+def ministral3_fp8_cases() -> Iterator[Case]:
+    """Weights and quantization_config as Ministral-3-3B-Instruct has them."""
+    figures = dict(mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.4)
+    config = Ministral3Config(**{**tiny(), "rope_parameters": {**yarn_rope(), **figures}})
+    fields = dict(
+        activation_scheme="static",
+        dequantize=False,
+        modules_to_not_convert=["lm_head"],
+        quant_method="fp8",
+        weight_block_size=None,
+    )
+    published = dict(quantization_config=fields)
+    yield Case("ministral3_fp8", config, None, published, stored=FP8_PER_TENSOR)
+
+
 def no_rope_cases() -> Iterator[Case]:
     """Layers without a rope: SmolLM3's, which may have the windows, and EXAONE 4's, which do not.
 
@@ -377,7 +393,8 @@ def neighbour_cases() -> Iterator[Case]:
     yield Case("glm_mqa", GlmConfig(**{**tiny(), **half, "num_key_value_heads": 1}))
     yield Case("glm_legacy", GlmConfig(**{**tiny(), **half}, attention_bias=False), "rope_type")
     yield Case("glm4_gqa", Glm4Config(**{**tiny(), **half}, rms_norm_eps=1e-5))
-    yield Case("glm4_legacy", Glm4Config(**{**tiny(), **half}, rms_norm_eps=1e-5), "rope_type")
+    like_9b = {**tiny(), **half, "hidden_size": 64}  # as wide as all heads
+    yield Case("glm4_legacy", Glm4Config(**like_9b, rms_norm_eps=1e-5), "rope_type")
     theta = dict(rope_parameters=rope(theta=5e4))
     yield Case(
         "ernie4_5_biases",
@@ -405,12 +422,21 @@ def hunyuan_cases() -> Iterator[Case]:
     )
 
 
+def ministral_cases() -> Iterator[Case]:
+    """Layers with and without a window by turns, as Ministral 8B has them."""
+    kinds = ["full_attention", "sliding_attention", "sliding_attention"]
+    fields = dict(num_hidden_layers=3, sliding_window=WINDOW, layer_types=kinds)
+    config = MinistralConfig(**{**tiny(), **fields}, rope_parameters=rope(theta=5e4))
+    yield Case("ministral_layer_types", config)
+
+
 def all_cases() -> Iterator[Case]:
     """New ones at the end: a case's number is its seed."""
     later = (
         *(window_cases(), gemma_cases(), fused_and_post_norm_cases(), wide_window_cases()),
         *(ministral3_cases(), no_rope_cases(), llama_like_cases(), olmo3_cases()),
-        *(neighbour_cases(), hunyuan_cases()),
+        *(neighbour_cases(), hunyuan_cases(), ministral_cases()),
+        ministral3_fp8_cases(),
     )
     return chain(llama_cases(), qwen3_cases(), legacy_cases(), *later)
 

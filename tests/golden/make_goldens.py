@@ -321,9 +321,10 @@ def write_case(
     if tensors:
         save_tensors(tensors, folder)
     (folder / "generation_config.json").unlink()
-    if case.legacy:
+    if case.legacy or case.published:
         config_path = folder / "config.json"
-        fields = legacy_config(json.loads(config_path.read_text()), case.legacy) | case.published
+        fields = json.loads(config_path.read_text())
+        fields = (legacy_config(fields, case.legacy) if case.legacy else fields) | case.published
         write_json(
             config_path,
             {name: fields[name] for name in sorted(fields) if name not in case.unpublished.split()},

@@ -106,6 +106,37 @@ def encode_fp8(block: tuple[int, int], tensors: Tensors) -> Tensors:
     return stored
 
 
+def encode_fp8_per_tensor(tensors: Tensors) -> Tensors:
+    """One bfloat16 scale for each matrix, and one for its activations, as Ministral 3 has them."""
+    linear = {name: x for name, x in tensors.items() if name.endswith("_proj.weight")}
+    stored = bfloat16({name: x for name, x in tensors.items() if name not in linear})
+    for name, weight in linear.items():
+        scale = (weight.abs().amax() / LARGEST_E4M3).bfloat16()
+        stored[f"{name}_scale_inv"] = scale
+        stored[name] = (
+            (weight / scale.float()).clamp(-LARGEST_E4M3, LARGEST_E4M3).to(torch.float8_e4m3fn)
+        )
+        stored[f"{name.removesuffix('weight')}activation_scale"] = torch.tensor(0.1).bfloat16()
+    return stored
+
+
+def decode_fp8_per_tensor(tensors: Tensors) -> Tensors:
+    """Return the weights; an error if transformers' own dequantization says otherwise."""
+    weights = {name: x.float() for name, x in tensors.items() if "_scale" not in name}
+    for name, weight in weights.items():
+        scale = tensors.get(f"{name}_scale_inv")
+        if scale is not None:
+            weights[name] = weight * scale.float()
+            if not torch.equal(
+                weights[name], _dequantize_fp8_weight(weight, scale.float(), None, torch.float32)
+            ):
+                raise SystemExit(f"{name}: transformers dequantizes it to something else")
+    return weights
+
+
+FP8_PER_TENSOR = Stored(encode_fp8_per_tensor, decode_fp8_per_tensor, loads=False)
+
+
 def decode_fp8(block: tuple[int, int], tensors: Tensors) -> Tensors:
     """An error if transformers' own dequantization says otherwise."""
     weights = {name: x.float() for name, x in tensors.items() if not name.endswith("_scale_inv")}

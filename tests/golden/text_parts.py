@@ -20,7 +20,11 @@ from transformers import (  # pyright: ignore[reportMissingImports]
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    Exaone4_5_Config,
     Gemma3Config,
+    Glm4vConfig,
+    Glm4vMoeConfig,
+    Kimi_K25Config,
     Mistral3Config,
     PixtralVisionConfig,
     PretrainedConfig,
@@ -42,7 +46,7 @@ PUBLISHED = ("language_model.model.", "language_model.lm_head.")
 NEWER = ("model.language_model.", "lm_head.")
 PLAIN = ("model.", "lm_head.")
 NOISE = 5e-5  # of float32 on machines that differ, and of M-RoPE, which adds in another order
-TOWERS = ("vision_tower.", "multi_modal_projector.", "visual.")
+TOWERS = ("vision_tower.", "multi_modal_projector.", "mm_projector.", "visual.")
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,9 @@ class TextPart:
     fields: Mapping[str, Any]
     names: tuple[str, str]
     sections: tuple[int, ...] = ()  # of M-RoPE: pairs of a head that count time, height and width
+    undeclared: tuple[str, ...] = ()  # fields that the text_config has beside those of its class
     flat: bool = False  # config.json has no text_config, as that of Qwen2.5-VL
+    of_text_case: bool = False  # tensors are those of the text case's file
     published_experts: bool = False  # stacked experts are [E, in, out], as those of Qwen3-VL
 
 
@@ -74,7 +80,46 @@ def text_parts() -> list[TextPart]:
         TextPart("mistral3_images", "mistral_window", Mistral3Config, mistral, PUBLISHED),
         TextPart("mistral3_images_newer", "mistral_no_window", Mistral3Config, mistral, NEWER),
         *qwen_parts(),
+        kimi_part(),
+        *later_parts(),
     ]
+
+
+def later_parts() -> list[TextPart]:
+    """Models like GLM-4.1V, GLM-4.5V and EXAONE 4.5."""
+    tower = {**TINY_QWEN_TOWER, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes = dict(hidden_size=8, intermediate_size=8, out_hidden_size=32, image_size=16)
+    glm = dict(vision_config=dict(**tower, **sizes))
+    sections = (1, 1, 2)
+    wide = dict(vision_config=dict(**tower, **{**sizes, "out_hidden_size": 64}))
+    exaone = dict(vision_config=dict(**TINY_QWEN_TOWER, **sizes))
+    return [
+        TextPart("glm4v", "glm4_legacy", Glm4vConfig, wide, NEWER, sections),
+        TextPart(
+            *("glm4v_moe", "glm4_moe_groups", Glm4vMoeConfig, glm, NEWER, sections),
+            undeclared=("head_dim",),
+        ),
+        TextPart("exaone4_5", "exaone4_legacy", Exaone4_5_Config, exaone, NEWER),
+    ]
+
+
+def kimi_part() -> TextPart:
+    """A model like Kimi K2.5, whose text part is DeepSeek-V3."""
+    tower = dict(
+        **dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2),
+        **dict(pos_emb_height=4, pos_emb_width=4, merge_kernel_size=(1, 1), patch_size=4),
+    )
+    # Ids beyond the vocabulary: the model replaces the tokens of images wherever they are.
+    ids = dict(
+        **dict(image_token_id=100, video_token_id=101),
+        **dict(vision_start_token_id=102, vision_end_token_id=103),
+    )
+    fields = dict(**ids, vision_config=tower, projection_hidden_size=8)
+    # transformers 5.24 renames the text model's layers as well when it saves such a model.
+    return TextPart(
+        *("kimi_k25", "deepseek_v3_plain_rope", Kimi_K25Config, fields, PUBLISHED),
+        of_text_case=True,
+    )
 
 
 def qwen_parts() -> list[TextPart]:
@@ -89,8 +134,8 @@ def qwen_parts() -> list[TextPart]:
     deep = dict(num_position_embeddings=16, deepstack_visual_indexes=[0])
     v3 = dict(**ids, vision_config=dict(**TINY_QWEN_TOWER, **sizes, **deep))
     return [
-        TextPart("qwen2_vl", "qwen2_gqa", Qwen2VLConfig, v2, PLAIN, (1, 1, 2), True),
-        TextPart("qwen2_5_vl", "qwen2_tied", Qwen2_5_VLConfig, v2_5, PLAIN, (1, 1, 2), True),
+        TextPart("qwen2_vl", "qwen2_gqa", Qwen2VLConfig, v2, PLAIN, (1, 1, 2), flat=True),
+        TextPart("qwen2_5_vl", "qwen2_tied", Qwen2_5_VLConfig, v2_5, PLAIN, (1, 1, 2), flat=True),
         TextPart("qwen2_5_vl_newer", "qwen2_window", Qwen2_5_VLConfig, v2_5, NEWER, (1, 1, 2)),
         TextPart("qwen3_vl", "qwen3_gqa", Qwen3VLConfig, v3, NEWER, (2, 1, 1)),
         TextPart("qwen3_vl_yarn", "qwen3_rope_yarn", Qwen3VLConfig, v3, NEWER, (4, 2, 2)),
@@ -110,7 +155,7 @@ def text_config(part: TextPart, config: PretrainedConfig) -> PretrainedConfig:
     if not part.sections:
         return config
     kind = part.whole.sub_configs["text_config"]
-    names = inspect.signature(kind.__init__).parameters
+    names = [*inspect.signature(kind.__init__).parameters, *part.undeclared]
     fields = {name: getattr(config, name) for name in names if hasattr(config, name)}
     fields["rope_parameters"] = {**config.rope_parameters, "mrope_section": list(part.sections)}
     return kind(**fields)
@@ -128,7 +173,7 @@ def write_text_part(part: TextPart, folder: Path, cases: Path) -> None:
     folder.mkdir(exist_ok=True)
     model.save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
-    rename(folder, part)
+    rename(folder, part, load_file(cases / part.text / "model.safetensors"))
     if part.flat:
         flatten(folder / "config.json")
     shutil.copy(cases / part.text / "golden.npz", folder / "golden.npz")
@@ -139,15 +184,18 @@ def write_text_part(part: TextPart, folder: Path, cases: Path) -> None:
 @torch.no_grad()
 def load_text(model: PreTrainedModel, text: PreTrainedModel) -> None:
     """Give the text case's weights to the model around it."""
-    inner = dict(model.named_parameters())
-    for name, tensor in text.named_parameters():
+    inner = model.state_dict()
+    for name, tensor in text.state_dict().items():
         own = name if name.startswith("lm_head.") else name.replace("model.", NEWER[0], 1)
         inner[own].copy_(tensor)
 
 
-def rename(folder: Path, part: TextPart) -> None:
+def rename(folder: Path, part: TextPart, text: Mapping[str, torch.Tensor]) -> None:
     """Store the text model's tensors below its prefixes, and the towers' as publishers do."""
     tensors = load_file(folder / "model.safetensors")
+    if part.of_text_case:
+        tensors = {name: tensor for name, tensor in tensors.items() if name.startswith(TOWERS)}
+        tensors |= text
     renamed = {renamed_tensor(name, part.names): tensor for name, tensor in tensors.items()}
     if part.published_experts:
         for name in [name for name in renamed if ".experts." in name]:

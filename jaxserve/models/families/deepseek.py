@@ -98,6 +98,7 @@ def latent_spec(
     read.expect("hidden_act", "silu")
     read.expect("attention_bias", False)
     read.expect("moe_layer_freq", 1)
+    read.expect("pruned_heads", {})
     read.ignore("head_dim", "qk_head_dim")  # derived from the fields of latent attention
     # Fields that only training uses.
     read.ignore("aux_loss_alpha", "seq_aux", "ep_size", "pretraining_tp", "output_router_logits")

@@ -1,10 +1,12 @@
-"""EXAONE 4: norms after attention and MLP, and layers without a rope where others have a window."""
+"""EXAONE 4 and 4.5: norms behind attention and MLP, and no rope in layers without a window."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from jaxserve.models.families import olmo2
 from jaxserve.models.families.hf_config import FULL, SLIDING, ConfigReader
+from jaxserve.models.families.qwen2_5_vl import TOKENS
+from jaxserve.models.families.text_part import text_part
 from jaxserve.models.families.weight_table import Family
 from jaxserve.models.layer_kind import LayerKind
 from jaxserve.models.spec import ModelSpec
@@ -13,6 +15,9 @@ from jaxserve.models.spec import ModelSpec
 def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     read = ConfigReader(config)
     read.expect("hidden_act", "silu")
+    # Layers that propose tokens are not loaded.
+    read.ignore("num_nextn_predict_layers", "_num_mtp_layers", "mtp_share_layers")
+    read.ignore("mtp_loss_scaling_factor")
     spec = ModelSpec(
         family="exaone4",
         norms="after",
@@ -50,3 +55,7 @@ def _pattern(read: ConfigReader, layers: int) -> list[str]:
 
 
 FAMILY = Family(spec_from_hf, olmo2.tensors)
+# Of EXAONE 4.5; `mtp` are layers that propose tokens.
+WITH_IMAGES = text_part(
+    {"exaone4_5_text": FAMILY, "exaone4": FAMILY}, ("visual", "mtp"), *TOKENS, "vocab_size"
+)

@@ -1,14 +1,21 @@
-"""GLM-4 and GLM-4-0414: half of a head rotated in neighbouring pairs, and fused gate_up tensors."""
+"""GLM-4, GLM-4-0414 and GLM-4.1V: half of a head rotated in neighbouring pairs, fused gate_up."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from jaxserve.models.families import hf_names
 from jaxserve.models.families.hf_config import ConfigReader
+from jaxserve.models.families.text_part import text_part
 from jaxserve.models.families.weight_table import Family, Tensor
 from jaxserve.models.spec import ModelSpec
 
+# Ids of the tokens that stand for images and video, or enclose them.
+IMAGE_IDS = (
+    *("image_token_id", "image_start_token_id", "image_end_token_id"),
+    *("video_token_id", "video_start_token_id", "video_end_token_id"),
+)
 NORMS_AROUND = {
     "input_layernorm": "attn_norm",
     "post_self_attn_layernorm": "attn_out_norm",
@@ -17,9 +24,24 @@ NORMS_AROUND = {
 }
 
 
-def spec_from_hf(family: str, norms: str, config: Mapping[str, Any]) -> ModelSpec:
-    """Read config.json; `norms` are those of the family, as of ModelSpec."""
+def glm_spec(config: Mapping[str, Any]) -> ModelSpec:
+    return _spec(ConfigReader(config), "glm", "before", head_dim=128, rms_norm_eps=1.5625e-7)
+
+
+def glm4_spec(config: Mapping[str, Any]) -> ModelSpec:
+    return _spec(ConfigReader(config), "glm4", "around", head_dim=128, rms_norm_eps=1.5625e-7)
+
+
+def glm4v_spec(config: Mapping[str, Any]) -> ModelSpec:
     read = ConfigReader(config)
+    read.expect("attention_bias", True)
+    return _spec(read, "glm4v", "around", rms_norm_eps=1e-5)
+
+
+def _spec(
+    read: ConfigReader, family: str, norms: Literal["before", "around"], **defaults: Any
+) -> ModelSpec:
+    """Read the fields that these families share; `norms` are as in ModelSpec."""
     read.expect("hidden_act", "silu")
     rotated = read.positive("partial_rotary_factor", 0.5)
     spec = ModelSpec(
@@ -28,9 +50,8 @@ def spec_from_hf(family: str, norms: str, config: Mapping[str, Any]) -> ModelSpe
         qkv_bias=read.take("attention_bias", True, kind=bool),
         **read.llama_like(
             num_key_value_heads=2,
-            head_dim=128,
-            rms_norm_eps=1.5625e-7,
             rope=read.rope(10000.0, beside={"partial_rotary_factor": rotated}),
+            **defaults,
         ),
     )
     read.finish()
@@ -52,5 +73,11 @@ def _fused(row: Tensor) -> Tensor:
     return Tensor(name, row.path, "([F|F])D", part=("gate", "up").index(own))
 
 
-GLM = Family(partial(spec_from_hf, "glm", "before"), partial(tensors, hf_names.PRE_NORMS))
-GLM4 = Family(partial(spec_from_hf, "glm4", "around"), partial(tensors, NORMS_AROUND))
+GLM = Family(glm_spec, partial(tensors, hf_names.PRE_NORMS))
+GLM4 = Family(glm4_spec, partial(tensors, NORMS_AROUND))
+GLM4V = text_part(
+    {"glm4v_text": replace(GLM4, spec_from_hf=glm4v_spec)},
+    ("visual",),
+    *IMAGE_IDS,
+    flat="glm4v_text",
+)

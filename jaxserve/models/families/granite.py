@@ -23,7 +23,9 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
 
 def moe_spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     read = ConfigReader(config)
-    read.ignore("router_aux_loss_coef", "output_router_logits")  # only training uses them
+    # Fields that only training uses.
+    read.ignore("router_aux_loss_coef", "output_router_logits", "router_jitter_noise")
+    read.expect("activation_function", "silu")  # an older name of hidden_act
     fields = _fields(read)
     spec = ModelSpec(
         family="granite_moe",

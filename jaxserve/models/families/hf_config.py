@@ -10,8 +10,9 @@ from jaxserve.models.families.hf_rope import rope_of
 from jaxserve.models.layer_kind import LayerKind, windowed
 from jaxserve.models.rope import Rope
 
-# Fields that change nothing in the forward pass of any family. Those of sampling are from the time
-# before generation_config.json; here a request's parameters count.
+# Fields that change nothing in the forward pass of any family. Those of generation are from the
+# time before generation_config.json; here a request's parameters count. Those of models with an
+# encoder are in files where an older transformers wrote all its defaults.
 BOOKKEEPING: Final[frozenset[str]] = frozenset(
     """
     architectures model_type torch_dtype dtype transformers_version _name_or_path use_cache
@@ -22,7 +23,12 @@ BOOKKEEPING: Final[frozenset[str]] = frozenset(
     tie_encoder_decoder finetuning_task task_specific_params tokenizer_class prefix
     _attn_implementation_autoset _commit_hash neftune_noise_alpha unsloth_training_mode
     model_max_length transformers.js_config quantization_config max_length max_sequence_length
-    do_sample temperature top_p top_k
+    do_sample temperature top_p top_k typical_p min_length num_beams num_beam_groups
+    diversity_penalty length_penalty repetition_penalty no_repeat_ngram_size early_stopping
+    exponential_decay_length_penalty bad_words_ids suppress_tokens begin_suppress_tokens
+    forced_bos_token_id forced_eos_token_id num_return_sequences output_scores
+    return_dict_in_generate remove_invalid_values sep_token_id encoder_no_repeat_ngram_size
+    decoder_start_token_id add_cross_attention cross_attention_hidden_size
     """.split()
 )
 MAX_SIZE: Final = 2**31 - 1  # positions and ids are int32

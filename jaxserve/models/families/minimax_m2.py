@@ -25,6 +25,8 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     read.expect("qk_norm_type", "per_layer")
     read.expect("shared_intermediate_size", 0)
     read.expect("sliding_window", None)
+    for name in ("full_attention", "linear_attention", "mlp"):
+        read.expect(f"layernorm_{name}_beta", 1.0)
     # Fields of an MLP that all tokens take, which no published model has.
     read.ignore("mlp_intermediate_size", "shared_moe_mode")
     # Fields that only training uses.

@@ -1,17 +1,16 @@
-"""Mistral 7B and models that share its config: Llama with a sliding window in every layer.
+"""Mistral 7B, Ministral 8B and models that share their config: Llama with a sliding window.
 
-Versions from 0.2 on have no window.
+Ministral has it in the layers that layer_types names, versions of Mistral from 0.2 on in none.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from jaxserve.models.families import ministral3
-from jaxserve.models.families.hf_config import ConfigReader
+from jaxserve.models.families.hf_config import SLIDING, ConfigReader
 from jaxserve.models.families.hf_names import tensors
 from jaxserve.models.families.text_part import text_part
 from jaxserve.models.families.weight_table import Family, without_frequencies
-from jaxserve.models.layer_kind import windowed
 from jaxserve.models.spec import ModelSpec
 
 
@@ -21,7 +20,7 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     layers = read.integer("num_hidden_layers")
     spec = ModelSpec(
         family="mistral",
-        layers=windowed([read.window(default=4096)] * layers),
+        layers=read.layers(read.window(default=4096), [SLIDING] * layers),
         **read.llama_like(num_key_value_heads=8),
     )
     read.finish()

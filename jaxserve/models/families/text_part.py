@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxserve.errors import ModelError
 from jaxserve.models.families.hf_config import ConfigReader
+from jaxserve.models.families.needs import TEXTS_NEED
 from jaxserve.models.families.weight_table import Family
 from jaxserve.models.spec import ModelSpec
 
@@ -40,12 +41,10 @@ def text_part(
         text = dict(read.object(TEXT))
         kind = text.get("model_type")
         if not isinstance(kind, str) or kind not in texts:
+            needs = TEXTS_NEED.get(str(kind))
             raise ModelError(
                 f"config.json: model_type of {TEXT} is {kind!r} (implemented: {', '.join(texts)})"
-            )
-        if text.get("quantization_config"):
-            raise ModelError(
-                f"config.json: quantization_config inside of {TEXT} is not implemented"
+                + (f"; {needs} would be needed" if needs else "")
             )
         read.ignore("tie_word_embeddings")
         if "tie_word_embeddings" in config:  # the head belongs to the whole model

@@ -40,6 +40,16 @@ FAMILIES = {
     "Gemma 3 with images": "gemma3_images",
     "Phi-3": "phi3_mha_tied",
     "OLMo 2": "olmo2_mha_tied",
+    "OLMo 3": "olmo3_legacy",
+    "Qwen2.5-VL": "qwen2_5_vl",
+    "Qwen3-VL": "qwen3_vl_yarn",
+    "Seed-OSS": "seed_oss_all_biases",
+    "SmolLM3": "smollm3_windows",
+    "Granite 3": "granite_biases",
+    "ERNIE 4.5": "ernie4_5_biases",
+    "EXAONE 4": "exaone4_legacy",
+    "Hunyuan": "hunyuan_biases",
+    "GLM-4": "glm4_gqa",
     "Mixtral": "mixtral_gqa",
     "Qwen2-MoE": "qwen2_moe_shared_expert",
     "Qwen3-MoE": "qwen3_moe_gqa",
@@ -49,6 +59,10 @@ FAMILIES = {
     "GLM-4.7-Flash": "glm4_moe_lite",
     "MiniMax M2": "minimax_m2_half",
     "gpt-oss": "gpt_oss_head_dim",
+    "Qwen3-VL-MoE": "qwen3_vl_moe",
+    "Granite 3-MoE": "granite_moe_biases",
+    "ERNIE 4.5-MoE": "ernie4_5_moe_every_second",
+    "Hunyuan-MoE": "hunyuan_moe_legacy",
 }
 # data, expert, tensor
 MESHES = ((1, 1, 1), (1, 1, 2), (1, 1, 4), (2, 1, 4), (1, 4, 2), (1, 8, 1))

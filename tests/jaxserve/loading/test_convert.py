@@ -37,7 +37,8 @@ from tests.jaxserve.loading.convert_harness import (
 )
 from tests.jaxserve.loading.loaded import load_params
 
-# fused and separate projections, tied heads, biases, mixtures, latent attention, another's modules
+# fused and separate projections, tied heads, biases, mixtures, latent attention, another's modules,
+# rotated pairs beside each other, stacked experts, corrections and norms of other names
 PLAIN = (
     "llama_tied",
     "phi3_window",
@@ -48,8 +49,12 @@ PLAIN = (
     "deepseek_v2_lite",
     "deepseek_v3_q_lora",
     "qwen3_embedding",
+    "glm4_gqa",
+    "granite_moe_biases",
+    "ernie4_5_moe_every_second",
+    "hunyuan_moe_legacy",
 )
-QUANTIZED = ("deepseek_v3_fp8", "gpt_oss_mxfp4")
+QUANTIZED = ("deepseek_v3_fp8", "gpt_oss_mxfp4", "ministral3_fp8")
 
 
 @pytest.mark.parametrize("case", PLAIN + QUANTIZED)
@@ -67,6 +72,7 @@ def test_one_device_holds_the_same_bits(case: str, converted: Callable[[str], Pa
         ("phi3_window", (1, 1, 4)),  # two kv heads: each is copied
         ("llama_mqa", (2, 1, 4)),  # one
         ("qwen2_gqa", (1, 1, 4)),  # and their biases
+        ("glm4_gqa", (1, 1, 4)),
         ("qwen2_moe_shared_expert", (1, 4, 2)),
         ("deepseek_v2_lite", (1, 4, 2)),
         ("gpt_oss_three_layers", (2, 2, 2)),

@@ -121,6 +121,9 @@ def test_what_is_stored_is_what_would_be_loaded(
         ),  # fused in the source, two of a head's 8 numbers to a byte
         ("gemma2_caps", "int8", (1, 1, 2)),
         ("olmo2_gqa", "int8", (1, 1, 4)),
+        ("glm4_gqa", "int4", (1, 1, 4)),
+        ("granite_moe_biases", "int8", (1, 4, 2)),
+        ("ministral3_fp8", "int8", (1, 1, 2)),
         ("llama_tied", "int4", (1, 1, 1)),
         ("quantized/awq", "int8", (1, 1, 4)),  # dequantized, then quantized
         ("quantized/gptq_4bit", "int4-g32", (1, 1, 1)),

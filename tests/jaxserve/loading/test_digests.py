@@ -23,7 +23,7 @@ from tests.jaxserve.loading.convert_harness import GOLDEN
 from tests.jaxserve.loading.loaded import load_params
 
 # Fused and plain, tied, biases, kv heads that are copied, latent attention, experts in tensors of
-# their own and together, numbers that are dequantized.
+# their own and together, numbers that are dequantized, rotated pairs beside each other.
 KINDS = (
     "llama_gqa",
     "llama_tied",
@@ -36,6 +36,7 @@ KINDS = (
     "deepseek_v3_fp8",
     "gpt_oss_three_layers",
     "gpt_oss_mxfp4",
+    "glm4_gqa",
 )
 MESHES = (MeshSpec(), MeshSpec(tensor=2), MeshSpec(tensor=4), MeshSpec(expert=2, tensor=2))
 
@@ -173,7 +174,9 @@ def test_hosts_have_the_digests_of_their_parts() -> None:
 
 
 @pytest.mark.parametrize("on_a_host", [1, 2])
-@pytest.mark.parametrize("case", ["llama_mqa", "llama_gqa", "olmo2_gqa", "qwen3_moe_gqa"])
+@pytest.mark.parametrize(
+    "case", ["llama_mqa", "llama_gqa", "olmo2_gqa", "qwen3_moe_gqa", "glm4_gqa"]
+)
 def test_every_host_has_a_digest_of_all_that_it_holds(
     case: str, on_a_host: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,7 +67,7 @@ def test_special_tokens_beyond_the_embedding_are_harmless(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "name", ["phi3_window", "qwen3_attention_bias", "llama_mlp_bias", "olmo2_gqa"]
+    "name", ["phi3_window", "qwen3_attention_bias", "llama_mlp_bias", "olmo2_gqa", "glm4_gqa"]
 )
 def test_shards_hold_what_one_device_holds(name: str) -> None:
     """Leaves are equal bit for bit: fused from separate and fused tensors, weights and biases."""
@@ -83,7 +83,11 @@ def test_shards_hold_what_one_device_holds(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "tensor"), [("llama_mqa", 2), ("llama_mqa", 4), ("qwen2_gqa", 4), ("phi3_window", 4)]
+    ("name", "tensor"),
+    [
+        *[("llama_mqa", 2), ("llama_mqa", 4), ("qwen2_gqa", 4), ("phi3_window", 4)],
+        *[("glm4_gqa", 4), ("glm_mqa", 4)],
+    ],
 )
 def test_kv_heads_that_several_devices_need(name: str, tensor: int) -> None:
     """Each device has its queries in order, with the key and value of their kv head."""

@@ -18,6 +18,7 @@ from tests.jaxserve.loading.loaded import load_params
 GOLDEN = Path(__file__).parents[2] / "golden"
 CASES = (
     *("llama_gqa", "phi3_longrope", "qwen3_moe_gqa", "gpt_oss_mxfp4", "deepseek_v3_fp8"),
+    *("glm4_gqa", "ministral3_fp8"),
     *("quantized/awq", "quantized/gptq_3bit", "quantized/gptq_4bit"),
     *("quantized/compressed_fp8_block", "quantized/compressed_mixed"),
     *("quantized/compressed_w4a16_asymmetric", "quantized/compressed_w8a8"),

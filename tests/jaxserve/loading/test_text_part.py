@@ -27,6 +27,15 @@ CASES = {  # a checkpoint with a tower, and the one of its text model
     "gemma3_images_newer": "gemma3_wide_window",
     "mistral3_images": "mistral_window",
     "mistral3_images_newer": "mistral_no_window",
+    "qwen2_5_vl": "qwen2_tied",
+    "qwen2_5_vl_newer": "qwen2_window",
+    "qwen3_vl": "qwen3_gqa",
+    "qwen3_vl_moe": "qwen3_moe_gqa",  # experts as published
+    "qwen3_vl_moe_newer": "qwen3_moe_mlp_only_layers",
+    "glm4v": "glm4_legacy",
+    "glm4v_moe": "glm4_moe_groups",
+    "kimi_k25": "deepseek_v3_plain_rope",
+    "exaone4_5": "exaone4_legacy",
 }
 BOTH = ("gemma3_images", "mistral3_images_newer")  # prefixes of both kinds
 

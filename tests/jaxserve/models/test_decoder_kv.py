@@ -32,6 +32,8 @@ OTHERS = (
     "gemma2_caps",
     "phi3_mha_tied",
     "olmo2_mha_tied",
+    *("smollm3_windows", "exaone4_legacy", "hunyuan_legacy", "glm4_gqa", "granite_biases"),
+    *("ernie4_5_biases", "seed_oss_legacy", "olmo3_legacy", "qwen2_5_vl"),
 )
 
 

@@ -30,7 +30,11 @@ from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh
 from tests.slow_cases import slow_but
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-MORE_DENSE = ("llama_gqa", "llama_tied", "qwen3_attention_bias", "llama_mlp_bias", "phi3_window")
+MORE_DENSE = (
+    *("llama_gqa", "llama_tied", "qwen3_attention_bias", "llama_mlp_bias", "phi3_window"),
+    *("glm4_gqa", "granite_biases", "hunyuan_legacy", "smollm3_windows", "olmo3_legacy"),
+    *("ernie4_5_biases", "exaone4_legacy", "seed_oss_all_biases", "qwen2_5_vl"),
+)
 LARGEST = {"int8": 127, "fp8": 448, "int4": 7}
 NUMBERS = {"int8": np.int8, "fp8": ml_dtypes.float8_e4m3fn, "int4": ml_dtypes.int4}
 STEPS = {

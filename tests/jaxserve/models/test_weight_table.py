@@ -1,0 +1,53 @@
+"""Rows of a weight table that fill part of a head, or whose tensor has one of two layouts."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from jaxserve.errors import ModelError
+from jaxserve.loading.tensor_reader import TensorReader
+from jaxserve.models.families.hf_names import neighbours
+from jaxserve.models.families.weight_table import Tensor
+from jaxserve.models.rope import Rope
+from jaxserve.models.spec import ModelSpec
+
+# 4 query heads on 2 kv heads of 8 dimensions.
+SPEC = ModelSpec("llama", 96, 32, 1, 4, 2, 8, 24, 1e-6, 128)
+KEYS = Tensor("k", ("layers", 0, "k"), "(KH)D")
+
+
+@pytest.mark.parametrize(
+    ("rotated", "order"),
+    [
+        (1.0, [0, 2, 4, 6, 1, 3, 5, 7]),
+        (0.5, [0, 2, 1, 3, 4, 5, 6, 7]),
+        (0.25, [0, 1, 2, 3, 4, 5, 6, 7]),
+    ],
+)
+def test_rotated_pairs_are_put_in_order(rotated: float, order: list[int]) -> None:
+    """First numbers of pairs come before second ones, and dimensions without a rope last."""
+    spec = replace(SPEC, rope=Rope(rotated=rotated))
+    stored = np.arange(2 * 8 * 32, dtype=np.float32).reshape(2 * 8, 32)
+    reader = TensorReader({"k": stored}, spec, spec)
+    asked = (range(32), range(2), range(2, 3), range(8))  # the keys of qkv [D, K, Q, H]
+    found = reader.read(neighbours(spec, [KEYS]), "DKQH", np.dtype(np.float32), asked)
+    expected = stored.reshape(2, 8, 32)[:, order].transpose(2, 0, 1)
+    np.testing.assert_array_equal(found[:, :, 0], expected)
+
+
+DOWN = Tensor("down", ("layers", 0, "down"), "FD", other_axes="DF")
+
+
+def test_the_layout_is_that_of_the_shape() -> None:
+    sizes = SPEC.sizes()
+    assert DOWN.as_stored((24, 32), sizes).axes == "FD"
+    assert DOWN.as_stored((32, 24), sizes).axes == "DF"
+    assert DOWN.as_stored((7, 7), sizes).axes == "FD"  # which reading refuses
+    assert KEYS.as_stored((7, 7), sizes) is KEYS
+
+
+def test_a_shape_of_both_layouts_is_refused() -> None:
+    sizes = replace(SPEC, d_mlp=32).sizes()
+    with pytest.raises(ModelError, match="may be FD or DF, which its shape does not tell apart"):
+        DOWN.as_stored((32, 32), sizes)
