@@ -117,7 +117,7 @@ def check_scales(name: str, values: Matrix, scales: np.ndarray, block: tuple[int
             f"tensor {name} of shape {list(values.shape)} is quantized in blocks; it must be a "
             "matrix"
         )
-    wanted = tuple(-(-size // each) for size, each in zip(values.shape, block, strict=True))
+    wanted = tuple(-(-size // max(each, 1)) for size, each in zip(values.shape, block, strict=True))
     if scales.shape != wanted:
         raise CheckpointError(
             f"tensor {name} of shape {list(values.shape)} has scales of shape "
@@ -220,17 +220,17 @@ def dequantized(tensors: Mapping[str, np.ndarray], stored: Fp8) -> dict[str, Any
         for name in unused:
             del found[name]
         note_activations(unused)
-    for name in tensors:
+    for name in list(found):
         if name.endswith("_scale_inv"):
             weight = name.removesuffix("_scale_inv")
-            if weight not in tensors:
+            if weight not in found:
                 raise CheckpointError(f"tensor {name} holds scales of {weight}, which is missing")
             values = found[weight]
             scales = found.pop(name)
             if values.dtype not in FLOAT8 or scales.dtype.kind in "biu":
                 raise CheckpointError(
-                    f"tensor {weight}: {values.dtype} with {scales.dtype} scales is not FP8 in "
-                    f"blocks (float8 and floating point)"
+                    f"tensor {weight}: {values.dtype} with {scales.dtype} scales is not FP8 "
+                    f"(float8 with floating point scales)"
                 )
             scales, block = stored.scales_of(values, scales)
             check_scales(weight, values, scales, block)

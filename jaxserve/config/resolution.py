@@ -33,6 +33,7 @@ def resolve(
     min_rows: int = 1,
     embeds: bool = False,
     weights: str = "float32",
+    context_note: str = "",
 ) -> EngineConfig:
     """Return the configuration that follows from options, the model and the memory.
 
@@ -47,10 +48,12 @@ def resolve(
         min_rows: Fewest rows of a step.
         embeds: Whether the model makes embeddings.
         weights: Dtype of the weights.
+        context_note: What ends the context at max_positions, as of ModelSpec.
 
     Raises:
         ConfigError: A choice contradicts the model, the memory or another choice.
     """
+    _check_context(options, max_positions, context_note)
     sizes = _sizes(options, max_positions, embeds, weights)
     taken_over = {field.name for field in fields(EngineOptions)} - sizes.keys()
     taken_over &= {field.name for field in fields(EngineConfig)}
@@ -106,7 +109,7 @@ def _sizes(
     if options.prefer not in PRESETS:
         raise flag_error("--prefer", options.prefer, f"choose one of {', '.join(PRESETS)}")
     preset = PRESETS[options.prefer]
-    max_context = _given(options, "max_context", max_positions, limit=max_positions)
+    max_context = _given(options, "max_context", max_positions)
     kv = _kv(options.kv, weights)
     page_size = _given(options, "page_size", PAGE_SIZE_8_BITS if kv in EIGHT_BITS else PAGE_SIZE)
     max_batch = _given(options, "max_batch", preset.max_batch)
@@ -126,13 +129,24 @@ def _sizes(
     }
 
 
-def _given(options: EngineOptions, name: str, default: int, limit: int | None = None) -> int:
-    """Return an option, at most `limit` or its own bound, or the default where it was left open."""
+def _check_context(options: EngineOptions, max_positions: int, note: str) -> None:
+    """Raise ConfigError for a longer context than the model has."""
+    if options.max_context is None or options.max_context <= max_positions:
+        return
+    reason = note or (
+        "max_position_embeddings of its config.json; where its publisher describes a rope_scaling "
+        "of type yarn for longer contexts, add that there"
+    )
+    problem = f"the model takes at most {max_positions} tokens: {reason}"
+    raise flag_error(flag_of("max_context"), options.max_context, problem)
+
+
+def _given(options: EngineOptions, name: str, default: int) -> int:
+    """Return an option within its bounds, or the default where it was left open."""
     value = getattr(options, name)
     if value is None:
         return default
-    low, high = bounds_of(EngineOptions, name)
-    check_bounds(name, value, (low, high if limit is None else limit))
+    check_bounds(name, value, bounds_of(EngineOptions, name))
     return value
 
 

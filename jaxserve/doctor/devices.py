@@ -130,6 +130,7 @@ def _engine_of(
         affordable_tokens=CACHE_TOKENS,
         windows=[group.window for group in spec.page_groups()],
         weights=BFLOAT16.name,
+        context_note=spec.context_note,
     )
     return spec, config, MeshSpec().build([device]), BFLOAT16
 

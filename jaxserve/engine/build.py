@@ -175,6 +175,7 @@ class _MemoryPlanner:
             min_rows=self._min_rows,
             embeds=self._spec.embeds,
             weights=str(self._dtype),
+            context_note=self._spec.context_note,
         )
 
     def config_of_pages(self, pages: int) -> EngineConfig:

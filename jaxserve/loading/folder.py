@@ -63,7 +63,7 @@ class ModelFiles:
     folder: Path
     source: ModelCheckpoint
     tokens: TokenIds
-    notes: tuple[str, ...]  # lines on weights in the folder that will not be read
+    notes: tuple[str, ...]  # lines on weights that will not be read, and on a shorter context
 
     @property
     def spec(self) -> ModelSpec:
@@ -85,11 +85,18 @@ def open_model(folder: Path, tensors: Mapping[str, Stored] | None = None) -> Mod
     checkpoint = open_checkpoint(folder, tensors)
     source = read_architecture(checkpoint)
     tokens = read_token_ids(folder, checkpoint, source.spec.vocab_size)
-    notes = list[str | None]()
+    notes = [_note_on_context(source.spec)]
     if isinstance(checkpoint, HFCheckpoint):
         notes.append(note_on_towers(source.family, checkpoint.tensors))
         notes.append(note_on_weights(folder) if tensors is None else None)
     return ModelFiles(folder, source, tokens, tuple(note for note in notes if note))
+
+
+def _note_on_context(spec: ModelSpec) -> str | None:
+    """Return a line on a context that ends before max_position_embeddings; None for others."""
+    if not spec.context_note:
+        return None
+    return f"the context is at most {spec.max_positions} tokens: {spec.context_note}"
 
 
 def load(

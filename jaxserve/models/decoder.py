@@ -56,7 +56,7 @@ def layer_axes(spec: ModelSpec, layer: int) -> dict:
             f"layer {layer} has its own {', '.join(kind.own)}; the decoder's layers have those of "
             f"the model"
         )
-    axes = latent.axes(kind.latent) if kind.latent else attention.axes(spec)
+    axes = latent.axes(spec, kind.latent) if kind.latent else attention.axes(spec)
     axes |= dict.fromkeys(NORMS[spec.norms], "D")
     if spec.has_experts(layer):
         return axes | moe.axes(spec)
@@ -105,7 +105,8 @@ def _spec(
 ) -> ParamSpec:
     shape = tuple(spec.sizes(block)[letter] for letter in axes)
     mean = 1.0 if name.endswith("norm") and not spec.norm_plus_one else 0.0
-    if name in ALWAYS_FLOAT32:
+    keeps_router = spec.mixture is not None and spec.mixture.router_float32
+    if name in ALWAYS_FLOAT32 or (name == "router" and keeps_router):
         dtype = jnp.dtype(np.float32)
     return ParamSpec(axes, shape, dtype, mean)
 

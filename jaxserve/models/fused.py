@@ -38,6 +38,9 @@ PARTS: Final[Mapping[str, Part]] = MappingProxyType(
         "compress_query": Part("compress", "c", "y"),
         "compress_latent": Part("compress", "c", "m"),
         "compress_rotated": Part("compress", "c", "(ji)"),
+        "compress_query_bias": Part("compress_bias", "c", "y"),
+        "compress_latent_bias": Part("compress_bias", "c", "m"),
+        "compress_rotated_bias": Part("compress_bias", "c", "(ji)"),
         "query_plain": Part("query", "H", "u"),
         "query_rotated": Part("query", "H", "(ji)"),
     }

@@ -12,14 +12,19 @@ from jaxserve.models.layer_kind import Latent
 from jaxserve.models.layers import einsum, flatten, project, rms_norm
 from jaxserve.models.rope import rotate
 from jaxserve.models.sharded_attention import Attend, Rotation
+from jaxserve.models.spec import ModelSpec
 from jaxserve.pallas_kernels.paged_attention.api import Pages
 
 EPS = 1e-6  # of the norms of compressed vectors; config.json gives that of the other norms
 
 
-def axes(latent: Latent) -> dict[str, str]:
+def axes(spec: ModelSpec, latent: Latent) -> dict[str, str]:
     """Return parameter name -> axes of a latent attention layer."""
     found = {"compress": "Dc", "latent_norm": "m", "key_up": "Num", "value_up": "Nmw", "o": "NwD"}
+    if spec.qkv_bias:
+        found |= {"compress_bias": "c"}
+    if spec.out_bias:
+        found |= {"o_bias": "D"}
     if latent.query_rank:
         return found | {"query": "NHy", "query_norm": "y"}
     return found | {"query": "NHD"}

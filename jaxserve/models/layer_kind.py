@@ -19,9 +19,12 @@ class Latent:
     # Rotated dimensions of a key, which all heads share and pages hold beside the vector.
     rotated: int
     value: int  # dimensions of a head's value
+    # Checkpoints have the two numbers of a rotated pair beside each other.
+    interleaved: bool = True
 
     def __post_init__(self) -> None:
-        for name, size in vars(self).items():
+        for name in ("query_rank", "rank", "head", "rotated", "value"):
+            size = getattr(self, name)
             if size is not None and size < 1:
                 raise ModelError(f"latent attention: {name} is {size}; it must be at least 1")
 

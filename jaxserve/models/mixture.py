@@ -30,6 +30,9 @@ class Mixture:
     # A learned bias takes part in the choice of experts but not in the weights of their answers
     # (DeepSeek-V3).
     corrected: bool = False
+    # The router keeps float32, and its product has float32 operands: rounding it would send about
+    # one token of a hundred to other experts.
+    router_float32: bool = False
     router_bias: bool = False
     expert_bias: bool = False
     d_shared: int = 0  # F of an MLP that all tokens take; 0 for none

@@ -48,6 +48,17 @@ class Rope:
         if self.dimensions(head_dim) % 2:
             raise ModelError(f"rope: {self.rotated} of {head_dim} dimensions are not pairs")
 
+    def check_frequencies(self, head_dim: int) -> None:
+        """Raise ModelError for numbers that give no positive float32 frequencies and factor."""
+        try:
+            with np.errstate(all="ignore"):
+                found = [*self.inverse_frequencies(head_dim), self.attention_factor]
+        except (OverflowError, ZeroDivisionError, ValueError):
+            found = [math.inf]
+        numbers = np.asarray(found, np.float32)
+        if not (np.isfinite(numbers) & (numbers > 0)).all():
+            raise ModelError(f"rope: {self} gives frequencies that are no positive float32 numbers")
+
     def base(self, head_dim: int) -> np.ndarray:
         """Return theta^(-2i/d) for i < d/2 as float64, where d = dimensions(head_dim)."""
         d = self.dimensions(head_dim)

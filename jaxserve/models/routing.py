@@ -21,6 +21,8 @@ def route(
     Args:
         weights: Parameters "router", and "router_bias" and "correction" where the layer has them.
     """
+    if mixture.router_float32:
+        x = x.astype(jnp.float32)
     logits = project("TD,DO->TO", x, weights, "router")
     scores = jax.nn.softmax(logits) if mixture.scores == "softmax" else jax.nn.sigmoid(logits)
     judged = scores

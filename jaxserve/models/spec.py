@@ -46,7 +46,7 @@ class ModelSpec:
     window_rope: Rope | None = None  # of the layers with a window, if they have their own
     tied_head: bool = False
     embeds: bool = False  # the answer is the last token's hidden state; there is no head
-    qkv_bias: bool = False
+    qkv_bias: bool = False  # with latent attention: of the compressed vectors
     out_bias: bool = False
     mlp_bias: bool = False
     norms: Literal["before", "after", "around"] = "before"  # relative to attention and MLP
@@ -66,6 +66,8 @@ class ModelSpec:
     final_softcap: float | None = None  # the same for logits
     sinks: bool = False  # a score per query head that takes part in the softmax and has no value
     mixture: Mixture | None = None
+    # What ends the context at max_positions, where it is not max_position_embeddings.
+    context_note: str = ""
     kv_copies: int = 1  # of each kv head of the checkpoint, adjacent among the kv heads (see `on`)
 
     def __post_init__(self) -> None:
@@ -82,6 +84,7 @@ class ModelSpec:
             raise ModelError(f"head_dim is {self.head_dim}; rotary embedding needs an even number")
         for rope in filter(None, (self.rope, self.window_rope)):
             rope.check(self.rope_dim, self.max_positions)
+            rope.check_frequencies(self.rope_dim)
         self._check_layers()
         if (self.activation == "clamped") != (0 < self.activation_limit < math.inf):
             raise ModelError(f"activation {self.activation} with the limit {self.activation_limit}")

@@ -139,6 +139,22 @@ def test_every_number_and_power_of_mxfp4() -> None:
         ),
         (
             {
+                "a": np.zeros((0, 8), ml_dtypes.float8_e4m3fn),
+                "a_scale_inv": np.zeros((), np.float32),
+            },
+            STATIC,
+            r"of shape \[0, 8\] has scales of shape \[1, 1\]",
+        ),
+        (
+            {
+                "a.activation_scale": np.zeros((), np.float32),
+                "a.activation_scale_scale_inv": np.zeros((), np.float32),
+            },
+            STATIC,
+            "holds scales of a.activation_scale, which is missing",
+        ),
+        (
+            {
                 "a": np.zeros((2, 8, 8), ml_dtypes.float8_e4m3fn),
                 "a_scale_inv": np.zeros((), np.float32),
             },
@@ -161,12 +177,12 @@ def test_every_number_and_power_of_mxfp4() -> None:
                 "a_scale_inv": np.zeros((2, 1), np.uint8),
             },
             FP8,
-            "float8_e4m3fn with uint8 scales is not FP8 in blocks",
+            "float8_e4m3fn with uint8 scales is not FP8",
         ),
         (
             {"a": np.zeros((8, 8), np.int8), "a_scale_inv": np.zeros((2, 1), np.float32)},
             FP8,
-            "int8 with float32 scales is not FP8 in blocks",
+            "int8 with float32 scales is not FP8",
         ),
     ],
 )

@@ -199,6 +199,8 @@ def altered_models(model: PreTrainedModel) -> Iterator[tuple[str, PreTrainedMode
         altered.load_state_dict(model.state_dict())
         yield name, altered
     for name, _ in weights(model):
+        if ".indexer." in name:  # it chooses all tokens, whatever its weights
+            continue
         if name.endswith(("norm.weight", "bias", "shared_expert_gate.weight", "sinks")):
             altered = copy.deepcopy(model)
             torch.nn.init.constant_(altered.state_dict()[name], neutral(model.config, name))
@@ -337,8 +339,8 @@ def write_case(
 
 
 def check_reload(case: Case, folder: Path) -> float:
-    """The folder alone must give its answers again: to the bit if cached, else up to the noise
-    returned.
+    """The folder alone must give its answers again, but for float32 rounding: where its memory lies
+    changes the order of sums. Returned is the noise of one pass without a cache.
     """
     model = (
         load_decoded(folder, case.stored) if case.stored and not case.stored.loads else load(folder)
@@ -348,7 +350,9 @@ def check_reload(case: Case, folder: Path) -> float:
     }
     again, _ = answer(model, golden["prompts"].long())
     different = [
-        name for name in again if not torch.equal(again[name].to(golden[name].dtype), golden[name])
+        name
+        for name in again
+        if (again[name].to(golden[name].dtype) - golden[name]).abs().max().item() > SAME
     ]
     noise = rounding(model, golden)
     if different or noise > SAME:

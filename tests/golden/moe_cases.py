@@ -9,9 +9,11 @@ from stored_weights import MXFP4, fp8, mtp_layer
 from transformers import (  # pyright: ignore[reportMissingImports]
     DeepseekV2Config,
     DeepseekV3Config,
+    DeepseekV32Config,
     Ernie4_5_MoeConfig,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
+    GlmMoeDsaConfig,
     GptOssConfig,
     GraniteMoeConfig,
     HunYuanMoEV1Config,
@@ -374,6 +376,28 @@ def hunyuan_moe_cases() -> Iterator[Case]:
     yield Case("hunyuan_moe_legacy", tied, "type", published)
 
 
+def sparse_deepseek_cases() -> Iterator[Case]:
+    """Indexers that choose as many tokens as the context has, and so all of them."""
+    sizes = dict(index_topk=56, index_head_dim=16, index_n_heads=2)
+    fields = {**mla(), **sizes, "q_lora_rank": 16, "n_routed_experts": 8, "n_group": 2}
+    fields |= dict(topk_group=1, rope_parameters=deepseek_rope(1.0, 1.0), v_head_dim=8)
+    yield Case("deepseek_v32_dense", DeepseekV32Config(**fields))
+    shared = dict(indexer_types=["full", "shared", "full"], num_hidden_layers=3)
+    plain = dict(rope_parameters=rope(theta=5e4), n_group=1)
+    yield Case("glm5_dense", GlmMoeDsaConfig(**{**fields, **shared, **plain}))
+
+
+def late_deepseek_cases() -> Iterator[Case]:
+    """Biases, rotated pairs in halves, layers that are all dense, and windows that are listed."""
+    biases = dict(attention_bias=True, rope_interleave=False)
+    yield Case("deepseek_v3_biases", deepseek_v3(**biases))
+    dense = dict(q_lora_rank=None, first_k_dense_replace=3, num_hidden_layers=3)
+    yield Case("deepseek_v3_all_dense", deepseek_v3(**biases, **dense))
+    kinds = ["full_attention", "sliding_attention"]
+    windows = dict(use_sliding_window=True, sliding_window=WINDOW, layer_types=kinds)
+    yield Case("qwen2_moe_windows", qwen2_moe(**windows, moe_intermediate_size=16))
+
+
 def moe_cases() -> Iterator[Case]:
     """New ones at the end: a case's number is its seed."""
     softmax_first = (mixtral_cases(), qwen2_moe_cases(), qwen3_moe_cases())
@@ -382,4 +406,5 @@ def moe_cases() -> Iterator[Case]:
         *(deepseek_v2_cases(), deepseek_v3_cases(), gpt_oss_cases(), quantized_cases()),
         *(glm4_moe_cases(), minimax_m2_cases(), glm4_moe_lite_cases()),
         *(half_rotated_cases(), granite_moe_cases(), ernie4_5_moe_cases(), hunyuan_moe_cases()),
+        *(sparse_deepseek_cases(), late_deepseek_cases()),
     )

@@ -29,11 +29,13 @@ from jaxserve.models.families import (
     qwen3_vl,
     seed_oss,
     smollm3,
+    sparse_deepseek,
 )
 from jaxserve.models.families.weight_table import Family
 
 FAMILIES: dict[str, Family] = {
     "DeepseekV2ForCausalLM": deepseek.V2,
+    "DeepseekV32ForCausalLM": sparse_deepseek.V32,
     "DeepseekV3ForCausalLM": deepseek.V3,
     "Ernie4_5_ForCausalLM": ernie4_5.DENSE,  # in files from before transformers had the class
     "Ernie4_5ForCausalLM": ernie4_5.DENSE,
@@ -49,6 +51,7 @@ FAMILIES: dict[str, Family] = {
     "Glm4MoeForCausalLM": glm4_moe.FAMILY,
     "Glm4MoeLiteForCausalLM": glm4_moe_lite.FAMILY,
     "GlmForCausalLM": glm4.GLM,
+    "GlmMoeDsaForCausalLM": sparse_deepseek.GLM5,
     "GptOssForCausalLM": gpt_oss.FAMILY,
     "GraniteForCausalLM": granite.DENSE,
     "GraniteMoeForCausalLM": granite.MOE,

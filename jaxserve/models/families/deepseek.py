@@ -6,7 +6,7 @@ Experts are chosen by groups, beside an MLP that all tokens take; the first laye
 from collections.abc import Mapping
 from typing import Any
 
-from jaxserve.models.families.hf_config import ConfigReader
+from jaxserve.models.families.hf_config import ConfigReader, longest_context
 from jaxserve.models.families.hf_names import (
     MLP,
     PRE_NORMS,
@@ -44,7 +44,6 @@ def spec_from_v2(config: Mapping[str, Any]) -> ModelSpec:
 def spec_from_v3(config: Mapping[str, Any]) -> ModelSpec:
     read = ConfigReader(config)
     routing = corrected_routing(read, scale=2.5, groups=8, groups_taken=4)
-    read.expect("rope_interleave", True)
     return latent_spec(read, "deepseek_v3", _expert_layers(read, first_dense=3), routing)
 
 
@@ -96,7 +95,7 @@ def latent_spec(
         sizes: Defaults of the family for absent sizes of latent attention.
     """
     read.expect("hidden_act", "silu")
-    read.expect("attention_bias", False)
+    bias = read.take("attention_bias", False, kind=bool)
     read.expect("moe_layer_freq", 1)
     read.expect("pruned_heads", {})
     read.ignore("head_dim", "qk_head_dim")  # derived from the fields of latent attention
@@ -111,26 +110,41 @@ def latent_spec(
     rope = read.rope(default_theta=10000.0)
     head_dim = latent.head + latent.rotated
     score_factor = rope.score_factor if isinstance(rope, YarnRope) else 1.0
-    d_expert = read.integer("moe_intermediate_size")
+    fields["max_positions"] = longest_context(rope, fields["max_positions"])
     spec = ModelSpec(
         family=family,
         num_kv_heads=1,
         head_dim=head_dim,
+        qkv_bias=bias,
+        out_bias=bias,
         rope=rope,
         attn_scale=head_dim**-0.5 * score_factor,
         layers=(LayerKind(latent=latent),) * fields["num_layers"],
-        mixture=Mixture(
-            experts=read.integer("n_routed_experts"),
-            taken=read.integer("num_experts_per_tok"),
-            d_expert=d_expert,
-            layers=expert_layers,
-            d_shared=d_expert * read.integer("n_shared_experts"),
-            **routing,
-        ),
+        mixture=_mixture(read, expert_layers, routing),
         **fields,
     )
     read.finish()
     return spec
+
+
+def _mixture(
+    read: ConfigReader, layers: tuple[int, ...], routing: dict[str, Any]
+) -> Mixture | None:
+    """Read the sizes of experts; None where every layer is dense."""
+    d_expert = read.integer("moe_intermediate_size")
+    experts = read.integer("n_routed_experts")
+    taken = read.integer("num_experts_per_tok")
+    shared = read.integer("n_shared_experts")
+    if not layers:
+        return None
+    return Mixture(
+        experts=experts,
+        taken=taken,
+        d_expert=d_expert,
+        layers=layers,
+        d_shared=d_expert * shared,
+        **routing,
+    )
 
 
 def _latent(read: ConfigReader, absent: Latent) -> Latent:
@@ -144,30 +158,39 @@ def _latent(read: ConfigReader, absent: Latent) -> Latent:
         head=read.integer("qk_nope_head_dim", absent.head),
         rotated=read.integer("qk_rope_head_dim", absent.rotated),
         value=read.integer("v_head_dim", absent.value),
+        interleaved=read.take("rope_interleave", True, kind=bool),
     )
 
 
 def tensors(spec: ModelSpec) -> list[Tensor]:
     assert spec.latent
+    # The two numbers of a rotated pair lie beside each other: i, then j; or first numbers lie
+    # before second ones.
+    pairs = "ij" if spec.latent.interleaved else "ji"
     table = {f"{name}.weight": (param, "D") for name, param in PRE_NORMS.items()}
     table |= {
         "self_attn.kv_a_layernorm.weight": ("latent_norm", "m"),
         "self_attn.o_proj.weight": ("o", "D(Nw)"),
     }
-    query = ("self_attn.q_proj.weight", "(N[u|ij])D")
+    if spec.out_bias:
+        table |= {"self_attn.o_proj.bias": ("o_bias", "D")}
+    query = ("self_attn.q_proj.weight", f"(N[u|{pairs}])D")
     if spec.latent.query_rank:
         table |= {"self_attn.q_a_layernorm.weight": ("query_norm", "y")}
         table |= {"self_attn.q_a_proj.weight": ("compress_query", "yD")}
-        query = ("self_attn.q_b_proj.weight", "(N[u|ij])y")
-    # Tensors that hold two parameters each. Numbers of a rotated pair are neighbours: i, then j.
+        if spec.qkv_bias:
+            table |= {"self_attn.q_a_proj.bias": ("compress_query_bias", "y")}
+        query = ("self_attn.q_b_proj.weight", f"(N[u|{pairs}])y")
+    # Tensors that hold two parameters each.
+    compress = "self_attn.kv_a_proj_with_mqa"
     in_two = {
         query: ("query_plain", "query_rotated"),
-        ("self_attn.kv_a_proj_with_mqa.weight", "([m|ij])D"): (
-            "compress_latent",
-            "compress_rotated",
-        ),
+        (f"{compress}.weight", f"([m|{pairs}])D"): ("compress_latent", "compress_rotated"),
         ("self_attn.kv_b_proj.weight", "(N[u|w])m"): ("key_up", "value_up"),
     }
+    if spec.qkv_bias:
+        biases = ("compress_latent_bias", "compress_rotated_bias")
+        in_two |= {(f"{compress}.bias", f"([m|{pairs}])"): biases}
     mlp = {f"mlp.{name}_proj.weight": (name, axes) for name, axes in MLP.items()}
     rows = outer_tensors(spec)
     for layer in range(spec.num_layers):

@@ -60,16 +60,21 @@ def _mixture(read: ConfigReader, layers: int) -> Mixture:
         d_expert=d_expert,
         layers=_expert_layers(read, layers),
         corrected=True,
+        router_float32=True,
         d_shared=d_expert * read.count("moe_num_shared_experts", 2),
     )
 
 
 def _expert_layers(read: ConfigReader, layers: int) -> tuple[int, ...]:
-    """Return the layers with experts: every so many from the first to the last that may have."""
+    """Return the layers with experts: every so many from the first to the last that may have.
+
+    A last layer of -1 is that of the model.
+    """
     first = read.count("moe_layer_start_index", 1)
-    last = read.take("moe_layer_end_index", -1, kind=int)
     interval = read.integer("moe_layer_interval", 1)
-    end = layers if last == -1 else min(last + 1, layers)
+    end = layers
+    if read.take("moe_layer_end_index", -1) != -1:
+        end = min(read.count("moe_layer_end_index", 0) + 1, layers)
     return tuple(layer for layer in range(first, end) if (layer + 1) % interval == 0)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from jaxserve.errors import ModelError
 from jaxserve.models.families import olmo2
 from jaxserve.models.families.hf_config import FULL, SLIDING, ConfigReader
 from jaxserve.models.families.qwen2_5_vl import TOKENS
@@ -47,15 +48,15 @@ def _pattern(read: ConfigReader, layers: int) -> list[str]:
 
     Published files have layer_types as well, and then letters in place of that number.
     """
-    if read.take("layer_types", [], kind=list):
+    if read.has("layer_types"):
         read.ignore("sliding_window_pattern")
         return []
+    if read.nullable("sliding_window_pattern", 4) is None:
+        raise ModelError("config.json: sliding_window_pattern is null beside a sliding_window")
     interval = read.integer("sliding_window_pattern", 4)
     return [SLIDING if (layer + 1) % interval else FULL for layer in range(layers)]
 
 
 FAMILY = Family(spec_from_hf, olmo2.tensors)
 # Of EXAONE 4.5; `mtp` are layers that propose tokens.
-WITH_IMAGES = text_part(
-    {"exaone4_5_text": FAMILY, "exaone4": FAMILY}, ("visual", "mtp"), *TOKENS, "vocab_size"
-)
+WITH_IMAGES = text_part({"exaone4_5_text": FAMILY, "exaone4": FAMILY}, ("visual", "mtp"), *TOKENS)

@@ -25,25 +25,35 @@ NORMS_AROUND = {
 
 
 def glm_spec(config: Mapping[str, Any]) -> ModelSpec:
-    return _spec(ConfigReader(config), "glm", "before", head_dim=128, rms_norm_eps=1.5625e-7)
+    return _spec(ConfigReader(config), "glm", "before", 0.5, head_dim=128, rms_norm_eps=1.5625e-7)
 
 
 def glm4_spec(config: Mapping[str, Any]) -> ModelSpec:
-    return _spec(ConfigReader(config), "glm4", "around", head_dim=128, rms_norm_eps=1.5625e-7)
+    return _spec(ConfigReader(config), "glm4", "around", 0.5, head_dim=128, rms_norm_eps=1.5625e-7)
 
 
 def glm4v_spec(config: Mapping[str, Any]) -> ModelSpec:
     read = ConfigReader(config)
     read.expect("attention_bias", True)
-    return _spec(read, "glm4v", "around", rms_norm_eps=1e-5)
+    return _spec(read, "glm4v", "around", 1.0, rms_norm_eps=1e-5)
 
 
 def _spec(
-    read: ConfigReader, family: str, norms: Literal["before", "around"], **defaults: Any
+    read: ConfigReader,
+    family: str,
+    norms: Literal["before", "around"],
+    rotated: float,
+    **defaults: Any,
 ) -> ModelSpec:
-    """Read the fields that these families share; `norms` are as in ModelSpec."""
+    """Read the fields that these families share.
+
+    Args:
+        norms: As in ModelSpec.
+        rotated: Share of a head that is rotated, where config.json does not say it.
+        **defaults: Defaults of the family for other absent fields.
+    """
     read.expect("hidden_act", "silu")
-    rotated = read.positive("partial_rotary_factor", 0.5)
+    rotated = read.positive("partial_rotary_factor", rotated)
     spec = ModelSpec(
         family=family,
         norms=norms,
@@ -80,4 +90,5 @@ GLM4V = text_part(
     ("visual",),
     *IMAGE_IDS,
     flat="glm4v_text",
+    ties_inside=True,
 )

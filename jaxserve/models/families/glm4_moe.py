@@ -42,23 +42,30 @@ def _spec(read: ConfigReader, family: str, **attention: Any) -> ModelSpec:
         rms_norm_eps=1e-5,
         rope=read.rope(10000.0, beside={"partial_rotary_factor": rotated}),
     )
-    dense = read.count("first_k_dense_replace", 1)
-    d_expert = read.integer("moe_intermediate_size", 1408)
-    spec = ModelSpec(
-        family=family,
-        mixture=Mixture(
-            experts=read.either("n_routed_experts", "num_local_experts"),
-            taken=read.integer("num_experts_per_tok", 8),
-            d_expert=d_expert,
-            layers=tuple(range(dense, fields["num_layers"])),
-            d_shared=d_expert * read.integer("n_shared_experts", 1),
-            **deepseek.corrected_routing(read, scale=1.0, groups=1, groups_taken=1),
-        ),
-        **attention,
-        **fields,
-    )
+    mixture = _mixture(read, fields["num_layers"])
+    spec = ModelSpec(family=family, mixture=mixture, **attention, **fields)
     read.finish()
     return spec
+
+
+def _mixture(read: ConfigReader, layers: int) -> Mixture | None:
+    """Read the fields of experts; None where every layer is dense."""
+    dense = read.count("first_k_dense_replace", 1)
+    routing = deepseek.corrected_routing(read, scale=1.0, groups=1, groups_taken=1)
+    d_expert = read.integer("moe_intermediate_size", 1408)
+    experts = read.either("n_routed_experts", "num_local_experts")
+    taken = read.integer("num_experts_per_tok", 8)
+    shared = read.integer("n_shared_experts", 1)
+    if dense >= layers:
+        return None
+    return Mixture(
+        experts=experts,
+        taken=taken,
+        d_expert=d_expert,
+        layers=tuple(range(dense, layers)),
+        d_shared=d_expert * shared,
+        **routing,
+    )
 
 
 def glm4_moe_tensors(spec: ModelSpec) -> list[Tensor]:
@@ -67,5 +74,8 @@ def glm4_moe_tensors(spec: ModelSpec) -> list[Tensor]:
 
 FAMILY = Family(spec_from_hf, glm4_moe_tensors, deepseek.ignored)
 WITH_IMAGES = text_part(
-    {"glm4v_moe_text": replace(FAMILY, spec_from_hf=with_images_spec)}, ("visual",), *IMAGE_IDS
+    {"glm4v_moe_text": replace(FAMILY, spec_from_hf=with_images_spec)},
+    ("visual",),
+    *IMAGE_IDS,
+    ties_inside=True,
 )

@@ -18,19 +18,22 @@ SPARSE = "sparse"
 
 def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     read = ConfigReader(config)
-    read.expect("rope_interleave", True)
     read.expect("partial_rotary_factor", 1.0)
     routing = deepseek.corrected_routing(read, scale=1.8, groups=1, groups_taken=1)
-    layers = _expert_layers(read)
+    layers = listed_expert_layers(read, first_dense=1)
     return deepseek.latent_spec(
         read, "glm4_moe_lite", layers, routing, rms_norm_eps=1e-5, sizes=SIZES
     )
 
 
-def _expert_layers(read: ConfigReader) -> tuple[int, ...]:
-    """Return the layers with experts, which newer files list and older ones count."""
+def listed_expert_layers(read: ConfigReader, first_dense: int) -> tuple[int, ...]:
+    """Return the layers with experts, which newer files list and older ones count.
+
+    Args:
+        first_dense: Number of dense layers, where config.json does not say it.
+    """
     count = read.integer("num_hidden_layers")
-    dense = read.count("first_k_dense_replace", 1)
+    dense = read.count("first_k_dense_replace", first_dense)
     counted = [DENSE if layer < dense else SPARSE for layer in range(count)]
     kinds = read.take("mlp_layer_types", counted, kind=list)
     if len(kinds) != count or any(kind not in (DENSE, SPARSE) for kind in kinds):

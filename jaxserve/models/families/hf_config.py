@@ -8,7 +8,7 @@ from typing import Any, Final
 from jaxserve.errors import ModelError
 from jaxserve.models.families.hf_rope import rope_of
 from jaxserve.models.layer_kind import LayerKind, windowed
-from jaxserve.models.rope import Rope
+from jaxserve.models.rope import Rope, YarnRope
 
 # Fields that change nothing in the forward pass of any family. Those of generation are from the
 # time before generation_config.json; here a request's parameters count. Those of models with an
@@ -42,11 +42,33 @@ MAX_COUNTS: Final[Mapping[str, int]] = MappingProxyType(
         "num_local_experts": 2**14,
         "num_experts": 2**14,
         "n_routed_experts": 2**14,
+        "moe_num_experts": 2**14,
     }
 )
+MAX_SHOWN: Final = 80  # characters of a value in an error message
 # Kinds of layers in layer_types.
 FULL: Final = "full_attention"
 SLIDING: Final = "sliding_attention"
+
+
+def longest_context(rope: Rope, max_positions: int) -> int:
+    """Return the positions that a model supports, in tokens.
+
+    YaRN that is added to a published config.json, as the cards of Qwen's models say, leaves
+    max_position_embeddings as it was.
+
+    Args:
+        max_positions: max_position_embeddings.
+    """
+    if not isinstance(rope, YarnRope):
+        return max_positions
+    return min(max(max_positions, int(rope.factor * rope.original_context)), MAX_SIZE)
+
+
+def shown(value: Any) -> str:
+    """Return a value for an error message, shortened where it is long."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]} ..."
 
 
 class ConfigReader:
@@ -103,11 +125,17 @@ class ConfigReader:
         """
         fields = self.common(**defaults)
         heads = fields["num_heads"]
+        rope = rope or self.rope(rope_theta)
         return fields | dict(
             num_kv_heads=self.kv_heads(heads, num_key_value_heads),
             head_dim=self.integer("head_dim", head_dim or fields["d_model"] // heads),
-            rope=rope or self.rope(rope_theta),
+            rope=rope,
+            max_positions=longest_context(rope, fields["max_positions"]),
         )
+
+    def has(self, name: str) -> bool:
+        """Return whether config.json has a field that is not null; the field still has to be read."""
+        return self._config.get(name) is not None
 
     def take(
         self, name: str, default: Any = None, *, kind: type | tuple[type, ...] = (int, float, bool)
@@ -124,7 +152,7 @@ class ConfigReader:
             raise ModelError(f"config.json lacks {name!r}, which this family needs")
         if not isinstance(value, kind):
             raise ModelError(
-                f"config.json: {name} is {value!r}, not of the type it has in published checkpoints"
+                f"config.json: {name} is {shown(value)}, not of the type it has in published files"
             )
         return value
 
@@ -154,7 +182,9 @@ class ConfigReader:
 
     def number(self, name: str, default: float) -> float:
         """Return a number as float; ModelError where it is too large for one."""
-        value = self.take(name, default)
+        value = self.take(name, default, kind=(int, float))
+        if isinstance(value, bool):
+            raise ModelError(f"config.json: {name} is {value}; it must be a number")
         try:
             return float(value)
         except OverflowError:
@@ -197,7 +227,7 @@ class ConfigReader:
         value = self._config.get(name, allowed[0])
         if value not in allowed:
             raise ModelError(
-                f"config.json: {name} = {value!r} is not implemented (implemented: "
+                f"config.json: {name} = {shown(value)} is not implemented (implemented: "
                 f"{', '.join(map(repr, allowed))})"
             )
 
@@ -231,7 +261,14 @@ class ConfigReader:
             apart: Fields of rope_parameters that are not the rope's; the family reads them.
         """
         fields = self.object("rope_scaling") | self.object("rope_parameters")
-        fields = fields.get(layers, fields)
+        if layers in fields:
+            others = set(fields) - {FULL, SLIDING}
+            if others:
+                raise ModelError(
+                    f"config.json: rope_parameters have {', '.join(sorted(others))} beside those "
+                    "of kinds of layers"
+                )
+            fields = fields[layers]
         if not isinstance(fields, dict):
             raise ModelError(
                 f"config.json: rope_parameters of {layers} are {fields!r}; they must be an object"
@@ -250,6 +287,22 @@ class ConfigReader:
             raise ModelError(f"config.json: {name} is {given!r}; it must be an object or null")
         return given
 
+    def no_dual_chunks(self) -> None:
+        """Raise ModelError for attention in two kinds of chunks (An et al. 2024).
+
+        Within the first chunk it is attention as usual, which the error offers.
+        """
+        chunks = self.object("dual_chunk_attention_config")
+        if not chunks:
+            return
+        sizes = [chunks.get(name) for name in ("chunk_size", "local_size")]
+        first, local = (size if isinstance(size, int) else 0 for size in sizes)
+        raise ModelError(
+            "config.json: dual_chunk_attention_config is not implemented. The model answers the "
+            f"same without it in contexts of at most {max(first - local, 0)} tokens (chunk_size - "
+            "local_size): remove the field, and lower max_position_embeddings to that"
+        )
+
     def window(self, name: str = "sliding_window", default: int | None = None) -> int | None:
         """Return how many tokens a query sees; None, for all, where the field is null."""
         return None if self.nullable(name, default) is None else self.integer(name, default)
@@ -260,12 +313,21 @@ class ConfigReader:
         Args:
             kinds: Kinds of layers where config.json has no layer_types.
         """
+        count = self.integer("num_hidden_layers")
         kinds = self.take("layer_types", list(kinds), kind=list)
+        if len(kinds) != count:
+            raise ModelError(
+                f"config.json: layer_types has {len(kinds)} layers; the model has {count}"
+            )
         # layer_types may hold anything that JSON can write.
         unknown = sorted({str(kind) for kind in kinds} - {FULL, SLIDING})
         if unknown:
             raise ModelError(
                 f"config.json: layer_types has {', '.join(unknown)}; implemented are {FULL} and "
                 f"{SLIDING}"
+            )
+        if window is None and SLIDING in kinds:
+            raise ModelError(
+                f"config.json: layer_types has {SLIDING}, and no sliding_window is in use"
             )
         return windowed(window if kind == SLIDING else None for kind in kinds)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from jaxserve.errors import ModelError
-from jaxserve.models.rope import LinearRope, Llama3Rope, LongRope, NtkRope, Rope, YarnRope
+from jaxserve.models.rope import LinearRope, Llama3Rope, LongRope, Rope, YarnRope
 
 # Fields of M-RoPE (Qwen2-VL), whose sections of a head count the time, height and width of an image
 # patch. Each counts the positions of text alike, so that text alone has the plain rope.
@@ -55,20 +55,14 @@ def _default(theta: float, take: Take, max_positions: int) -> Rope:
 
 
 def _dynamic(theta: float, take: Take, max_positions: int) -> Rope:
-    """Return the unscaled rope, or that of a fixed alpha.
+    """Return the unscaled rope.
 
     Dynamic scaling changes frequencies only beyond max_position_embeddings, where this runtime's
     context ends.
     """
     take("original_max_position_embeddings", None)
-    alpha = _number(take, "alpha")
-    factor = float(take("factor")) if alpha is None else float(take("factor", 1.0))
-    LinearRope(theta, factor=factor)  # refuses a factor that makes no sense
-    if alpha is None:
-        return Rope(theta)
-    if factor != 1:
-        raise ModelError(f"rope: a factor of {factor} beside alpha is not implemented")
-    return NtkRope(theta, alpha=alpha)
+    LinearRope(theta, factor=float(take("factor")))  # refuses a factor that makes no sense
+    return Rope(theta)
 
 
 def _linear(theta: float, take: Take, max_positions: int) -> Rope:

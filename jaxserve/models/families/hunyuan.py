@@ -7,14 +7,17 @@ from typing import Any
 
 from jaxserve.errors import ModelError
 from jaxserve.models.families import hf_names
-from jaxserve.models.families.hf_config import ConfigReader
+from jaxserve.models.families.hf_config import MAX_COUNTS, ConfigReader, shown
 from jaxserve.models.families.hf_names import expert_tensors
 from jaxserve.models.families.weight_table import Family, Tensor
 from jaxserve.models.mixture import Mixture
+from jaxserve.models.rope import NtkRope, Rope
 from jaxserve.models.spec import ModelSpec
 
-# Fields of the rope that published files have beside alpha, and that nothing reads.
-UNREAD_ROPE = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+# Fields of a rope with alpha. The last four are in published files, and nothing reads them.
+ALPHA_ROPE = frozenset(
+    "type rope_type rope_theta alpha factor beta_fast beta_slow mscale mscale_all_dim".split()
+)
 # Names of parameters of hf_names.py that differ in the checkpoints.
 NAMES = {
     ".self_attn.q_norm.": ".self_attn.query_layernorm.",
@@ -65,6 +68,7 @@ def moe_spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
             d_expert=d_expert,
             layers=tuple(range(layers)),
             d_shared=d_expert * shared,
+            router_float32=True,
         ),
         **fields,
     )
@@ -84,17 +88,30 @@ def _fields(read: ConfigReader) -> dict[str, Any]:
     read.expect("use_cla", False)  # layers that share keys and values
     read.ignore("cla_share_factor")
     read.expect("use_mla", False)  # latent attention, whose sizes are null
-    for name in ("q_lora_rank", "kv_lora_rank", "v_head_dim"):
-        read.expect(name, None)
-    for name in ("qk_nope_head_dim", "qk_rope_head_dim"):
+    sizes = ("q_lora_rank", "kv_lora_rank", "v_head_dim", "qk_nope_head_dim", "qk_rope_head_dim")
+    for name in sizes:
         read.expect(name, None)
     read.expect("add_classification_head", False)
     read.ignore(*OTHER_TASKS)
     bias = read.take("attention_bias", False, kind=bool)
-    fields = read.llama_like(rms_norm_eps=1e-5, rope=read.rope(10000.0, apart=UNREAD_ROPE))
+    fields = read.llama_like(rms_norm_eps=1e-5, rope=_rope(read))
     if read.integer("attention_head_dim", fields["head_dim"]) != fields["head_dim"]:
         raise ModelError("config.json: attention_head_dim and head_dim have to be the same")
     return fields | dict(qk_norm="head", qk_norm_after_rope=True, qkv_bias=bias, out_bias=bias)
+
+
+def _rope(read: ConfigReader) -> Rope:
+    """Read the rope, whose dynamic scaling by alpha is the same for all lengths."""
+    fields = read.object("rope_scaling") | read.object("rope_parameters")
+    kind = fields.get("rope_type") or fields.get("type")
+    if kind != "dynamic" or fields.get("alpha") is None:
+        return read.rope(10000.0)
+    inside = ConfigReader(fields)
+    inside.ignore(*ALPHA_ROPE)
+    inside.expect("factor", 1.0)
+    inside.finish()
+    theta = inside.positive("rope_theta", read.positive("rope_theta", 10000.0))
+    return NtkRope(theta, alpha=inside.positive("alpha", 1.0))
 
 
 def _of_all_layers(read: ConfigReader, name: str, default: int, layers: int) -> int:
@@ -102,11 +119,13 @@ def _of_all_layers(read: ConfigReader, name: str, default: int, layers: int) -> 
     value = read.take(name, default, kind=(int, list))
     if isinstance(value, int):
         return read.integer(name, default)
-    if len(value) < layers or any(each != value[0] for each in value):
+    alike = bool(value) and type(value[0]) is int and all(each == value[0] for each in value)
+    if not alike or len(value) < layers or not 1 <= value[0] <= MAX_COUNTS["num_experts"]:
         raise ModelError(
-            f"config.json: {name} is {value!r}; implemented is one number for all {layers} layers"
+            f"config.json: {name} is {shown(value)}; implemented is one number for all {layers} "
+            "layers"
         )
-    return ConfigReader({name: value[0]}).integer(name)
+    return value[0]
 
 
 def dense_tensors(spec: ModelSpec) -> list[Tensor]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxserve.errors import ModelError
 from jaxserve.models.families import deepseek
-from jaxserve.models.families.hf_config import ConfigReader
+from jaxserve.models.families.hf_config import ConfigReader, shown
 from jaxserve.models.families.hf_names import expert_tensors, layer_tensors, tensors
 from jaxserve.models.families.mixtral import NAMES
 from jaxserve.models.families.weight_table import Family, Tensor
@@ -74,7 +74,8 @@ def _check_attention(read: ConfigReader, layers: int) -> None:
     kinds = read.take("attn_type_list", [1] * layers, kind=list)
     if kinds != [1] * layers:
         raise ModelError(
-            f"config.json: attn_type_list is {kinds!r}; implemented is 1 for all {layers} layers"
+            f"config.json: attn_type_list is {shown(kinds)}; implemented is 1 for all "
+            f"{layers} layers"
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxserve.models.families import ministral3
-from jaxserve.models.families.hf_config import SLIDING, ConfigReader
+from jaxserve.models.families.hf_config import FULL, SLIDING, ConfigReader
 from jaxserve.models.families.hf_names import tensors
 from jaxserve.models.families.text_part import text_part
 from jaxserve.models.families.weight_table import Family, without_frequencies
@@ -18,9 +18,10 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     read = ConfigReader(config)
     read.expect("hidden_act", "silu")
     layers = read.integer("num_hidden_layers")
+    window = read.window(default=4096)
     spec = ModelSpec(
         family="mistral",
-        layers=read.layers(read.window(default=4096), [SLIDING] * layers),
+        layers=read.layers(window, [SLIDING if window else FULL] * layers),
         **read.llama_like(num_key_value_heads=8),
     )
     read.finish()

@@ -9,13 +9,11 @@ MAMBA: Final = "layers with a recurrent state (Mamba-2)"
 FAMILY_FILE: Final = "only a family file (docs/adding-a-model.md)"
 TWO_SIZES: Final = "heads of two sizes, in some an embedding for each layer"
 BLOCKS: Final = "attention to the blocks of tokens that an indexer chooses"
-INDEXED: Final = "attention to the tokens that an indexer chooses (DeepSeek sparse attention)"
 
 NEEDS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "ChatGLMModel": "the same model in the form of transformers (its name ends in -hf)",
         "CohereForCausalLM": "norms that subtract the mean, and an MLP beside attention",
-        "DeepseekV32ForCausalLM": INDEXED,
         "DeepseekV4ForCausalLM": "attention to compressed tokens, and several residual streams",
         "Ernie4_5_VLMoeForConditionalGeneration": "experts for text apart from those for images",
         "ExaoneForCausalLM": FAMILY_FILE,
@@ -23,7 +21,6 @@ NEEDS: Final[Mapping[str, str]] = MappingProxyType(
         "Gemma4ForConditionalGeneration": TWO_SIZES,
         "Gemma4UnifiedForConditionalGeneration": TWO_SIZES,
         "GemmaForCausalLM": FAMILY_FILE,
-        "GlmMoeDsaForCausalLM": INDEXED,
         "GraniteMoeHybridForCausalLM": MAMBA,
         "InternLM2ForCausalLM": FAMILY_FILE,
         "KimiK3ForConditionalGeneration": "layers with a recurrent state (Kimi delta attention)",

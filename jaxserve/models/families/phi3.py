@@ -23,6 +23,10 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     rope = _rope(read)
     fields = read.llama_like(rms_norm_eps=1e-5, rope=rope)
     if isinstance(rope, LongRope):  # implemented within its original context only
+        fields["context_note"] = (
+            f"longrope is implemented within original_max_position_embeddings "
+            f"({rope.original_context}; max_position_embeddings is {fields['max_positions']})"
+        )
         fields["max_positions"] = rope.original_context
     layers = fields["num_layers"]
     spec = ModelSpec(family="phi3", layers=windowed([read.window()] * layers), **fields)

@@ -13,6 +13,7 @@ from jaxserve.models.spec import ModelSpec
 def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     read = ConfigReader(config)
     read.expect("hidden_act", "silu")
+    read.no_dual_chunks()
     read.expect("use_mrope", False)
     spec = ModelSpec(
         family="qwen2",

@@ -35,5 +35,5 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
 
 TEXT = Family(spec_from_hf, tensors)
 # Published files have the fields of the text part beside those of the whole model.
-V2 = text_part({TEXT_V2: TEXT}, ("visual",), *TOKENS, flat=TEXT_V2)
-V2_5 = text_part({TEXT_V2_5: TEXT}, ("visual",), *TOKENS, flat=TEXT_V2_5)
+V2 = text_part({TEXT_V2: TEXT}, ("visual",), *TOKENS, flat=TEXT_V2, ties_inside=True)
+V2_5 = text_part({TEXT_V2_5: TEXT}, ("visual",), *TOKENS, flat=TEXT_V2_5, ties_inside=True)

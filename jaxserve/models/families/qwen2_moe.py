@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from jaxserve.errors import ModelError
 from jaxserve.models.families.hf_config import FULL, ConfigReader
 from jaxserve.models.families.hf_names import expert_tensors, layer_tensors, tensors
 from jaxserve.models.families.weight_table import Family, Tensor
@@ -15,11 +16,12 @@ from jaxserve.models.spec import ModelSpec
 def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     read = ConfigReader(config)
     read.expect("hidden_act", "silu")
+    read.no_dual_chunks()
     layers = read.integer("num_hidden_layers")
     d_shared = read.integer("shared_expert_intermediate_size")
     spec = ModelSpec(
         family="qwen2_moe",
-        layers=no_windows(read, layers),
+        layers=listed_windows(read, layers),
         qkv_bias=read.take("qkv_bias", True, kind=bool),
         mixture=mixture(read, layers, d_shared=d_shared, shared_gate=True),
         **read.llama_like(num_key_value_heads=16),
@@ -28,15 +30,20 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     return spec
 
 
-def no_windows(read: ConfigReader, layers: int) -> tuple[LayerKind, ...]:
-    """Return layers without a window; ModelError where config.json uses windows.
+def listed_windows(read: ConfigReader, layers: int) -> tuple[LayerKind, ...]:
+    """Return the kind of every layer: windows in use are those that layer_types lists.
 
-    Versions of transformers disagree about which layers have one, and no published checkpoint of
-    these families uses them.
+    ModelError where config.json uses windows without a list: versions of transformers disagree
+    about which layers have one then.
     """
-    read.expect("use_sliding_window", False)
+    in_use = read.take("use_sliding_window", False, kind=bool)
     read.ignore("sliding_window", "max_window_layers")
-    return read.layers(None, [FULL] * layers)
+    if in_use and not read.has("layer_types"):
+        raise ModelError(
+            "config.json: use_sliding_window without layer_types is not implemented (add "
+            "layer_types, which says of each layer whether it has the window)"
+        )
+    return read.layers(read.window() if in_use else None, [FULL] * layers)
 
 
 def mixture(

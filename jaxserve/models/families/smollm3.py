@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from jaxserve.errors import ModelError
-from jaxserve.models.families.hf_config import FULL, SLIDING, ConfigReader
+from jaxserve.models.families.hf_config import FULL, SLIDING, ConfigReader, shown
 from jaxserve.models.families.hf_names import tensors
 from jaxserve.models.families.weight_table import Family
 from jaxserve.models.layer_kind import LayerKind
@@ -36,10 +36,6 @@ def _layers(read: ConfigReader, layers: int) -> tuple[LayerKind, ...]:
     read.ignore("sliding_window", "max_window_layers")
     window = read.window() if in_use else None
     kinds = read.layers(window, [SLIDING if window and not rope else FULL for rope in ropes])
-    if len(kinds) != layers:
-        raise ModelError(
-            f"config.json: layer_types has {len(kinds)} layers; the model has {layers}"
-        )
     return tuple(replace(kind, rope=rope) for kind, rope in zip(kinds, ropes, strict=True))
 
 
@@ -51,7 +47,7 @@ def _ropes(read: ConfigReader, layers: int) -> list[bool]:
     )
     if len(flags) < layers or any(flag not in (0, 1) for flag in flags):
         raise ModelError(
-            f"config.json: no_rope_layers is {flags!r}; it must have a 0 or 1 for each of "
+            f"config.json: no_rope_layers is {shown(flags)}; it must have a 0 or 1 for each of "
             f"{layers} layers"
         )
     return [bool(flag) for flag in flags[:layers]]

@@ -17,7 +17,11 @@ TEXT: str = "text_config"
 
 
 def text_part(
-    texts: Mapping[str, Family], towers: tuple[str, ...], *fields: str, flat: str = ""
+    texts: Mapping[str, Family],
+    towers: tuple[str, ...],
+    *fields: str,
+    flat: str = "",
+    ties_inside: bool = False,
 ) -> Family:
     """Return the family of checkpoints with such a text part.
 
@@ -26,8 +30,10 @@ def text_part(
             in common.
         towers: Names of the blocks of tensors that are left out.
         *fields: Fields of config.json, beside vision_config, that those blocks alone use.
-        flat: The model_type of a text part whose fields are beside those, where config.json has no
-            text_config; empty for families that always have one.
+        flat: The model_type of the text part of a config.json without text_config, which has the
+            text part's fields itself; empty for families that always have a text_config.
+        ties_inside: Whether text_config may tie the head where config.json has false for it, as
+            files of transformers before version 5.
     """
     table = next(iter(texts.values()))
 
@@ -46,9 +52,14 @@ def text_part(
                 f"config.json: model_type of {TEXT} is {kind!r} (implemented: {', '.join(texts)})"
                 + (f"; {needs} would be needed" if needs else "")
             )
+        # Some files have the fields of the text part in both places.
+        read.ignore(
+            *(name for name, value in config.items() if name in text and text[name] == value)
+        )
         read.ignore("tie_word_embeddings")
         if "tie_word_embeddings" in config:  # the head belongs to the whole model
-            text["tie_word_embeddings"] = config["tie_word_embeddings"]
+            inside = ties_inside and text.get("tie_word_embeddings") is True
+            text["tie_word_embeddings"] = config["tie_word_embeddings"] or inside
         read.finish()
         try:
             return texts[kind].spec_from_hf(text)

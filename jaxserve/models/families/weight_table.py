@@ -107,8 +107,8 @@ class Tensor:
             return self
         if self.shape(sizes) == list(shape):
             raise ModelError(
-                f"tensor {self.name} of shape {list(shape)} may be {self.axes} or "
-                f"{self.other_axes}, which its shape does not tell apart"
+                f"tensor {self.name} of shape {list(shape)} may have the order {self.axes} or "
+                f"{self.other_axes}; sizes that are equal do not tell them apart"
             )
         return other
 

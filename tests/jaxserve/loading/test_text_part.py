@@ -160,6 +160,21 @@ def test_the_head_is_tied_where_the_whole_model_says_so() -> None:
     assert read_spec(config | {"tie_word_embeddings": True})[1].tied_head
 
 
+def test_fields_of_the_text_part_may_be_in_both_places() -> None:
+    config = config_of("qwen2_5_vl_newer")
+    twice = {name: config["text_config"][name] for name in ("vocab_size", "hidden_size")}
+    assert read_spec(config | twice)[1] == read_spec(config)[1]
+    with pytest.raises(ModelError, match="does not understand: vocab_size"):
+        read_spec(config | {"vocab_size": 95})
+
+
+def test_a_head_that_is_tied_inside_counts_in_older_files() -> None:
+    config = config_of("qwen2_5_vl_newer") | {"tie_word_embeddings": False}
+    text = config["text_config"] | {"tie_word_embeddings": True}
+    assert not read_spec(config)[1].tied_head
+    assert read_spec(config | {"text_config": text})[1].tied_head
+
+
 @pytest.mark.parametrize("naming", NAMINGS)
 def test_names_go_both_ways(naming: Any) -> None:
     plain = ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight", "lm_head.weight"]

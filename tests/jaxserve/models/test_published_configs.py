@@ -258,7 +258,7 @@ REFUSED = [
     (
         QWEN25_7B,
         {"layer_types": ["full_attention"] * 27},
-        "27 layers are described",
+        "layer_types has 27 layers; the model has 28",
     ),
     (SMOLLM2_135M, {"rope_interleaved": True}, "rope_interleaved = True is not implemented"),
     (
@@ -363,7 +363,11 @@ MIXTURES_REFUSED = [
         {"num_local_experts": 2**20},
         "num_local_experts is 1048576; at most 16384 are supported",
     ),
-    ("qwen3-30b-a3b", {"use_sliding_window": True}, "use_sliding_window = True is not implemented"),
+    (
+        "qwen3-30b-a3b",
+        {"use_sliding_window": True},
+        "use_sliding_window without layer_types is not",
+    ),
     (
         "qwen3-30b-a3b",
         {"decoder_sparse_step": 100},

@@ -5,6 +5,9 @@ from typing import Any
 
 import pytest
 
+from jaxserve.config import EngineOptions
+from jaxserve.config.resolution import resolve
+from jaxserve.errors import ConfigError
 from jaxserve.loading.spec import read_spec
 from tests.published_models import Published, document, outcome, published
 
@@ -76,6 +79,58 @@ def test_devstral_2_has_queries_that_do_not_grow() -> None:
     assert read_spec(found.config)[1].query_growth is None
 
 
+def config_of(model: str) -> dict[str, Any]:
+    return next(each.config for each in published() if each.model == model)
+
+
+def test_yarn_raises_the_context() -> None:
+    """The fields are those of the card of Qwen3-8B."""
+    config = config_of("Qwen/Qwen3-8B")
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    assert read_spec(config)[1].max_positions == 40960
+    assert read_spec(config | {"rope_scaling": yarn})[1].max_positions == 131072
+
+
+@pytest.mark.parametrize("model", ["deepseek-ai/DeepSeek-V3.2", "zai-org/GLM-5", "zai-org/GLM-5.2"])
+def test_the_context_of_sparse_attention_ends_where_it_is_dense(model: str) -> None:
+    config = config_of(model)
+    config.pop("quantization_config", None)
+    spec = read_spec(config)[1]
+    longest = config["max_position_embeddings"]
+    assert spec.max_positions == 2048
+    with pytest.raises(ConfigError, match=rf"at most 2048 tokens: .* is {longest}\)"):
+        resolve(
+            EngineOptions(max_context=2049),
+            max_positions=spec.max_positions,
+            lanes=1,
+            affordable_tokens=10**6,
+            context_note=spec.context_note,
+        )
+    assert read_spec(config | {"index_topk": longest})[1].context_note == ""
+
+
+def test_a_longer_context_than_the_models_names_the_field() -> None:
+    with pytest.raises(ConfigError, match="at most 40960 tokens: max_position_embeddings of its"):
+        resolve(
+            EngineOptions(max_context=40961), max_positions=40960, lanes=1, affordable_tokens=10**6
+        )
+
+
+CHUNKS = {"chunk_size": 262144, "local_size": 8192, "original_max_position_embeddings": 262144}
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen2.5-7B", "Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B"])
+def test_dual_chunks_are_refused_with_a_way_out(model: str) -> None:
+    found = outcome(config_of(model) | {"dual_chunk_attention_config": CHUNKS})
+    assert "in contexts of at most 253952 tokens" in found
+
+
+def test_layers_may_all_be_dense() -> None:
+    config = config_of("zai-org/GLM-4.5")
+    dense = read_spec(config | {"first_k_dense_replace": config["num_hidden_layers"]})[1]
+    assert dense.mixture is None
+
+
 GROWING = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}
 SPOILT = [
     ("tencent/Hunyuan-A13B-Instruct", {"moe_topk": [8] * 31 + [7]}, "one number for all 32 layers"),
@@ -85,7 +140,7 @@ SPOILT = [
     (
         "tencent/Hunyuan-A13B-Instruct",
         {"rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 2.0}},
-        "a factor of 2.0 beside alpha is not implemented",
+        "factor = 2.0 is not implemented",
     ),
     ("HuggingFaceTB/SmolLM3-3B", {"no_rope_layers": [1] * 35}, "a 0 or 1 for each of 36 layers"),
     ("HuggingFaceTB/SmolLM3-3B", {"no_rope_layers": [2] * 36}, "a 0 or 1 for each of 36 layers"),
@@ -100,6 +155,32 @@ SPOILT = [
     ("LGAI-EXAONE/EXAONE-4.0-32B", {"layer_types": None}, "sliding_window_pattern is 'LLLG'"),
     ("Qwen/Qwen3-VL-30B-A3B-Instruct", {"text_config": None}, "model_type of text_config is None"),
     ("Qwen/Qwen2.5-VL-7B-Instruct", {"use_audio": 1}, "does not understand: use_audio"),
+    ("tencent/Hunyuan-A13B-Instruct", {"moe_topk": [None] * 32}, "one number for all 32 layers"),
+    (
+        "tencent/Hunyuan-A13B-Instruct",
+        {"rope_scaling": {"type": "dynamic", "alpha": 1e300}},
+        "gives frequencies that are no positive float32 numbers",
+    ),
+    (
+        "tencent/Hunyuan-A13B-Instruct",
+        {"rope_scaling": {"type": "yarn", "factor": 4.0, "alpha": 2.0}},
+        "fields that are not understood: alpha",
+    ),
+    ("LGAI-EXAONE/EXAONE-4.0-32B", {"layer_types": []}, "layer_types has 0 layers"),
+    ("LGAI-EXAONE/EXAONE-4.0-32B", {"sliding_window": None}, "no sliding_window is in use"),
+    (
+        "allenai/Olmo-3-1025-7B",
+        {
+            "rope_parameters": {
+                kind: {"rope_type": "default", "rope_theta": 5e5}
+                for kind in ("full_attention", "sliding_attention")
+            },
+            "rope_scaling": {"rope_type": "yarn", "factor": 8.0},
+        },
+        "rope_parameters have factor, rope_type beside those of kinds of layers",
+    ),
+    ("ibm-granite/granite-3.3-8b-instruct", {"logits_scaling": True}, "must be a number"),
+    ("zai-org/GLM-5", {"layer_types": ["full_attention"] * 78}, "implemented is indexed_attention"),
     ("MiniMaxAI/MiniMax-M2.7", {"partial_rotary_factor": 0.25}, "they have to be the same"),
     ("MiniMaxAI/MiniMax-M2.7", {"attn_type_list": [1, 0]}, "implemented is 1 for all 62 layers"),
     ("MiniMaxAI/MiniMax-M2.7", {"shared_intermediate_size": 8}, "= 8 is not implemented"),

@@ -49,5 +49,7 @@ def test_the_layout_is_that_of_the_shape() -> None:
 
 def test_a_shape_of_both_layouts_is_refused() -> None:
     sizes = replace(SPEC, d_mlp=32).sizes()
-    with pytest.raises(ModelError, match="may be FD or DF, which its shape does not tell apart"):
+    with pytest.raises(
+        ModelError, match="may have the order FD or DF; sizes that are equal do not"
+    ):
         DOWN.as_stored((32, 32), sizes)
