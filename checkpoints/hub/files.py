@@ -20,7 +20,7 @@ from jaxserve.checkpoints.hub.errors import hub_errors
 from jaxserve.checkpoints.hub.lookup import CONFIG, OWN, HubFile, Snapshot, download
 from jaxserve.checkpoints.hub.watched import Progress, Report, unwatched, watched
 
-TOKENIZERS = ("tokenizer.json", "tokenizer.model")
+TOKENIZERS = ("tokenizer.json", "tekken.json", "tiktoken.model", "tokenizer.model")
 # Files beside the weights, as far as a checkpoint has them.
 SMALL_FILES = frozenset(
     {
@@ -66,7 +66,7 @@ def fetch(snapshot: Snapshot, report: Report, weights: bool = True) -> Path:
     if weights:
         wanted.update(weight_files(snapshot, files))
     if not wanted.intersection(TOKENIZERS):
-        raise CheckpointError(f"{snapshot.model}: has neither {' nor '.join(TOKENIZERS)}")
+        raise CheckpointError(f"{snapshot.model}: has none of {', '.join(TOKENIZERS)}")
     work = [files[path] for path in sorted(wanted) if _is_unfinished(snapshot, files[path])]
     if work:
         _check_disk(snapshot, work)

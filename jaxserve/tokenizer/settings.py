@@ -52,6 +52,7 @@ class TokenizerSettings:
     add_bos_token: bool | None = None
     add_eos_token: bool | None = None
     add_prefix_space: bool | None = None  # text gets a space before it
+    tokenizer_class: str | None = None  # class of transformers, or of code beside the tokenizer
     # In a SentencePiece model, text after a special token gets a dummy space too.
     legacy: bool | None = None
     chat_template: Any = None  # as the file has it
@@ -92,6 +93,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
         add_bos_token=flag(path, config, "add_bos_token"),
         add_eos_token=flag(path, config, "add_eos_token"),
         add_prefix_space=_prefix_space(path, config),
+        tokenizer_class=_tokenizer_class(path, config),
         legacy=flag(path, config, "legacy"),
         chat_template=config.get("chat_template"),
         control_tokens=_control_tokens(path, config),
@@ -260,11 +262,16 @@ def _kept_as_written(config: Mapping[str, Any], old_map: Mapping[str, Any]) -> f
     return frozenset(name for name in (*plain, *named) if isinstance(name, str))
 
 
-def _prefix_space(path: Path, config: Mapping[str, Any]) -> bool | None:
-    """Return add_prefix_space where the class of the tokenizer looks at it."""
+def _tokenizer_class(path: Path, config: Mapping[str, Any]) -> str | None:
     name = config.get("tokenizer_class")
     if name is not None and not isinstance(name, str):
         raise TokenizerError(f"{path}: tokenizer_class is {name!r:.80}; expected a string")
+    return name
+
+
+def _prefix_space(path: Path, config: Mapping[str, Any]) -> bool | None:
+    """Return add_prefix_space where the class of the tokenizer looks at it."""
+    name = _tokenizer_class(path, config)
     wanted = flag(path, config, "add_prefix_space")
     return wanted if (name or "").removesuffix("Fast") in PREFIX_SPACE_CLASSES else None
 

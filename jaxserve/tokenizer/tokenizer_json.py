@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import takewhile
 from pathlib import Path
@@ -198,19 +199,26 @@ class JsonTokenizer:
         return token.encode("utf-8")
 
 
-def load_tokenizer_json(
-    path: Path, settings: TokenizerSettings, model_ids: int | None = None
-) -> JsonTokenizer:
+@dataclass(frozen=True)
+class TokenizerJson:
+    """The text of a tokenizer.json, or of another file written in its form."""
+
+    source: Path  # the file, for errors
+    text: str
+    settings: TokenizerSettings  # what the files beside it say
+
+
+def load_tokenizer_json(file: TokenizerJson, model_ids: int | None = None) -> JsonTokenizer:
     """Load a tokenizer.json; `model_ids` is as in `load_tokenizer`.
 
     Raises:
         TokenizerError: The file is no tokenizer.json, or JsonTokenizer refuses it.
     """
-    library, text = _read_library(path)
-    return JsonTokenizer(library, json.loads(text), settings, model_ids)
+    library = _library_of(file)
+    return JsonTokenizer(library, json.loads(file.text), file.settings, model_ids)
 
 
-def complete_json(path: Path, settings: TokenizerSettings, model_ids: int | None = None) -> str:
+def complete_json(file: TokenizerJson, model_ids: int | None = None) -> str:
     """Return a tokenizer.json that has every token of the files beside it.
 
     It is the file as it is where they declare nothing more. Added tokens that the model does not
@@ -219,16 +227,16 @@ def complete_json(path: Path, settings: TokenizerSettings, model_ids: int | None
     Raises:
         TokenizerError: As load_tokenizer_json.
     """
-    library, text = _read_library(path)
+    library = _library_of(file)
     before = _added_tokens(library)
-    apply_settings(library, json.loads(text), settings)
+    apply_settings(library, json.loads(file.text), file.settings)
     missing = split_at(model_ids, library.get_vocab(), _added_names(library), JSON_FILE)
     if missing.ids:
         fields = json.loads(library.to_str())
         added = fields["added_tokens"]
         fields["added_tokens"] = [token for token in added if token["content"] not in missing.ids]
         return json.dumps(fields, ensure_ascii=False)
-    return text if _added_tokens(library) == before else library.to_str()
+    return file.text if _added_tokens(library) == before else library.to_str()
 
 
 def _added_names(library: tokenizers.Tokenizer) -> Iterable[str]:
@@ -240,15 +248,13 @@ def _added_tokens(library: tokenizers.Tokenizer) -> dict[int, str]:
     return {id: repr(token) for id, token in library.get_added_tokens_decoder().items()}
 
 
-def _read_library(path: Path) -> tuple[tokenizers.Tokenizer, str]:
-    """Return the tokenizer in a file, and the file's text."""
+def _library_of(file: TokenizerJson) -> tokenizers.Tokenizer:
     try:
-        text = path.read_text(encoding="utf-8")
-        return tokenizers.Tokenizer.from_str(text), text
+        return tokenizers.Tokenizer.from_str(file.text)
     except Exception as error:  # the library raises plain Exception for everything
         reason = " ".join(str(error).split())
         raise TokenizerError(
-            f"{path}: not a tokenizer.json ({reason}); copy the file again"
+            f"{file.source}: not a tokenizer.json ({reason}); copy the file again"
         ) from None
 
 

@@ -17,8 +17,8 @@ import tokenizers
 
 from jaxserve.chat import Chat
 from jaxserve.tokenizer import MARK, TokenizerError, load_tokenizer
+from jaxserve.tokenizer.loading import read_tokenizer_json
 from jaxserve.tokenizer.sentencepiece_json import tokenizer_json
-from jaxserve.tokenizer.settings import read_settings
 from jaxserve.tokenizer.tokenizer_json import complete_json
 from tests.tokenizer_cases import write_small
 
@@ -113,9 +113,8 @@ def test_one_tokenizer_json_that_has_them_all(base: str, tmp_path: Path) -> None
     """What clients download, for programs that read only tokenizer.json."""
     for case, tokenizer in loaded(base, tmp_path):
         folder = tmp_path / str(cases(base).index(case))
-        file = folder / "tokenizer.json"
-        has_json = file.exists()
-        made = complete_json(file, read_settings(folder)) if has_json else tokenizer_json(folder)
+        file = read_tokenizer_json(folder)
+        made = complete_json(file) if file else tokenizer_json(folder)
         library = tokenizers.Tokenizer.from_str(made)
         for text, ids in case["written"]:
             assert library.encode(text, add_special_tokens=False).ids == ids, (case["ways"], text)

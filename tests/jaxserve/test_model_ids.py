@@ -17,7 +17,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 from jaxserve.tokenizer import Tokenizer, TokenizerError, load_tokenizer
-from jaxserve.tokenizer.settings import read_settings
+from jaxserve.tokenizer.loading import read_tokenizer_json
 from jaxserve.tokenizer.tokenizer_json import complete_json
 from tests.tokenizer_cases import train_sentencepiece
 
@@ -294,7 +294,9 @@ def test_kept_tokens_keep_their_ids(tmp_path: Path) -> None:
     found = load_tokenizer(tmp_path, end + 1)
     assert (found.special_tokens, found.missing_tokens) == ({"<|end|>": end}, {"<image>": 90})
     assert found.encode_special("a<|end|>") == [0, end]
-    given = complete_json(tmp_path / "tokenizer.json", read_settings(tmp_path), end + 1)
+    file = read_tokenizer_json(tmp_path)
+    assert file
+    given = complete_json(file, end + 1)
     assert tokenizers.Tokenizer.from_str(given).encode("<|end|>").ids == [end]
 
 
@@ -315,9 +317,9 @@ def test_a_missing_piece_keeps_its_part_in_how_text_is_split(tmp_path: Path) -> 
 @pytest.mark.parametrize("kind", JSON)
 def test_the_file_that_clients_get_has_ids_of_the_model(kind: str, tmp_path: Path) -> None:
     size = write(kind, tmp_path / "all", (SPECIAL, PLAIN))
-    file = tmp_path / "all" / "tokenizer.json"
-    settings = read_settings(tmp_path / "all")
-    assert complete_json(file, settings, size + 2) == file.read_text()
-    library = tokenizers.Tokenizer.from_str(complete_json(file, settings, size + 1))
+    file = read_tokenizer_json(tmp_path / "all")
+    assert file
+    assert complete_json(file, size + 2) == file.text
+    library = tokenizers.Tokenizer.from_str(complete_json(file, size + 1))
     assert max(library.get_vocab().values()) == size
     assert library.encode("<|end|>").ids == [size]

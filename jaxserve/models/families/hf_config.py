@@ -134,7 +134,7 @@ class ConfigReader:
         )
 
     def has(self, name: str) -> bool:
-        """Return whether config.json has a field that is not null; the field still has to be read."""
+        """Return whether config.json has a field that is not null, without reading it."""
         return self._config.get(name) is not None
 
     def take(

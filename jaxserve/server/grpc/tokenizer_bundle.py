@@ -11,8 +11,8 @@ from jaxserve.chat.source import ADDITIONAL, TEMPLATE_FILE, TOOL_USE
 from jaxserve.errors import ChatError, NotBuiltInError
 from jaxserve.tokenizer import TokenizerError
 from jaxserve.tokenizer.beside_json import JSON_FILE
+from jaxserve.tokenizer.loading import read_tokenizer_json
 from jaxserve.tokenizer.sentencepiece_json import tokenizer_json
-from jaxserve.tokenizer.settings import read_settings
 from jaxserve.tokenizer.tokenizer_json import complete_json
 
 SETTINGS = (
@@ -51,8 +51,9 @@ def tokenizer_bundle(chat: Chat, model_ids: int | None = None) -> bytes:
 
 def _tokenizer(folder: Path, model_ids: int | None) -> bytes:
     try:
-        if os.path.lexists(folder / JSON_FILE):
-            return complete_json(folder / JSON_FILE, read_settings(folder), model_ids).encode()
+        file = read_tokenizer_json(folder)
+        if file:
+            return complete_json(file, model_ids).encode()
         return tokenizer_json(folder, model_ids).encode()
     except TokenizerError as error:
         problem = str(error).replace(f"{folder}/", "")  # clients must not see the server's paths
