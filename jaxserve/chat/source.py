@@ -61,7 +61,7 @@ def read_templates(folder: Path, tokenizer: Tokenizer, file: Path | None = None)
         beside = read_object(folder / TEMPLATE_JSON)
     except TokenizerError as error:
         raise ChatError(str(error), FIELD) from None
-    tokens = _default_tokens(tokenizer) | dict(settings.names)
+    tokens = _default_tokens(tokenizer) | dict.fromkeys(settings.empty, "") | dict(settings.names)
     ignored = {token.name: token.id for token in settings.unused if token.id is not None}
 
     def made(source: str) -> ChatTemplate:

@@ -97,8 +97,12 @@ def check_fields(path: Path, fields: Mapping[str, Any], used: frozenset[str]) ->
 
 
 def names_token(name: str, value: Any) -> bool:
-    """Return whether a field names a token: eos_token, or one of its own such as image_token."""
-    return name.endswith("_token") and name not in WITHOUT_EFFECT and isinstance(value, str | dict)
+    """Return whether a field names a token: eos_token, or one of its own such as image_token.
+
+    An empty string names none, as null.
+    """
+    is_token = name.endswith("_token") and name not in WITHOUT_EFFECT
+    return is_token and isinstance(value, str | dict) and value != ""
 
 
 def _check_token(path: Path, name: str, value: Any) -> None:

@@ -43,6 +43,7 @@ class TokenizerSettings:
 
     # Fields such as eos_token, with the names of their tokens, which are special.
     names: Mapping[str, str] = field(default_factory=dict)
+    empty: frozenset[str] = frozenset()  # such fields that are the empty string: there is no token
     declared: tuple[DeclaredToken, ...] = ()  # tokens with ids, in the order of the ids
     # Tokens that a file names without an id, those of fields such as eos_token first.
     listed: tuple[DeclaredToken, ...] = ()
@@ -90,6 +91,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
     return replace(
         tokens,
         declared=_special_among(tokens.declared, tokens.names.values()),
+        empty=frozenset(name for name in NAMES if config.get(name) == ""),
         add_bos_token=flag(path, config, "add_bos_token"),
         add_eos_token=flag(path, config, "add_eos_token"),
         add_prefix_space=_prefix_space(path, config),

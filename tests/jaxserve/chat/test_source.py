@@ -147,6 +147,12 @@ def test_tokens(tmp_path: Path) -> None:
     assert template_in(tmp_path, ByteTokenizer()).tokens == tokens
 
 
+def test_a_token_that_is_the_empty_string(tmp_path: Path) -> None:
+    settings = {"bos_token": "", "eos_token": "</s>"}
+    write(tmp_path, chat_template__jinja="", tokenizer_config__json=settings)
+    assert template_in(tmp_path, ByteTokenizer()).tokens == settings
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [

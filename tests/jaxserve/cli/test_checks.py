@@ -33,7 +33,10 @@ def of_bench(command: str) -> list[tuple[str, str]]:
     return [
         (f"{command} --target a:1", "--target is a:1; it must be grpc://HOST:PORT or http://HOST"),
         (f"{command} --target grpc://a", "--target is a; it must be HOST:PORT"),
-        (f"{command} {TARGET} --tokenizer /nowhere", "/nowhere has neither tokenizer.json nor"),
+        (
+            f"{command} {TARGET} --tokenizer /nowhere",
+            "/nowhere has none of tokenizer.json, tekken.json",
+        ),
         (
             f"{command} {TARGET} --token-file /nowhere",
             "--token-file is /nowhere; it cannot be read: No such file",
