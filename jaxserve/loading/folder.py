@@ -8,8 +8,10 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from jaxserve.checkpoints.errors import CheckpointError
 from jaxserve.checkpoints.hf import HFCheckpoint, note_on_weights
 from jaxserve.checkpoints.orbax_store import AS_STORED
+from jaxserve.errors import ModelError
 from jaxserve.loading.digests import WeightDigests
 from jaxserve.loading.load_plan import plan_load
 from jaxserve.loading.match import note_on_towers
@@ -21,7 +23,7 @@ from jaxserve.models.families.weight_table import Stored
 from jaxserve.models.precision import AUTO
 from jaxserve.models.spec import ModelSpec
 from jaxserve.models.summed_last import product_in
-from jaxserve.tokenizer import Tokenizer
+from jaxserve.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -78,18 +80,34 @@ def open_model(folder: Path, tensors: Mapping[str, Stored] | None = None) -> Mod
         tensors: Tensors by their names, instead of those in the folder.
 
     Raises:
-        ModelError: The architecture is not supported (one line).
+        ModelError: The architecture is not supported (one line, which also says if the tokenizer
+            cannot be read).
         CheckpointError: A file is missing or damaged (one line).
         TokenizerError: The tokenizer's files cannot be read, or are those of another model.
     """
     checkpoint = open_checkpoint(folder, tensors)
-    source = read_architecture(checkpoint)
+    try:
+        source = read_architecture(checkpoint)
+    except (ModelError, CheckpointError) as error:
+        problem = _problem_of_tokenizer(folder)
+        if problem is None:
+            raise
+        raise ModelError(f"{error}; and {problem}") from error
     tokens = read_token_ids(folder, checkpoint, source.spec.vocab_size)
     notes = [_note_on_context(source.spec)]
     if isinstance(checkpoint, HFCheckpoint):
         notes.append(note_on_towers(source.family, checkpoint.tensors))
         notes.append(note_on_weights(folder) if tensors is None else None)
     return ModelFiles(folder, source, tokens, tuple(note for note in notes if note))
+
+
+def _problem_of_tokenizer(folder: Path) -> str | None:
+    """Return why the tokenizer cannot be read; None for one that can."""
+    try:
+        load_tokenizer(folder)
+    except TokenizerError as error:
+        return str(error)
+    return None
 
 
 def _note_on_context(spec: ModelSpec) -> str | None:

@@ -53,9 +53,9 @@ def read_tiktoken(path: Path, settings: TokenizerSettings) -> BytePairs:
     if sorted(ranks.values()) != list(range(len(ranks))):
         raise TokenizerError(f"{path}: ranks are not 0 to {len(ranks) - 1}; copy the file again")
     ids = range(len(tokens), len(tokens) + RESERVED)
-    names = {id: f"<|reserved_token_{id}|>" for id in ids}
-    names |= {token.id: token.name for token in settings.declared if token.id in ids}
-    return BytePairs(path.name, tokens, PATTERN, {name: id for id, name in names.items()})
+    declared = {token.id: token.name for token in settings.declared}
+    special = {declared.get(id, f"<|reserved_token_{id}|>"): id for id in ids}
+    return BytePairs(path.name, tokens, PATTERN, special)
 
 
 def _line(path: Path, number: int, line: str) -> tuple[bytes, int]:

@@ -55,6 +55,17 @@ def test_a_tokenizer_of_another_checkpoint_is_refused(tmp_path: Path) -> None:
         open_model(folder_with(tmp_path, 97))
 
 
+def test_an_unsupported_tokenizer_is_named_with_an_unsupported_config(tmp_path: Path) -> None:
+    folder_with(tmp_path, 96)
+    (tmp_path / "config.json").write_text('{"architectures": ["OtherForCausalLM"]}')
+    with pytest.raises(ModelError, match="'OtherForCausalLM'") as only_config:
+        open_model(tmp_path)
+    assert "tokenizer" not in str(only_config.value)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"'OtherForCausalLM'.*; and .*not a tokenizer.json"):
+        open_model(tmp_path)
+
+
 def test_special_tokens_beyond_the_embedding_are_harmless(tmp_path: Path) -> None:
     """Gemma 3's text models have the tokenizer of multimodal models.
 
