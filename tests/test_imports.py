@@ -156,8 +156,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "sharding",
     ),
     "jaxserve.loading.folder": (
+        "checkpoints.errors",
         "checkpoints.hf",
         "checkpoints.orbax_store",
+        "jaxserve.errors",
         "jaxserve.loading.digests",
         "jaxserve.loading.load_plan",
         "jaxserve.loading.match",
