@@ -13,6 +13,7 @@ from transformers import (  # pyright: ignore[reportMissingImports]
     Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
+    GemmaConfig,
     Glm4Config,
     GlmConfig,
     GraniteConfig,
@@ -430,13 +431,22 @@ def ministral_cases() -> Iterator[Case]:
     yield Case("ministral_layer_types", config)
 
 
+def gemma_first_cases() -> Iterator[Case]:
+    """The second is in the form of gemma-2b: one kv head, and the old name of the activation."""
+    theta = dict(rope_parameters=rope(theta=1e4), rms_norm_eps=1e-4)
+    biases = dict(attention_bias=True, tie_word_embeddings=False, head_dim=16)
+    yield Case("gemma_biases", GemmaConfig(**{**tiny(), **biases}, **theta))
+    config = GemmaConfig(**{**tiny(), "num_key_value_heads": 1}, **theta)
+    yield Case("gemma_legacy", config, "type", dict(hidden_act="gelu"))
+
+
 def all_cases() -> Iterator[Case]:
     """New ones at the end: a case's number is its seed."""
     later = (
         *(window_cases(), gemma_cases(), fused_and_post_norm_cases(), wide_window_cases()),
         *(ministral3_cases(), no_rope_cases(), llama_like_cases(), olmo3_cases()),
         *(neighbour_cases(), hunyuan_cases(), ministral_cases()),
-        ministral3_fp8_cases(),
+        *(ministral3_fp8_cases(), gemma_first_cases()),
     )
     return chain(llama_cases(), qwen3_cases(), legacy_cases(), *later)
 

@@ -20,7 +20,6 @@ NEEDS: Final[Mapping[str, str]] = MappingProxyType(
         "FalconH1ForCausalLM": MAMBA,
         "Gemma4ForConditionalGeneration": TWO_SIZES,
         "Gemma4UnifiedForConditionalGeneration": TWO_SIZES,
-        "GemmaForCausalLM": FAMILY_FILE,
         "GraniteMoeHybridForCausalLM": MAMBA,
         "InternLM2ForCausalLM": FAMILY_FILE,
         "KimiK3ForConditionalGeneration": "layers with a recurrent state (Kimi delta attention)",

@@ -35,6 +35,7 @@ FAMILIES = {
     "Ministral 3": "ministral3_gqa",
     "Qwen2": "qwen2_gqa",
     "Qwen3": "qwen3_head_dim",
+    "Gemma": "gemma_biases",
     "Gemma 2": "gemma2_caps",
     "Gemma 3": "gemma3_two_ropes",
     "Gemma 3 with images": "gemma3_images",

@@ -21,7 +21,7 @@ MIXTURES = [case for case in CASES if "experts" in np.load(GOLDEN / case / "gold
 
 
 def test_the_cases_are_there() -> None:
-    assert (len(CASES), len(MIXTURES)) == (123, 47)
+    assert (len(CASES), len(MIXTURES)) == (125, 47)
 
 
 # The case of each family that has most of its peculiarities.
@@ -35,7 +35,7 @@ OF_EACH_FAMILY = (
     *("granite_moe_biases", "ernie4_5_biases", "ernie4_5_moe_every_second", "exaone4_legacy"),
     *("hunyuan_biases", "hunyuan_moe_legacy", "glm_mqa", "glm4_gqa", "ministral_layer_types"),
     *("ministral3_fp8", "glm4v", "glm4v_moe", "exaone4_5", "kimi_k25", "deepseek_v32_dense"),
-    "glm5_dense",
+    *("glm5_dense", "gemma_biases"),
 )
 
 
@@ -59,7 +59,14 @@ OVER_TWO = (
     *("deepseek_v3_fp8", "glm4_moe_lite", "gpt_oss_head_dim", "gpt_oss_mxfp4", "qwen2_5_vl"),
     *("qwen3_vl_yarn", "qwen3_vl_moe", "seed_oss_all_biases", "smollm3_windows", "olmo3_legacy"),
     *("granite_biases", "granite_moe_biases", "ernie4_5_biases", "ernie4_5_moe_every_second"),
-    *("exaone4_legacy", "hunyuan_biases", "hunyuan_moe_legacy", "glm_mqa", "glm4_gqa"),
+    *(
+        "exaone4_legacy",
+        "hunyuan_biases",
+        "hunyuan_moe_legacy",
+        "glm_mqa",
+        "glm4_gqa",
+        "gemma_legacy",
+    ),
 )
 
 
@@ -113,6 +120,7 @@ IN_BFLOAT16 = (
     *("qwen3_vl_moe", "seed_oss_all_biases", "smollm3_windows", "olmo3_legacy", "granite_biases"),
     *("granite_moe_biases", "ernie4_5_biases", "ernie4_5_moe_every_second", "exaone4_legacy"),
     *("hunyuan_biases", "hunyuan_moe_legacy", "glm_mqa", "glm4_gqa"),
+    "gemma_legacy",
 )
 
 

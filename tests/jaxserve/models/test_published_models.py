@@ -57,6 +57,7 @@ SIZES = {
     "THUDM/glm-4-9b-chat-hf": 9.40,
     "zai-org/GLM-4-9B-0414": 9.40,
     "zai-org/GLM-4-32B-0414": 32.6,
+    "google/gemma-7b": 8.54,
 }
 
 
