@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxserve.errors import ModelError
 from jaxserve.models.families import hf_names
-from jaxserve.models.families.hf_config import MAX_COUNTS, ConfigReader, shown
+from jaxserve.models.families.hf_config import MAX_COUNTS, MAX_SIZE, ConfigReader, shown
 from jaxserve.models.families.hf_names import expert_tensors
 from jaxserve.models.families.weight_table import Family, Tensor
 from jaxserve.models.mixture import Mixture
@@ -24,7 +24,6 @@ NAMES = {
     ".self_attn.k_norm.": ".self_attn.key_layernorm.",
     ".mlp.gate.weight": ".mlp.gate.wg.weight",
 }
-
 # Fields of towers and heads that these checkpoints do not have, and ids of tokens.
 OTHER_TASKS = tuple(
     """
@@ -120,7 +119,7 @@ def _of_all_layers(read: ConfigReader, name: str, default: int, layers: int) -> 
     if isinstance(value, int):
         return read.integer(name, default)
     alike = bool(value) and type(value[0]) is int and all(each == value[0] for each in value)
-    if not alike or len(value) < layers or not 1 <= value[0] <= MAX_COUNTS["num_experts"]:
+    if not alike or len(value) < layers or not 1 <= value[0] <= MAX_COUNTS.get(name, MAX_SIZE):
         raise ModelError(
             f"config.json: {name} is {shown(value)}; implemented is one number for all {layers} "
             "layers"
