@@ -78,7 +78,8 @@ def outcome(config: dict[str, Any]) -> str:
     declared = param_specs(spec, jnp.dtype(jnp.bfloat16))
     leaves = jax.tree.leaves(declared, is_leaf=is_param_spec)
     size = sum(math.prod(leaf.shape) for leaf in leaves)
-    return f"{size / 1e9:,.2f} B parameters"
+    shortened = f", at most {spec.max_positions:,} tokens" if spec.context_note else ""
+    return f"{size / 1e9:,.2f} B parameters{shortened}"
 
 
 def document() -> Iterator[str]:

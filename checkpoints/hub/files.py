@@ -21,6 +21,7 @@ from jaxserve.checkpoints.hub.lookup import CONFIG, OWN, HubFile, Snapshot, down
 from jaxserve.checkpoints.hub.watched import Progress, Report, unwatched, watched
 
 TOKENIZERS = ("tokenizer.json", "tekken.json", "tiktoken.model", "tokenizer.model")
+OTHER_FORMS = TOKENIZERS[1:3]  # which are large
 # Files beside the weights, as far as a checkpoint has them.
 SMALL_FILES = frozenset(
     {
@@ -76,8 +77,13 @@ def fetch(snapshot: Snapshot, report: Report, weights: bool = True) -> Path:
 
 
 def small_files(paths: Iterable[str]) -> list[str]:
-    """Return the paths of configurations, tokenizer and chat template."""
-    return [path for path in paths if path in SMALL_FILES or FURTHER_FILES.fullmatch(path)]
+    """Return the paths of configurations, tokenizer and chat template.
+
+    Beside a tokenizer.json other forms of it do not count.
+    """
+    found = [path for path in paths if path in SMALL_FILES or FURTHER_FILES.fullmatch(path)]
+    unused = OTHER_FORMS if TOKENIZERS[0] in found else ()
+    return [path for path in found if path not in unused]
 
 
 def weight_files(snapshot: Snapshot, paths: Collection[str]) -> list[str]:

@@ -134,8 +134,8 @@ def _check_context(options: EngineOptions, max_positions: int, note: str) -> Non
     if options.max_context is None or options.max_context <= max_positions:
         return
     reason = note or (
-        "max_position_embeddings of its config.json; where its publisher describes a rope_scaling "
-        "of type yarn for longer contexts, add that there"
+        "max_position_embeddings of its config.json, or factor * original_max_position_embeddings "
+        "of a rope_scaling of type yarn there, which publishers describe for longer contexts"
     )
     problem = f"the model takes at most {max_positions} tokens: {reason}"
     raise flag_error(flag_of("max_context"), options.max_context, problem)

@@ -125,7 +125,7 @@ def introduce(llm: LLM, options: GenerateOptions, console: Console) -> None:
             lines.append(hint)
     if options.verbose and llm.draft:
         lines.append("draft model " + describe_weights(weight_sizes(llm.draft.params)))
-    for line in (*lines, *model.weight_notes, *llm.token_notes):
+    for line in (*lines, *model.notes, *llm.token_notes):
         console.print(line, style="dim", soft_wrap=True, markup=False)
 
 

@@ -39,7 +39,8 @@ class Model:
     parameters: int  # number in the checkpoint, without the copies of kv heads
     weights: str  # quantization scheme as --weights names it, or auto
     product: str  # instructions of the CPU's kernel that multiplies by the weights, or xla
-    weight_notes: tuple[str, ...] = ()  # lines on weights in the folder that were not read
+    # Lines on weights in the folder that were not read, and on a shorter context.
+    notes: tuple[str, ...] = ()
     generation_config: Mapping[str, Any] = field(default_factory=dict)  # contents of that file
 
     @property

@@ -66,7 +66,7 @@ class ModelSpec:
     final_softcap: float | None = None  # the same for logits
     sinks: bool = False  # a score per query head that takes part in the softmax and has no value
     mixture: Mixture | None = None
-    # What ends the context at max_positions, where it is not max_position_embeddings.
+    # What ends the context at max_positions, where it ends before max_position_embeddings.
     context_note: str = ""
     kv_copies: int = 1  # of each kv head of the checkpoint, adjacent among the kv heads (see `on`)
 

@@ -234,7 +234,7 @@ class ServerProcess:
     def _introduce(self, loader: ModelLoader, llm: LLM, lines: list[str]) -> None:
         for line in lines:
             loader.say(line)
-        for note in llm.model.weight_notes:
+        for note in llm.model.notes:
             loader.say(f"weights  {note}")
         for note in llm.token_notes:
             loader.say(f"tokens   {note}")

@@ -16,6 +16,10 @@ from jaxserve.tokenizer.json_decoder import bytes_of_letter
 from jaxserve.tokenizer.protocol import TokenizerError
 
 MAX_TOKENS: Final = 2**20
+# Bytes of a token, and of all tokens together; Kimi's have at most 256, and 1.1 million.
+MAX_LENGTH: Final = 2**10
+MAX_BYTES: Final = 2**23
+MAX_MERGES: Final = 2**22
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ def tokenizer_json(pairs: BytePairs) -> str:
             "byte_fallback": False,
             "ignore_merges": True,
             "vocab": before | vocab,
-            "merges": _merges(spelled),
+            "merges": _merges(pairs.source, spelled),
         },
     }
     return json.dumps(fields, ensure_ascii=False)
@@ -99,6 +103,14 @@ def _check(pairs: BytePairs) -> None:
     count = len(pairs.tokens)
     if count > MAX_TOKENS:
         raise TokenizerError(f"{pairs.source}: {count} tokens; at most {MAX_TOKENS} are supported")
+    longest = max(map(len, pairs.tokens), default=0)
+    total = sum(map(len, pairs.tokens))
+    if longest > MAX_LENGTH or total > MAX_BYTES:
+        raise TokenizerError(
+            f"{pairs.source}: tokens of up to {longest} and of {total} bytes together; at most "
+            f"{MAX_LENGTH} and {MAX_BYTES} are supported"
+        )
+    _check_special(pairs)
     known = set(pairs.tokens)
     if len(known) < count:
         raise TokenizerError(f"{pairs.source}: has a token twice; copy the file again")
@@ -109,7 +121,7 @@ def _check(pairs: BytePairs) -> None:
         )
 
 
-def _merges(spelled: Sequence[str]) -> list[tuple[str, str]]:
+def _merges(source: str, spelled: Sequence[str]) -> list[tuple[str, str]]:
     """Return every pair of tokens that joins to a token, in the order of the joined one's rank."""
     known = set(spelled)
     merges = list[tuple[str, str]]()
@@ -119,7 +131,24 @@ def _merges(spelled: Sequence[str]) -> list[tuple[str, str]]:
             second = name[at:]
             if first in known and second in known:
                 merges.append((first, second))
+        if len(merges) > MAX_MERGES:
+            raise TokenizerError(
+                f"{source}: more than {MAX_MERGES} pairs join to a token; copy the file again"
+            )
     return merges
+
+
+def _check_special(pairs: BytePairs) -> None:
+    """Raise TokenizerError unless special tokens have all ids before or behind the vocabulary."""
+    end = pairs.first_id + len(pairs.tokens)
+    ids = sorted(pairs.special.values())
+    before = [id for id in ids if id < pairs.first_id]
+    behind = [id for id in ids if id >= end]
+    wanted = [*range(pairs.first_id), *range(end, end + len(behind))]
+    if before + behind != wanted or len(ids) != len(wanted):
+        raise TokenizerError(
+            f"{pairs.source}: two special tokens have one name or one id; copy the file again"
+        )
 
 
 def _added(name: str, id: int) -> dict[str, Any]:

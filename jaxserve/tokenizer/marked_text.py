@@ -6,6 +6,7 @@ from functools import cached_property
 
 import tokenizers
 
+from jaxserve.tokenizer.library_text import encoded
 from jaxserve.tokenizer.protocol import MARK
 from jaxserve.tokenizer.special import NO_WORD, NamedToken, NameSplitter, any_of, require_text
 
@@ -165,5 +166,5 @@ def _plain_ids(plain: tokenizers.Tokenizer, text: str, opening: bool) -> list[in
     if not text:
         return []
     if opening:
-        return plain.encode(text, add_special_tokens=False).ids
-    return plain.encode(MARK + text, add_special_tokens=False).ids[1:]
+        return encoded(plain, text)
+    return encoded(plain, MARK + text)[1:]

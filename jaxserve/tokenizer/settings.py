@@ -53,7 +53,7 @@ class TokenizerSettings:
     add_bos_token: bool | None = None
     add_eos_token: bool | None = None
     add_prefix_space: bool | None = None  # text gets a space before it
-    tokenizer_class: str | None = None  # class of transformers, or of code beside the tokenizer
+    tokenizer_code: str | None = None  # class in code beside the tokenizer, with its module
     # In a SentencePiece model, text after a special token gets a dummy space too.
     legacy: bool | None = None
     chat_template: Any = None  # as the file has it
@@ -91,11 +91,11 @@ def read_settings(folder: Path) -> TokenizerSettings:
     return replace(
         tokens,
         declared=_special_among(tokens.declared, tokens.names.values()),
-        empty=frozenset(name for name in NAMES if config.get(name) == ""),
+        empty=_empty(config, read_object(folder / MAP_FILE)),
         add_bos_token=flag(path, config, "add_bos_token"),
         add_eos_token=flag(path, config, "add_eos_token"),
         add_prefix_space=_prefix_space(path, config),
-        tokenizer_class=_tokenizer_class(path, config),
+        tokenizer_code=_tokenizer_code(config),
         legacy=flag(path, config, "legacy"),
         chat_template=config.get("chat_template"),
         control_tokens=_control_tokens(path, config),
@@ -264,11 +264,26 @@ def _kept_as_written(config: Mapping[str, Any], old_map: Mapping[str, Any]) -> f
     return frozenset(name for name in (*plain, *named) if isinstance(name, str))
 
 
+def _empty(config: Mapping[str, Any], old_map: Mapping[str, Any]) -> frozenset[str]:
+    """Return the fields that are the empty string, where the older file counts as in _tokens."""
+    decided = config.get("added_tokens_decoder") is not None
+    fields = config if decided else {**config, **old_map}
+    return frozenset(name for name in NAMES if fields.get(name) == "")
+
+
 def _tokenizer_class(path: Path, config: Mapping[str, Any]) -> str | None:
     name = config.get("tokenizer_class")
     if name is not None and not isinstance(name, str):
         raise TokenizerError(f"{path}: tokenizer_class is {name!r:.80}; expected a string")
     return name
+
+
+def _tokenizer_code(config: Mapping[str, Any]) -> str | None:
+    """Return the first class that auto_map names for the tokenizer, such as module.Class."""
+    named = config.get("auto_map")
+    found = named.get("AutoTokenizer") if isinstance(named, dict) else None
+    first = found[0] if isinstance(found, list) and found else found
+    return first if isinstance(first, str) else None
 
 
 def _prefix_space(path: Path, config: Mapping[str, Any]) -> bool | None:

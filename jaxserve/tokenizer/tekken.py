@@ -19,6 +19,20 @@ UNLISTED: Final = (
 BOS: Final = "<s>"
 EOS: Final = "</s>"
 MAX_SPECIAL: Final = 2**16
+# Versions of the format; those behind UNLISTED_UP_TO list their special tokens.
+VERSIONS: Final = ("v2", "v3", "v7", "v11", "v13", "v15")
+UNLISTED_UP_TO: Final = "v7"
+# Fields that are read, and those for other input than text and for Mistral's own programs.
+FIELDS: Final = frozenset(
+    """
+    config vocab special_tokens version type image multimodal audio model_settings_builder
+    """.split()
+)
+CONFIG_FIELDS: Final = frozenset(
+    """
+    pattern num_vocab_tokens default_vocab_size default_num_special_tokens version
+    """.split()
+)
 
 
 def read_tekken(path: Path) -> BytePairs:
@@ -31,6 +45,13 @@ def read_tekken(path: Path) -> BytePairs:
     """
     fields = read_object(path)
     config = _config(path, fields)
+    _check_known(path, fields, FIELDS)
+    _check_known(path, config, CONFIG_FIELDS)
+    if config.get("version") not in VERSIONS:
+        raise TokenizerError(
+            f"{path}: version {config.get('version')!r:.40} is not known (known: "
+            f"{', '.join(VERSIONS)})"
+        )
     size = _count(path, config, "default_vocab_size")
     reserved = _count(path, config, "default_num_special_tokens")
     vocab = fields.get("vocab")
@@ -47,7 +68,7 @@ def read_tekken(path: Path) -> BytePairs:
     pattern = config.get("pattern")
     if not isinstance(pattern, str):
         raise TokenizerError(f"{path}: pattern is {pattern!r:.40}; expected a string")
-    special = _special(path, fields, reserved)
+    special = _special(path, fields, config["version"], reserved)
     bos = BOS if BOS in special else None
     return BytePairs(path.name, tokens, pattern, special, reserved, bos)
 
@@ -57,6 +78,14 @@ def _config(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise TokenizerError(f"{path}: config is no object; copy the file again")
     return config
+
+
+def _check_known(path: Path, fields: Mapping[str, Any], known: frozenset[str]) -> None:
+    unknown = sorted(fields.keys() - known)
+    if unknown:
+        raise TokenizerError(
+            f"{path}: the field {unknown[0]!r:.40} is not understood, and could change the tokens"
+        )
 
 
 def _count(path: Path, config: Mapping[str, Any], name: str) -> int:
@@ -76,22 +105,33 @@ def _token(path: Path, rank: int, entry: Any) -> bytes:
     return decoded(path.name, token)
 
 
-def _special(path: Path, fields: Mapping[str, Any], reserved: int) -> dict[str, int]:
+def _special(path: Path, fields: Mapping[str, Any], version: str, reserved: int) -> dict[str, int]:
     """Return the ids of special tokens by their names."""
     listed = fields.get("special_tokens")
-    if listed is None:
-        listed = [{"rank": rank, "token_str": name} for rank, name in enumerate(UNLISTED)]
-    names = {rank: f"<SPECIAL_{rank}>" for rank in range(reserved)}
-    for entry in listed if isinstance(listed, list) else [listed]:
-        rank = entry.get("rank") if isinstance(entry, dict) else None
-        name = entry.get("token_str") if isinstance(entry, dict) else None
-        if type(rank) is not int or rank not in names or not isinstance(name, str) or not name:
-            raise TokenizerError(
-                f"{path}: {entry!r:.80} is no special token; expected a rank below {reserved} and "
-                "token_str"
-            )
-        names[rank] = name
-    special = {name: rank for rank, name in names.items()}
+    names = list(UNLISTED)
+    if listed is not None:
+        names = [_special_name(path, rank, entry) for rank, entry in enumerate(_entries(listed))]
+    elif VERSIONS.index(version) > VERSIONS.index(UNLISTED_UP_TO):
+        raise TokenizerError(f"{path}: special_tokens are missing; copy the file again")
+    if len(names) > reserved:
+        raise TokenizerError(f"{path}: {len(names)} special tokens, for {reserved} ids")
+    names += (f"<SPECIAL_{rank}>" for rank in range(len(names), reserved))
+    special = {name: rank for rank, name in enumerate(names)}
     if len(special) < reserved:
         raise TokenizerError(f"{path}: two special tokens have one name; copy the file again")
     return special
+
+
+def _entries(listed: Any) -> list[Any]:
+    return listed if isinstance(listed, list) else [listed]
+
+
+def _special_name(path: Path, rank: int, entry: Any) -> str:
+    """Return the name of an entry of special_tokens, which has its rank."""
+    name = entry.get("token_str") if isinstance(entry, dict) else None
+    if not isinstance(name, str) or not name or entry.get("rank") != rank:
+        raise TokenizerError(
+            f"{path}: the entry {rank} of special_tokens is {entry!r:.80}; expected its rank and "
+            "token_str"
+        )
+    return name

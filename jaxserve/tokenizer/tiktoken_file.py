@@ -9,8 +9,8 @@ from jaxserve.tokenizer.settings import SETTINGS_FILE, TokenizerSettings
 
 TIKTOKEN_FILE: Final = "tiktoken.model"
 RESERVED: Final = 256  # ids behind the vocabulary, for special tokens
-# Class of the code beside the file, which is not run. It says how text is split.
-KNOWN_CLASS: Final = "TikTokenTokenizer"
+# Code beside the file, which is not run. It says how text is split.
+KNOWN_CODE: Final = "tokenization_kimi.TikTokenTokenizer"
 HAN: Final = r"\p{Han}"
 # Letters that may begin a word, and those that may follow, but for Chinese ones.
 UPPER: Final = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
@@ -39,10 +39,10 @@ def read_tiktoken(path: Path, settings: TokenizerSettings) -> BytePairs:
     Raises:
         TokenizerError: The file is damaged, or no known code says how it splits text.
     """
-    if settings.tokenizer_class != KNOWN_CLASS:
+    if settings.tokenizer_code != KNOWN_CODE:
         raise TokenizerError(
-            f"{path}: tokenizer_class of {SETTINGS_FILE} is {settings.tokenizer_class!r}; how text "
-            f"is split is known for {KNOWN_CLASS} alone (use a folder with tokenizer.json)"
+            f"{path}: auto_map of {SETTINGS_FILE} names {settings.tokenizer_code!r:.80}; how text "
+            f"is split is known for {KNOWN_CODE} alone (use a folder with tokenizer.json)"
         )
     try:
         lines = path.read_text(encoding="ascii").split("\n")

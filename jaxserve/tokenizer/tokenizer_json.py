@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import takewhile
@@ -12,6 +13,7 @@ import tokenizers
 
 from jaxserve.tokenizer.beside_json import JSON_FILE, apply_settings, as_special
 from jaxserve.tokenizer.json_decoder import bytes_of_letter, is_byte_level
+from jaxserve.tokenizer.library_text import encoded
 from jaxserve.tokenizer.marked_text import MarkedTextEncoder
 from jaxserve.tokenizer.model_ids import split_at
 from jaxserve.tokenizer.protocol import TokenizerError
@@ -89,7 +91,7 @@ class JsonTokenizer:
         """
         if len(name) > 1 and not name.isspace():
             return True
-        ids = self._library.encode(name, add_special_tokens=False).ids
+        ids = encoded(self._library, name)
         lost = self._missing.names.keys() | {self._unknown}
         return bool(ids) and lost.isdisjoint(ids)
 
@@ -142,7 +144,7 @@ class JsonTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         require_unicode(text)
-        ids = self._library.encode(text, add_special_tokens=False).ids
+        ids = encoded(self._library, text)
         require_text(ids, self._control)
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
 
@@ -214,8 +216,9 @@ def load_tokenizer_json(file: TokenizerJson, model_ids: int | None = None) -> Js
     Raises:
         TokenizerError: The file is no tokenizer.json, or JsonTokenizer refuses it.
     """
-    library = _library_of(file)
-    return JsonTokenizer(library, json.loads(file.text), file.settings, model_ids)
+    with _errors_name(file):
+        library = _library_of(file)
+        return JsonTokenizer(library, json.loads(file.text), file.settings, model_ids)
 
 
 def complete_json(file: TokenizerJson, model_ids: int | None = None) -> str:
@@ -227,16 +230,26 @@ def complete_json(file: TokenizerJson, model_ids: int | None = None) -> str:
     Raises:
         TokenizerError: As load_tokenizer_json.
     """
-    library = _library_of(file)
-    before = _added_tokens(library)
-    apply_settings(library, json.loads(file.text), file.settings)
-    missing = split_at(model_ids, library.get_vocab(), _added_names(library), JSON_FILE)
+    with _errors_name(file):
+        library = _library_of(file)
+        before = _added_tokens(library)
+        apply_settings(library, json.loads(file.text), file.settings)
+        missing = split_at(model_ids, library.get_vocab(), _added_names(library), JSON_FILE)
     if missing.ids:
         fields = json.loads(library.to_str())
         added = fields["added_tokens"]
         fields["added_tokens"] = [token for token in added if token["content"] not in missing.ids]
         return json.dumps(fields, ensure_ascii=False)
     return file.text if _added_tokens(library) == before else library.to_str()
+
+
+@contextmanager
+def _errors_name(file: TokenizerJson) -> Iterator[None]:
+    """Let errors about tokenizer.json name the file that was written in its form."""
+    try:
+        yield
+    except TokenizerError as error:
+        raise TokenizerError(str(error).replace(JSON_FILE, file.source.name)) from error
 
 
 def _added_names(library: tokenizers.Tokenizer) -> Iterable[str]:

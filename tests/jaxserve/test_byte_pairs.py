@@ -112,13 +112,10 @@ def test_special_tokens_of_tekken(tmp_path: Path) -> None:
 
 def test_special_tokens_that_tekken_lists(tmp_path: Path) -> None:
     content = json.loads((TEKKEN / "tekken.json").read_text())
-    names = {1: "<s>", 2: "</s>", 40: "[THINK]"}
-    content["special_tokens"] = [
-        {"rank": rank, "token_str": name, "is_control": True} for rank, name in names.items()
-    ]
+    content["special_tokens"] = listed("<unk>", "<s>", "</s>", "[THINK]")
     (tmp_path / "tekken.json").write_text(json.dumps(content))
     special = load_tokenizer(tmp_path).special_tokens
-    assert (special["[THINK]"], special["<SPECIAL_3>"]) == (40, 3)
+    assert (special["[THINK]"], special["<SPECIAL_4>"]) == (3, 4)
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
@@ -155,14 +152,48 @@ def test_a_damaged_tiktoken_model(content: str, message: str, tmp_path: Path) ->
     assert "\n" not in str(error.value)
 
 
-def test_a_tiktoken_model_of_other_code(tmp_path: Path) -> None:
-    shutil.copy(KIMI / "tiktoken.model", tmp_path)
-    with pytest.raises(TokenizerError, match="how text is split is known for TikTokenTokenizer"):
+def test_a_declared_name_that_is_that_of_another_id(tmp_path: Path) -> None:
+    copied(KIMI, tmp_path)
+    size = len(vectors(KIMI)["ranks"])
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    config["added_tokens_decoder"][str(size + 9)] = declared(f"<|reserved_token_{size + 10}|>")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(TokenizerError, match="two special tokens have one name or one id"):
         load_tokenizer(tmp_path)
 
 
-CONFIG = {"pattern": ".", "default_vocab_size": 266, "default_num_special_tokens": 10}
+def test_errors_name_the_file_that_is_there(tmp_path: Path) -> None:
+    copied(TEKKEN, tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<none>"}')
+    with pytest.raises(TokenizerError, match=r"'<none>' is not in tekken\.json"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_word_of_millions_of_letters_is_refused(tmp_path: Path) -> None:
+    """The library's regular expressions give up on it."""
+    tokenizer = load_tokenizer(copied(TEKKEN, tmp_path))
+    with pytest.raises(TokenizerError, match="too long for the tokenizer's pattern"):
+        tokenizer.encode("\u0301" + "A" * 8_000_000)
+
+
+def test_a_tiktoken_model_of_other_code(tmp_path: Path) -> None:
+    shutil.copy(KIMI / "tiktoken.model", tmp_path)
+    with pytest.raises(TokenizerError, match="how text is split is known for tokenization_kimi"):
+        load_tokenizer(tmp_path)
+
+
+CONFIG = {
+    "pattern": ".",
+    "default_vocab_size": 266,
+    "default_num_special_tokens": 10,
+    "version": "v13",
+}
+LONGER = CONFIG | {"default_vocab_size": 267}
 VOCAB = [{"rank": i, "token_bytes": base64.b64encode(bytes([i])).decode()} for i in range(256)]
+
+
+def listed(*names: str) -> list[dict[str, Any]]:
+    return [{"rank": rank, "token_str": name} for rank, name in enumerate(names)]
 
 
 @pytest.mark.parametrize(
@@ -171,23 +202,26 @@ VOCAB = [{"rank": i, "token_bytes": base64.b64encode(bytes([i])).decode()} for i
         ({"config": None}, "config is no object"),
         ({"config": CONFIG | {"default_vocab_size": "x"}}, "default_vocab_size is 'x'"),
         ({"config": CONFIG | {"default_num_special_tokens": 0}}, "0 special tokens of 266"),
-        ({"config": CONFIG | {"default_vocab_size": 267}}, "256 tokens; config asks for 257"),
+        ({"config": LONGER}, "256 tokens; config asks for 257"),
         ({"config": CONFIG | {"pattern": 1}}, "pattern is 1; expected a string"),
-        ({"config": CONFIG | {"pattern": "("}}, "not a tokenizer.json"),
+        ({"config": CONFIG | {"pattern": "("}}, "not a tekken.json"),
+        ({"config": CONFIG | {"version": "v99"}}, "version 'v99' is not known"),
+        ({"config": CONFIG | {"normalizer": 1}}, "the field 'normalizer' is not understood"),
+        ({"normalizer": 1}, "the field 'normalizer' is not understood"),
         ({"vocab": {}}, "a vocab that is dict"),
         ({"vocab": [3, *VOCAB[1:]]}, "the entry 0 of vocab is 3"),
         ({"vocab": [VOCAB[1], *VOCAB[1:]]}, "the entry 0 of vocab is"),
         ({"vocab": [VOCAB[0], VOCAB[0] | {"rank": 1}, *VOCAB[2:]]}, "has a token twice"),
-        ({"special_tokens": [{"rank": 10, "token_str": "x"}]}, "is no special token"),
-        ({"special_tokens": 3}, "3 is no special token"),
         (
-            {"special_tokens": [{"rank": i, "token_str": "x"} for i in (1, 2)]},
-            "two special tokens have one name",
+            {"vocab": [*VOCAB, {"rank": 256, "token_bytes": "QUFB" * 400}], "config": LONGER},
+            "tokens of up to 1200 and of",
         ),
-        (
-            {"special_tokens": [{"rank": 1, "token_str": "a"}]},
-            "special token and a token of text",
-        ),
+        ({"special_tokens": None}, "special_tokens are missing"),
+        ({"special_tokens": 3}, "entry 0 of special_tokens is 3"),
+        ({"special_tokens": [{"rank": 1, "token_str": "x"}]}, "entry 0 of special_tokens is"),
+        ({"special_tokens": listed("x", "x")}, "two special tokens have one name"),
+        ({"special_tokens": listed(*"0123456789x")}, "11 special tokens, for 10 ids"),
+        ({"special_tokens": listed("a")}, "special token and a token of text"),
     ],
 )
 def test_a_damaged_tekken(change: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -62,7 +62,12 @@ def longest_context(rope: Rope, max_positions: int) -> int:
     """
     if not isinstance(rope, YarnRope):
         return max_positions
-    return min(max(max_positions, int(rope.factor * rope.original_context)), MAX_SIZE)
+    if not rope.original_context <= MAX_SIZE / rope.factor:
+        raise ModelError(
+            f"config.json: yarn with a factor of {rope.factor:g} for "
+            f"{shown(rope.original_context)} positions supports more than {MAX_SIZE}"
+        )
+    return max(max_positions, int(rope.factor * rope.original_context))
 
 
 def shown(value: Any) -> str:
@@ -295,12 +300,12 @@ class ConfigReader:
         chunks = self.object("dual_chunk_attention_config")
         if not chunks:
             return
-        sizes = [chunks.get(name) for name in ("chunk_size", "local_size")]
-        first, local = (size if isinstance(size, int) else 0 for size in sizes)
+        inside = ConfigReader(chunks)
+        first = inside.integer("chunk_size") - inside.integer("local_size")
         raise ModelError(
             "config.json: dual_chunk_attention_config is not implemented. The model answers the "
-            f"same without it in contexts of at most {max(first - local, 0)} tokens (chunk_size - "
-            "local_size): remove the field, and lower max_position_embeddings to that"
+            f"same without it in contexts of at most {first} tokens (chunk_size - local_size): "
+            "remove the field, and lower max_position_embeddings to that"
         )
 
     def window(self, name: str = "sliding_window", default: int | None = None) -> int | None:

@@ -42,10 +42,10 @@ def _dense_spec(
     read.expect("mlp_bias", False)
     read.expect("moe_router_dtype", "float32")
     # Fields of the indexer, and of what layers share of it.
-    read.ignore("index_head_dim", "index_n_heads", "indexer_rope_interleave", "indexer_types")
-    read.ignore("index_topk_freq", "index_topk_pattern", "index_skip_topk_offset")
-    read.ignore("index_share_for_mtp_iteration")
+    read.ignore("index_head_dim", "index_n_heads", "indexer_rope_interleave")
+    read.ignore("index_topk_freq", "index_skip_topk_offset", "index_share_for_mtp_iteration")
     layers = read.integer("num_hidden_layers")
+    _check_sharing(read)
     kinds = read.take("layer_types", [INDEXED] * layers, kind=list)
     if kinds != [INDEXED] * layers:
         raise ModelError(
@@ -56,11 +56,26 @@ def _dense_spec(
     spec = deepseek.latent_spec(read, family, expert_layers, routing, **defaults)
     if chosen >= spec.max_positions:
         return spec
+    longest = read.integer("max_position_embeddings")
     note = (
         f"beyond index_topk ({chosen}) attention is to the tokens that an indexer chooses, which "
-        f"is not implemented (max_position_embeddings is {spec.max_positions})"
+        f"is not implemented (max_position_embeddings is {longest})"
     )
     return replace(spec, max_positions=chosen, context_note=note)
+
+
+def _check_sharing(read: ConfigReader) -> None:
+    """Raise ModelError unless every layer has the tokens of its own or of another's indexer."""
+    types = read.take("indexer_types", [], kind=list)
+    pattern = read.take("index_topk_pattern", "", kind=(str, list))
+    for name, found, known in (
+        ("indexer_types", types, ("full", "shared")),
+        ("index_topk_pattern", pattern, ("F", "S", "full", "shared")),
+    ):
+        if any(kind not in known for kind in found):
+            raise ModelError(
+                f"config.json: {name} is {shown(found)}; implemented are {', '.join(known)}"
+            )
 
 
 def ignored(spec: ModelSpec) -> tuple[str, ...]:
