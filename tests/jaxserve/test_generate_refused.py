@@ -164,7 +164,7 @@ FLAGS: list[tuple[list[str], str]] = [
         ["--prompt", STORY, "--step-tokens", "1"],
         "--step-tokens is 1; it must be at least --max-batch (2)",
     ),
-    (["--prompt", STORY, "--max-context", "0"], "--max-context is 0; it must be between 1 and"),
+    (["--prompt", STORY, "--max-context", "0"], "--max-context is 0; it must be at least 1"),
     (["--prompt", STORY, "--cache-tokens", "0"], "--cache-tokens is 0; it must be at least 1"),
     (["--prompt", STORY, "--cache-tokens", "3"], "it must be at least a page of"),
     (["--prompt", STORY, "--logprobs", "2"], "--logprobs is shown in JSON only (add --json)"),
