@@ -21,6 +21,14 @@ MAX_LENGTH: Final = 2**10
 MAX_BYTES: Final = 2**23
 MAX_MERGES: Final = 2**22
 
+# Step that spells the bytes of a text with a letter each, and its inverse.
+BYTE_LEVEL: Final = {
+    "type": "ByteLevel",
+    "add_prefix_space": False,
+    "trim_offsets": True,
+    "use_regex": False,
+}
+
 
 @dataclass(frozen=True)
 class BytePairs:
@@ -84,14 +92,6 @@ def tokenizer_json(pairs: BytePairs) -> str:
         },
     }
     return json.dumps(fields, ensure_ascii=False)
-
-
-BYTE_LEVEL: Final = {
-    "type": "ByteLevel",
-    "add_prefix_space": False,
-    "trim_offsets": True,
-    "use_regex": False,
-}
 
 
 def sorted_by_id(special: Mapping[str, int]) -> list[tuple[str, int]]:

@@ -271,13 +271,6 @@ def _empty(config: Mapping[str, Any], old_map: Mapping[str, Any]) -> frozenset[s
     return frozenset(name for name in NAMES if fields.get(name) == "")
 
 
-def _tokenizer_class(path: Path, config: Mapping[str, Any]) -> str | None:
-    name = config.get("tokenizer_class")
-    if name is not None and not isinstance(name, str):
-        raise TokenizerError(f"{path}: tokenizer_class is {name!r:.80}; expected a string")
-    return name
-
-
 def _tokenizer_code(config: Mapping[str, Any]) -> str | None:
     """Return the first class that auto_map names for the tokenizer, such as module.Class."""
     named = config.get("auto_map")
@@ -288,7 +281,9 @@ def _tokenizer_code(config: Mapping[str, Any]) -> str | None:
 
 def _prefix_space(path: Path, config: Mapping[str, Any]) -> bool | None:
     """Return add_prefix_space where the class of the tokenizer looks at it."""
-    name = _tokenizer_class(path, config)
+    name = config.get("tokenizer_class")
+    if name is not None and not isinstance(name, str):
+        raise TokenizerError(f"{path}: tokenizer_class is {name!r:.80}; expected a string")
     wanted = flag(path, config, "add_prefix_space")
     return wanted if (name or "").removesuffix("Fast") in PREFIX_SPACE_CLASSES else None
 

@@ -339,6 +339,17 @@ def no_rope_cases() -> Iterator[Case]:
     yield Case("exaone4_legacy", hybrid, "rope_type", published)
 
 
+def granite_factors() -> dict[str, float]:
+    """Return the factors of Granite, each far from the one that has no effect."""
+    return dict(
+        embedding_multiplier=1.5,
+        rms_norm_eps=1e-5,
+        attention_multiplier=0.3,
+        residual_multiplier=0.6,
+        logits_scaling=2.0,
+    )
+
+
 def llama_like_cases() -> Iterator[Case]:
     """Families that differ from Llama in biases or factors; the legacy ones are as published."""
     theta = dict(rope_parameters=rope(theta=5e4))
@@ -354,13 +365,7 @@ def llama_like_cases() -> Iterator[Case]:
     )
     yield Case("seed_oss_legacy", SeedOssConfig(**tiny(), **theta), "rope_type", published)
     sizes = without_head_dim()
-    factors = dict(
-        embedding_multiplier=1.5,
-        rms_norm_eps=1e-5,
-        attention_multiplier=0.3,
-        residual_multiplier=0.6,
-        logits_scaling=2.0,
-    )
+    factors = granite_factors()
     yield Case(
         "granite_biases",
         GraniteConfig(**sizes, **theta, **factors, attention_bias=True, mlp_bias=True),

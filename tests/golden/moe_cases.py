@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
-from golden_cases import WINDOW, Case, rope, tiny, without_head_dim
+from golden_cases import WINDOW, Case, granite_factors, rope, tiny, without_head_dim
 from stored_weights import MXFP4, fp8, mtp_layer
 from transformers import (  # pyright: ignore[reportMissingImports]
     DeepseekV2Config,
@@ -309,13 +309,7 @@ def half_rotated_cases() -> Iterator[Case]:
 def granite_moe_cases() -> Iterator[Case]:
     """Stacked experts; the legacy one is in the form of published files."""
     sizes = {**without_head_dim(), "num_local_experts": 8, "num_experts_per_tok": 3}
-    factors = dict(
-        embedding_multiplier=1.5,
-        rms_norm_eps=1e-5,
-        attention_multiplier=0.3,
-        residual_multiplier=0.6,
-        logits_scaling=2.0,
-    )
+    factors = granite_factors()
     theta = dict(rope_parameters=rope(theta=5e4))
     yield Case(
         "granite_moe_biases", GraniteMoeConfig(**sizes, **factors, **theta, attention_bias=True)
