@@ -10,10 +10,11 @@ import json
 import math
 import resource
 import sys
+from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 MAX_ERROR_LETTERS = 300
 # Bytes of stack. The server compiles again what was compiled here, and every thread of it has more.
@@ -28,38 +29,42 @@ JSON_OPTIONS: Any = {
     "whitespace_flexible": True,
     "whitespace_pattern": r"( |\n[ ]{0,32})?",
 }
+ADVICE: Final = " Enable 'coerce_one_of'"  # of the library: an option that nobody can set here
+ROOM: Final = "jaxserve.structure.schemas"
 
 
-def _module_beside(name: str) -> ModuleType:
-    """Return a module of this folder, which is not on the path: others would hide modules there.
+def _module_of_schemas(name: str) -> ModuleType:
+    """Return a module of the room beside this file.
 
-    It is known by its whole name afterwards, so modules that are loaded later can import it without
-    the packages around it.
+    This folder is not on the path, since others would hide modules there. The room is loaded by its
+    place and known by its whole name afterwards, so that its modules import each other without the
+    packages around it.
     """
-    whole_name = f"jaxserve.structure.{name}"
-    spec = spec_from_file_location(whole_name, Path(__file__).with_name(f"{name}.py"))
-    assert spec and spec.loader
-    module = module_from_spec(spec)
-    sys.modules[whole_name] = module
-    spec.loader.exec_module(module)
-    return module
+    if ROOM not in sys.modules:
+        place = Path(__file__).with_name("schemas") / "__init__.py"
+        spec = spec_from_file_location(ROOM, place)
+        assert spec and spec.loader
+        room = module_from_spec(spec)
+        sys.modules[ROOM] = room
+        spec.loader.exec_module(room)
+    return import_module(f"{ROOM}.{name}")
 
 
 def definition(kind: str, text: str) -> str:
-    """Return the grammar as llguidance takes it; raise ValueError where JSON text is malformed."""
+    """Return the grammar as llguidance takes it; raise ValueError where a schema is refused."""
     from llguidance import LLMatcher
 
+    texts = _module_of_schemas("texts")
+    taken = texts.as_the_library_takes_it(kind, text, JSON_OPTIONS)
     match kind:
-        case "json_schema":
-            return LLMatcher.grammar_from_json_schema(text, overrides=JSON_OPTIONS)
-        case "json_object":
-            return definition("json_schema", '{"type": "object"}')
+        case "json_schema" | "json_object":
+            return LLMatcher.grammar_from_json_schema(taken)
         case "regex":
-            return LLMatcher.grammar_from_regex(text)
+            return LLMatcher.grammar_from_regex(taken)
         case "choice":
-            texts = (json.dumps(choice, ensure_ascii=False) for choice in json.loads(text))
-            return LLMatcher.grammar_from_lark("start: " + " | ".join(texts))
-    return LLMatcher.grammar_from_lark(text)
+            choices = (json.dumps(choice, ensure_ascii=False) for choice in json.loads(taken))
+            return LLMatcher.grammar_from_lark("start: " + " | ".join(choices))
+    return LLMatcher.grammar_from_lark(taken)
 
 
 class Checker:
@@ -71,8 +76,6 @@ class Checker:
         self._seconds = seconds
         self._limits = LLParserLimits(**limits)
         self._bytes = LLTokenizer("byte")
-        _module_beside("schema_walk")  # schema_check imports it
-        self._schemas = _module_beside("schema_check")
 
     def answer(self, request: dict[str, str]) -> dict[str, str]:
         """Compile one grammar and return it, or what is wrong with it."""
@@ -85,12 +88,10 @@ class Checker:
     def _checked(self, kind: str, text: str) -> dict[str, str]:
         from llguidance import LLMatcher
 
-        if problem := self._schemas.problem_of(kind, text):
-            return {"error": _in_one_line(problem)}
         grammar = definition(kind, text)
         failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=self._limits)
         if failed:
-            return {"error": _in_one_line(messages[0])}
+            return {"error": _in_one_line(messages[0].partition(ADVICE)[0])}
         # What makes the lexer, with which the server would otherwise be the first to begin.
         matcher = LLMatcher(self._bytes, grammar, log_level=0, limits=self._limits)
         if not matcher.is_error():

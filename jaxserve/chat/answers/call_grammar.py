@@ -5,8 +5,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxserve.structure.worker import JSON_OPTIONS
-
 ANY_TEXT = "/(?s:.*)/"  # (?s: lets the point match line ends
 
 
@@ -122,6 +120,6 @@ def _arguments(schemas: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the rules arguments_0, arguments_1 and so on, one per schema."""
     rules = []
     for i, schema in enumerate(schemas):
-        complete = {**schema, "type": "object", "x-guidance": JSON_OPTIONS}
+        complete = {**schema, "type": "object"}
         rules.append(f"arguments_{i}: %json {json.dumps(complete, ensure_ascii=False)}")
     return rules

@@ -292,10 +292,17 @@ def test_what_is_no_structure(kind: str, value: object, problem: str) -> None:
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
-        ({"properties": {"a": {"not": {}}}}, 'Unimplemented keys: ["not"]'),
-        ({"if": {}, "then": {}}, "Unimplemented keys"),
-        ({"x-guidance": {"lenient": True}, "not": {}}, "Unimplemented keys"),
-        ({"type": "string", "format": "letters"}, "Unknown format: letters"),
+        (
+            {"properties": {"a": {"uniqueItems": True}}},
+            "/properties/a/uniqueItems cannot be followed",
+        ),
+        ({"contains": {}}, "/contains cannot be followed"),
+        ({"x-guidance": {"lenient": True}, "uniqueItems": True}, "/uniqueItems cannot be followed"),
+        ({"not": {}}, "/ allows no value at all"),
+        (
+            {"type": "string", "format": "letters"},
+            "/format is 'letters'; those that can be followed",
+        ),
         ({"$ref": "http://127.0.0.1:9/schema.json"}, "Default retriever does not fetch"),
         ({"$ref": "file:///etc/passwd"}, "Default retriever does not fetch"),
         ({"type": "string", "pattern": "("}, "cannot be used"),

@@ -257,9 +257,10 @@ for _ in range(40):
     DEEP = {"properties": DEEP}
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
-        function(parameters={"not": {}}) | {"tool_choice": "required"},
+        function(parameters={"properties": {"a": {"uniqueItems": True}}})
+        | {"tool_choice": "required"},
         "tools",
-        'Unimplemented keys: ["not"]',
+        "/properties/a/uniqueItems cannot be followed",
     ),
     (
         function() | {"tool_choice": {"type": "function", "function": {"name": "g"}}},

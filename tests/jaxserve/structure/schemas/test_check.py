@@ -8,7 +8,6 @@ Origin: networknt/json-schema-validator#132, bounds that doubles round. llguidan
 import contextlib
 import json
 from decimal import Decimal
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,11 +16,11 @@ from hypothesis import strategies as st
 from jaxserve.errors import GrammarError
 from jaxserve.structure import Structure
 from jaxserve.structure.grammars import Grammars
-from jaxserve.structure.schema_check import grammar_problem, schema_problem
+from jaxserve.structure.schemas.check import grammar_problem, schema_problem
 from tests.byte_tokenizer import ByteTokenizer
+from tests.followed_texts import byte_grammars, follows, grammar_of, may_end
 
 BIG = 2**53 + 1
-END = 257  # the end token of ByteTokenizer
 AS_DOUBLE = (
     "numbers of a schema are held as floating-point numbers of 64 bits, and the nearest one is"
 )
@@ -74,7 +73,7 @@ FOLLOWED = [
 
 @pytest.fixture(scope="module")
 def compiler():
-    grammars = Grammars(ByteTokenizer(), (END,), ByteTokenizer.vocab_size)  # type: ignore[arg-type]
+    grammars = byte_grammars()
     yield grammars
     grammars.close()
 
@@ -132,23 +131,6 @@ def test_a_schema_that_takes_much_work_ends_in_the_worker(text: str, compiler: G
     compiler.compile(Structure.of("json_schema", '{"type": "integer"}'))
 
 
-def accepts(compiler: Grammars, schema: dict[str, Any], text: str) -> bool:
-    """Return whether a text follows a schema, as the library has it."""
-    grammar = compiler.compile(Structure.of("json_schema", json.dumps(schema)))
-    matcher = grammar.matcher()
-    tokens = list(text.encode())
-    return (
-        matcher.fits(tokens) == len(tokens)
-        and all(map(matcher.accept, tokens))
-        and may_end(matcher)
-    )
-
-
-def may_end(matcher: Any) -> bool:
-    mask = int.from_bytes(matcher.masks()[0], "little")
-    return matcher.ended or bool(mask >> END & 1)
-
-
 @settings(deadline=None, max_examples=150, derandomize=True, database=None)
 @given(
     st.sampled_from(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"]),
@@ -170,7 +152,7 @@ def test_bounds_that_are_taken_hold(compiler: Grammars, key: str, bound: int, ki
             "exclusiveMinimum": value > bound,
             "exclusiveMaximum": value < bound,
         }[key]
-        taken = accepts(compiler, schema, str(value))
+        taken = follows(grammar_of(compiler, schema), str(value))
         is_capped = kind == "integer" and value > 2**63 - 1  # narrower than asked, never wider
         assert taken == right or (is_capped and not taken), (schema, value)
 

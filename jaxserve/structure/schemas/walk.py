@@ -1,15 +1,11 @@
-"""The schemas inside of a JSON schema, and where its references lead.
-
-The process that checks grammars (worker.py) runs this module beside schema_check.py. It imports
-nothing of jaxserve.
-"""
+"""The schemas inside of a JSON schema, and where its references lead."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import unquote
 
 VALUES: Final = ("const", "enum")  # keywords whose numbers are values of answers
-BY_NAME: Final = ("properties", "patternProperties", "dependentSchemas")  # schemas by their names
+BY_NAME: Final = ("properties", "patternProperties", "dependentSchemas", "dependencies")
 INNER: Final = (  # a schema, or a list of them
     *("allOf", "anyOf", "oneOf", "not", "if", "then", "else"),
     *("items", "prefixItems", "additionalItems", "contains"),
@@ -49,9 +45,17 @@ def _objects(root: Any) -> Iterator[Mapping[str, Any]]:
             waiting += value
 
 
+def goes_by_names(root: Any) -> bool:
+    """Return whether references may lead to names: $id inside of the schema, $anchor, or a URL."""
+    return any(
+        _goes_by_name(schema) or (schema is not root and isinstance(schema.get("$id"), str))
+        for schema in _objects(root)
+    )
+
+
 def _goes_by_name(schema: Mapping[str, Any]) -> bool:
     reference = schema.get("$ref")
-    return isinstance(reference, str) and not _is_path(reference)
+    return isinstance(reference, str) and not is_path(reference)
 
 
 def _everything(path: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -79,8 +83,8 @@ def _inner(path: str, schema: Any) -> Iterator[tuple[str, Any]]:
 def _referred(root: Any, schema: Any) -> Iterator[tuple[str, Any]]:
     """Yield the schema that another one refers to by its path."""
     reference = schema.get("$ref") if isinstance(schema, Mapping) else None
-    if isinstance(reference, str) and _is_path(reference):
-        found = _found(root, reference)
+    if isinstance(reference, str) and is_path(reference):
+        found = at_path(root, reference)
         if isinstance(found, Mapping):
             yield unquote(reference[1:]), found
 
@@ -107,19 +111,19 @@ def with_needed(root: Any, schema: Mapping[str, Any]) -> Iterator[Mapping[str, A
 def needed(root: Any, path: str, schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the schemas that the same text has to follow, each with the place that says so."""
     reference = schema.get("$ref")
-    if isinstance(reference, str) and _is_path(reference):
-        yield f"{path}/$ref", _found(root, reference)
+    if isinstance(reference, str) and is_path(reference):
+        yield f"{path}/$ref", at_path(root, reference)
     parts = schema.get("allOf")
     if isinstance(parts, Sequence) and not isinstance(parts, str):
         yield from ((f"{path}/allOf/{number}", part) for number, part in enumerate(parts))
 
 
-def _is_path(reference: str) -> bool:
+def is_path(reference: str) -> bool:
     """Return whether a reference is a path in the same schema, and not a name or another file."""
     return reference == "#" or reference.startswith("#/")
 
 
-def _found(root: Any, reference: str) -> Any:
+def at_path(root: Any, reference: str) -> Any:
     """Return what a reference into the same schema names; None if nothing is there."""
     found = root
     for part in unquote(reference[1:]).split("/")[1:]:

@@ -5,17 +5,17 @@ as tell them apart. A bound, constant or step with more digits would become anot
 an error. A reference that leads back to itself becomes a grammar that no text follows.
 
 Schemas come from clients: the process that checks grammars (worker.py) runs this, under its bounds
-of time and memory. It imports nothing of jaxserve but schema_walk.py, which the process loads too.
+of time and memory.
 """
 
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
-from jaxserve.structure.schema_walk import VALUES, escaped, needed, schemas, with_needed
+from jaxserve.structure.schemas.embedded import embedded_schemas
+from jaxserve.structure.schemas.walk import VALUES, escaped, needed, schemas, with_needed
 
 LOWER: Final = ("minimum", "exclusiveMinimum")
 UPPER: Final = ("maximum", "exclusiveMaximum")
@@ -29,7 +29,6 @@ MOST_OF_STEPS: Final = 2**32  # the library multiplies steps that hold together 
 MAX_LENGTH: Final = 2**32 - 1
 MAX_COUNT: Final = 2**64 - 1
 HELD: Final = "numbers of a schema are held as floating-point numbers of 64 bits"
-MARK: Final = re.compile(r"%json\s*")  # a schema inside of a grammar follows
 
 
 def problem_of(kind: str, text: str) -> str | None:
@@ -59,20 +58,10 @@ def schema_problem(text: str) -> str | None:
 
 
 def grammar_problem(text: str) -> str | None:
-    """Return the problem of the first schema inside of a Lark grammar; see `schema_problem`.
-
-    What only looks like a schema, as in a comment, is passed over.
-    """
-    decoder = _decoder()
-    place = 0
-    while mark := MARK.search(text, place):
-        place = mark.end()
-        try:
-            schema, place = decoder.raw_decode(text, place)
-        except (ValueError, RecursionError):
-            continue
-        if problem := next(_problems(schema), None):
-            return f"the schema in line {1 + text.count(chr(10), 0, mark.start())}: {problem}"
+    """Return the problem of the first schema inside of a Lark grammar; see `schema_problem`."""
+    for embedded in embedded_schemas(text, _decoder()):
+        if problem := next(_problems(embedded.schema), None):
+            return f"the schema in line {embedded.line}: {problem}"
     return None
 
 

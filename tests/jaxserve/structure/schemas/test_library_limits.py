@@ -1,0 +1,160 @@
+"""What the grammar library would follow in another way than it is meant: refused, or narrowed."""
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import date
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxserve.errors import GrammarError
+from jaxserve.structure.grammars import Grammars
+from jaxserve.structure.schemas.formats import KNOWN
+from jaxserve.structure.schemas.other_texts import other_texts
+from tests.followed_texts import byte_grammars, follows, grammar_of
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Iterator[Grammars]:
+    made = byte_grammars()
+    yield made
+    made.close()
+
+
+# ---- names and control characters
+
+FOO = {"properties": {"foo": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "is_followed"),
+    [
+        (FOO, r'{"\u0066oo":"x"}', False),  # foo, which is an integer
+        (FOO, r'{"bar":"\n"}', True),
+        ({"patternProperties": {"^f": {"type": "integer"}}}, r'{"\u0066":"x"}', False),
+        ({**FOO, "additionalProperties": False}, r'{"foo":1}', True),
+        ({"type": "string"}, r'"\u001b[0m"', True),
+        ({"const": "\x1b"}, r'"\u001b"', True),
+        ({"pattern": r"^a[^\x00-\x1f]b$"}, '"ab"', False),
+        ({"pattern": r"^a\\vb$"}, r'"a\\vb"', True),
+    ],
+)
+def test_no_name_comes_in_another_spelling(
+    grammars: Grammars, schema: Any, text: str, is_followed: bool
+) -> None:
+    assert follows(grammar_of(grammars, schema), text) == is_followed
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        *(
+            ({"properties": {"a": {"pattern": pattern}}}, "/properties/a/pattern")
+            for pattern in ("a\x01b", r"a\x01b", r"a\x{b}", r"a\u001F", r"a\vb", r"[\x0b]", r"\a")
+        ),
+        ({"patternProperties": {"a/\x01": {}}}, "/patternProperties/a~1\x01"),
+        ({"properties": {"a": {"enum": ["b", ["\x7f"]]}}}, "/properties/a/enum"),
+        ({"required": ["b"], "const": {"b": "\x00"}}, "/const"),
+    ],
+)
+def test_control_characters_that_would_be_left_out(
+    grammars: Grammars, schema: Any, place: str
+) -> None:
+    with pytest.raises(GrammarError) as caught:
+        grammar_of(grammars, schema)
+    assert f"{place} has a control character, which cannot be followed" in str(caught.value)
+
+
+# ---- numbers
+
+
+@pytest.mark.parametrize(
+    ("schema", "is_refused"),
+    [
+        ({"exclusiveMinimum": 0, "maximum": 0.5}, True),
+        ({"exclusiveMinimum": 2, "exclusiveMaximum": 2.5}, True),
+        ({"minimum": -0.5, "exclusiveMaximum": 0}, True),
+        ({"exclusiveMinimum": 1, "anyOf": [{"maximum": 7}, {"maximum": 1.5}]}, True),
+        ({"allOf": [{"exclusiveMinimum": 1}, {"maximum": 1.5}]}, True),
+        ({"exclusiveMinimum": 0, "maximum": 1}, False),
+        ({"exclusiveMinimum": 0.1, "maximum": 0.5}, False),
+        ({"minimum": 0, "maximum": 0.5}, False),
+        ({"exclusiveMinimum": 0, "minimum": 0.2, "maximum": 0.5}, False),
+        ({"exclusiveMinimum": -1, "maximum": -0.5}, False),
+    ],
+)
+def test_ends_that_the_library_would_allow(
+    grammars: Grammars, schema: Any, is_refused: bool
+) -> None:
+    schema = {"type": "number", **schema}
+    if is_refused:
+        with pytest.raises(GrammarError, match="a range shorter than 1 cannot exclude an integer"):
+            grammar_of(grammars, schema)
+        return
+    grammar = grammar_of(grammars, schema)
+    for key, end in schema.items():
+        if key.startswith("exclusive"):
+            assert not follows(grammar, str(end))
+
+
+# ---- formats
+
+
+def test_february_29_is_a_date_of_leap_years(grammars: Grammars) -> None:
+    day = grammar_of(grammars, {"type": "string", "format": "date"})
+    moment = grammar_of(grammars, {"type": "string", "format": "date-time"})
+    for year in (1600, 1900, 1996, 1999, 2000, 2004, 2016, 2022, 2024, 2026, 2100, 2104, 2400):
+        try:
+            is_one = bool(date(year, 2, 29))
+        except ValueError:
+            is_one = False
+        assert follows(day, f'"{year}-02-29"') == is_one
+        assert follows(moment, f'"{year}-02-29T00:00:00Z"') == is_one
+        for other in ("01-31", "02-28", "12-29", "10-20", "11-29"):
+            assert follows(day, f'"{year}-{other}"')
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "is_followed"),
+    [
+        ("time", "23:59:59Z", True),
+        ("time", "22:59:60Z", False),
+        ("date-time", "2026-11-28T10:20:30.5+01:00", True),
+        ("date-time", "2026-11-28T10:20:60Z", False),
+        ("hostname", "a-b.example.org", True),
+        ("hostname", "x--y.org", True),
+        ("hostname", "xn--x.org", False),
+        ("hostname", "abcd--.org", False),
+        ("hostname", ".".join(["a" * 61] * 4), True),
+        ("hostname", ".".join(["a" * 63] * 4), False),
+    ],
+)
+def test_formats_are_narrowed(grammars: Grammars, name: str, text: str, is_followed: bool) -> None:
+    grammar = grammar_of(grammars, {"type": "string", "format": name})
+    assert follows(grammar, json.dumps(text)) == is_followed
+
+
+def test_every_known_format_is_known_to_the_library(grammars: Grammars) -> None:
+    for name in KNOWN:
+        grammar_of(grammars, {"type": "string", "format": name})
+    grammar_of(grammars, {"type": "integer", "format": "int32"})  # of numbers, it says nothing
+
+
+# ---- texts that are excluded
+
+
+@settings(deadline=None, max_examples=200, derandomize=True, database=None)
+@given(
+    st.lists(st.text("ab]^-\\é\n", max_size=4), min_size=1, max_size=4),
+    st.lists(st.text("ab]^-\\é\n", max_size=5), min_size=5, max_size=5),
+)
+def test_all_texts_but_some(texts: list[str], others: list[str]) -> None:
+    expression = re.sub(
+        r"\\x\{([0-9a-f]+)\}", lambda m: f"\\U{int(m[1], 16):08x}", other_texts(texts)
+    )
+    assert expression.startswith("^") and expression.endswith("$")
+    for text in (*texts, *others, *(text[:-1] for text in texts), *(text + "a" for text in texts)):
+        assert bool(re.fullmatch(expression[1:-1], text)) == (text not in texts)
