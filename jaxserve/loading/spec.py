@@ -18,6 +18,7 @@ from jaxserve.errors import ModelError
 from jaxserve.models.families import FAMILIES
 from jaxserve.models.families.needs import NEEDS
 from jaxserve.models.families.pooling import embeds
+from jaxserve.models.families.typed_fields import in_config
 from jaxserve.models.families.weight_table import Family, Stored
 from jaxserve.models.quant import QuantScheme, parse_scheme
 from jaxserve.models.spec import ModelSpec
@@ -96,4 +97,7 @@ def read_spec(config: Mapping[str, Any]) -> tuple[Family, ModelSpec]:
         )
     check_method(config)
     family = FAMILIES[known[0]]
-    return family, family.spec_from_hf(config)
+    try:
+        return family, family.spec_from_hf(config)
+    except ModelError as error:  # sizes that contradict each other are found by the spec
+        raise ModelError(in_config(str(error))) from error

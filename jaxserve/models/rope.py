@@ -55,7 +55,8 @@ class Rope:
                 found = [*self.inverse_frequencies(head_dim), self.attention_factor]
         except (OverflowError, ZeroDivisionError, ValueError):
             found = [math.inf]
-        numbers = np.asarray(found, np.float32)
+        with np.errstate(over="ignore"):
+            numbers = np.asarray(found, np.float32)
         if not (np.isfinite(numbers) & (numbers > 0)).all():
             raise ModelError(f"rope: {self} gives frequencies that are no positive float32 numbers")
 
@@ -182,7 +183,8 @@ class YarnRope(Rope):
     @property
     def score_factor(self) -> float:
         """Further factor of the attention scores in DeepSeek's models."""
-        return self._magnitude(self.mscale_all_dim) ** 2 if self.mscale_all_dim else 1.0
+        magnitude = self._magnitude(self.mscale_all_dim) if self.mscale_all_dim else 1.0
+        return magnitude * magnitude
 
     def _magnitude(self, mscale: float) -> float:
         return 1.0 if self.factor <= 1 else 0.1 * mscale * math.log(self.factor) + 1.0

@@ -32,7 +32,7 @@ def spec_from_v2(config: Mapping[str, Any]) -> ModelSpec:
     read.expect("mlp_bias", False)
     read.expect("rope_interleave", True)
     routing: dict[str, Any] = dict(
-        normalized=False, scale=read.number("routed_scaling_factor", 1.0)
+        normalized=False, scale=read.positive("routed_scaling_factor", 1.0)
     )
     read.ignore("n_group", "topk_group")  # a greedy choice does not use them
     if config.get("topk_method") == "group_limited_greedy":
@@ -61,7 +61,7 @@ def corrected_routing(
         scores="sigmoid",
         corrected=True,
         normalized=read.take("norm_topk_prob", True, kind=bool),
-        scale=read.number("routed_scaling_factor", scale),
+        scale=read.positive("routed_scaling_factor", scale),
         groups=read.integer("n_group", groups),
         groups_taken=read.integer("topk_group", groups_taken),
         judges=2,

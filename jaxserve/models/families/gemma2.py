@@ -57,8 +57,7 @@ def gemma_fields(read: ConfigReader, rope: Rope) -> dict[str, Any]:
 
 def softcap(read: ConfigReader, name: str, default: float | None) -> float | None:
     """Return a soft cap; None where the field is null."""
-    value = read.nullable(name, default)
-    return None if value is None else float(value)
+    return None if read.nullable(name, default) is None else read.positive(name, default)
 
 
 def gemma_tensors(spec: ModelSpec) -> list[Tensor]:

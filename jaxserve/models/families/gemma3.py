@@ -5,6 +5,7 @@ from typing import Any
 
 from jaxserve.models.families.gemma2 import gemma_fields, gemma_tensors, softcap
 from jaxserve.models.families.hf_config import FULL, SLIDING, ConfigReader
+from jaxserve.models.families.hf_rope import theta_of
 from jaxserve.models.families.text_part import text_part
 from jaxserve.models.families.weight_table import Family
 from jaxserve.models.rope import Rope
@@ -27,7 +28,7 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     kinds = [SLIDING if (layer + 1) % pattern else FULL for layer in range(layers)]
     spec = ModelSpec(
         family="gemma3",
-        window_rope=_window_rope(read, config),
+        window_rope=_window_rope(read),
         layers=read.layers(read.window(default=4096), kinds),
         qk_norm="head",
         final_softcap=softcap(read, "final_logit_softcapping", None),
@@ -37,15 +38,15 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     return spec
 
 
-def _window_rope(read: ConfigReader, config: Mapping[str, Any]) -> Rope:
+def _window_rope(read: ConfigReader) -> Rope:
     """Read the rope of layers with a window.
 
     Newer files have its own rope_parameters; older ones a theta beside that of the other layers.
     """
-    theta = read.take("rope_local_base_freq", 10000.0)
-    if SLIDING in (config.get("rope_parameters") or {}):
+    theta = theta_of(read, "rope_local_base_freq", 10000.0)
+    if SLIDING in read.object("rope_parameters"):
         return read.rope(default_theta=theta, layers=SLIDING)
-    return Rope(float(theta))
+    return Rope(theta)
 
 
 FAMILY = Family(spec_from_hf, gemma_tensors)

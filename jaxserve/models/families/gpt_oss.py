@@ -40,7 +40,7 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
         out_bias=True,
         sinks=True,
         activation="clamped",
-        activation_limit=float(read.take("swiglu_limit", 7.0)),
+        activation_limit=read.positive("swiglu_limit", 7.0),
         mixture=Mixture(
             experts=read.either("num_local_experts", "num_experts"),
             taken=read.either("num_experts_per_tok", "experts_per_token"),

@@ -1,123 +1,139 @@
 """Reads the fields of config.json that describe rotary embedding."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from jaxserve.errors import ModelError
+from jaxserve.models.families.typed_fields import Fields, in_config, shown
 from jaxserve.models.rope import LinearRope, Llama3Rope, LongRope, Rope, YarnRope
 
 # Fields of M-RoPE (Qwen2-VL), whose sections of a head count the time, height and width of an image
 # patch. Each counts the positions of text alike, so that text alone has the plain rope.
 SECTIONS = ("mrope_section", "mrope_interleaved")
-# take(name) removes and returns a field, KeyError if it is absent; take(name, default) the default.
-Take = Callable[..., Any]
+ORIGINAL = "original_max_position_embeddings"
 
 
-def rope_of(fields: dict[str, Any], max_positions: int) -> Rope:
+def rope_of(given: dict[str, Any], max_positions: int) -> Rope:
     """Return the rope that these fields describe.
 
     Every field has to be understood; ModelError names those that are not, or are wrong.
     """
-    left = dict(fields)
-    take = left.pop
-    kind = take("rope_type", None) or take("type", None) or "default"
-    take("type", None)  # some configs have both names
-    for name in SECTIONS:
-        take(name, None)
+    named = [given[name] for name in ("rope_type", "type") if given.get(name) is not None]
+    kind = named[0] if named else "default"
     if not isinstance(kind, str) or kind not in ROPES:
         raise ModelError(
-            f"config.json: rope type {kind!r} is not implemented (implemented: {', '.join(ROPES)})"
+            f"config.json: rope_type {shown(kind)} is not implemented (implemented: "
+            f"{', '.join(ROPES)})"
         )
+    fields = Fields(given, f"the rope of type {kind!r}", known=("rope_type", "type", *SECTIONS))
+    theta = theta_of(fields, "rope_theta")
+    rotated = fields.positive("partial_rotary_factor", 1.0)
+    if rotated > 1:
+        problem = f"partial_rotary_factor is {rotated:g}; it must be at most 1"
+        raise ModelError(f"config.json: {problem}")
     try:
-        theta = float(take("rope_theta"))
-        rotated = float(take("partial_rotary_factor", 1.0))
-        rope = replace(ROPES[kind](theta, take, max_positions), rotated=rotated)
+        rope = replace(ROPES[kind](theta, fields, max_positions), rotated=rotated)
     except ModelError as wrong:
-        raise ModelError(f"config.json: {wrong}") from None
-    except KeyError as missing:
-        raise ModelError(f"config.json: rope type {kind!r} lacks {missing}") from None
-    except (TypeError, ValueError, OverflowError) as wrong:
-        raise ModelError(
-            f"config.json: rope type {kind!r} has a field of the wrong type: {wrong}"
-        ) from None
-    if left:
-        raise ModelError(
-            f"config.json: rope type {kind!r} has fields that are not understood: "
-            f"{', '.join(sorted(left))}"
-        )
+        raise ModelError(in_config(str(wrong))) from None
+    fields.finish()
     return rope
 
 
-def _default(theta: float, take: Take, max_positions: int) -> Rope:
-    take("original_max_position_embeddings", None)
+def theta_of(fields: Fields, name: str, default: float | None = None) -> float:
+    """Return the base of frequencies; ModelError where there is none and no default."""
+    theta = fields.positive(name, default)
+    if theta <= 1:
+        raise ModelError(f"config.json: {name} is {theta:g}; it must be more than 1")
+    return theta
+
+
+def _default(theta: float, fields: Fields, max_positions: int) -> Rope:
+    fields.ignore(ORIGINAL)
     return Rope(theta)
 
 
-def _dynamic(theta: float, take: Take, max_positions: int) -> Rope:
+def _dynamic(theta: float, fields: Fields, max_positions: int) -> Rope:
     """Return the unscaled rope.
 
     Dynamic scaling changes frequencies only beyond max_position_embeddings, where this runtime's
     context ends.
     """
-    take("original_max_position_embeddings", None)
-    LinearRope(theta, factor=float(take("factor")))  # refuses a factor that makes no sense
+    fields.ignore(ORIGINAL)
+    fields.positive("factor")
     return Rope(theta)
 
 
-def _linear(theta: float, take: Take, max_positions: int) -> Rope:
-    take("original_max_position_embeddings", None)
-    return LinearRope(theta, factor=float(take("factor")))
+def _linear(theta: float, fields: Fields, max_positions: int) -> Rope:
+    fields.ignore(ORIGINAL)
+    return LinearRope(theta, factor=fields.positive("factor"))
 
 
-def _llama3(theta: float, take: Take, max_positions: int) -> Rope:
+def _llama3(theta: float, fields: Fields, max_positions: int) -> Rope:
     return Llama3Rope(
         theta,
-        factor=float(take("factor")),
-        low_freq_factor=float(take("low_freq_factor")),
-        high_freq_factor=float(take("high_freq_factor")),
-        original_context=int(take("original_max_position_embeddings")),
+        factor=fields.positive("factor"),
+        low_freq_factor=fields.positive("low_freq_factor"),
+        high_freq_factor=fields.positive("high_freq_factor"),
+        original_context=fields.integer(ORIGINAL),
     )
 
 
-def _yarn(theta: float, take: Take, max_positions: int) -> Rope:
+def _yarn(theta: float, fields: Fields, max_positions: int) -> Rope:
     return YarnRope(
         theta,
-        factor=float(take("factor")),
-        original_context=int(take("original_max_position_embeddings", None) or max_positions),
-        beta_fast=_number(take, "beta_fast") or 32.0,
-        beta_slow=_number(take, "beta_slow") or 1.0,
-        truncate=bool(take("truncate", True)),
-        attention_scale=_number(take, "attention_factor"),
-        mscale=_number(take, "mscale"),
-        mscale_all_dim=_number(take, "mscale_all_dim"),
+        factor=fields.positive("factor"),
+        original_context=fields.integer(ORIGINAL, max_positions),
+        beta_fast=fields.positive("beta_fast", 32.0),
+        beta_slow=fields.positive("beta_slow", 1.0),
+        truncate=fields.take("truncate", True, kind=bool),
+        attention_scale=_positive_or_none(fields, "attention_factor"),
+        mscale=_number_or_none(fields, "mscale"),
+        mscale_all_dim=_number_or_none(fields, "mscale_all_dim"),
     )
 
 
-def _longrope(theta: float, take: Take, max_positions: int) -> Rope:
-    original = int(take("original_max_position_embeddings"))
-    short = tuple(map(float, take("short_factor")))
-    long = tuple(map(float, take("long_factor")))
-    if len(short) != len(long) or not all(factor > 0 for factor in short + long):
+def _longrope(theta: float, fields: Fields, max_positions: int) -> Rope:
+    original = fields.integer(ORIGINAL)
+    short = _factors(fields, "short_factor")
+    long = _factors(fields, "long_factor")
+    if len(short) != len(long):
         raise ModelError(
-            f"rope: {len(short)} short and {len(long)} long factors; their numbers must be equal "
-            f"and all factors positive"
+            f"config.json: short_factor has {len(short)} numbers and long_factor {len(long)}; "
+            f"they have to be as many"
         )
     return LongRope(
         theta,
         short_factors=short,
-        factor=_number(take, "factor") or max_positions / original,
+        factor=fields.positive("factor", max_positions / original),
         original_context=original,
-        attention_scale=_number(take, "attention_factor"),
+        attention_scale=_positive_or_none(fields, "attention_factor"),
     )
 
 
-def _number(take: Take, name: str) -> float | None:
-    value = take(name, None)
-    return None if value is None else float(value)
+def _factors(fields: Fields, name: str) -> tuple[float, ...]:
+    """Return a list of positive numbers, whose places are named in errors."""
+    given = fields.take(name, kind=list)
+    named = Fields({f"{name}[{i}]": factor for i, factor in enumerate(given)})
+    return tuple(named.positive(f"{name}[{i}]") for i in range(len(given)))
 
 
-ROPES: dict[str, Callable[[float, Take, int], Rope]] = {
+def _positive_or_none(fields: Fields, name: str) -> float | None:
+    return None if fields.nullable(name, None) is None else fields.positive(name)
+
+
+def _number_or_none(fields: Fields, name: str) -> float | None:
+    """Return a number of at least 0; 0 is published for a factor that is not in use."""
+    if fields.nullable(name, None) is None:
+        return None
+    value = fields.number(name)
+    if not 0 <= value < math.inf:
+        raise ModelError(f"config.json: {name} is {value:g}; it must be 0 or a positive number")
+    return value
+
+
+ROPES: dict[str, Callable[[float, Fields, int], Rope]] = {
     "default": _default,
     "mrope": _default,
     "linear": _linear,

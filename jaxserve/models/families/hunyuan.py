@@ -7,8 +7,10 @@ from typing import Any
 
 from jaxserve.errors import ModelError
 from jaxserve.models.families import hf_names
-from jaxserve.models.families.hf_config import MAX_COUNTS, MAX_SIZE, ConfigReader, shown
+from jaxserve.models.families.hf_config import ConfigReader
 from jaxserve.models.families.hf_names import expert_tensors
+from jaxserve.models.families.hf_rope import theta_of
+from jaxserve.models.families.typed_fields import MAX_COUNTS, MAX_SIZE, Fields, shown
 from jaxserve.models.families.weight_table import Family, Tensor
 from jaxserve.models.mixture import Mixture
 from jaxserve.models.rope import NtkRope, Rope
@@ -105,11 +107,10 @@ def _rope(read: ConfigReader) -> Rope:
     kind = fields.get("rope_type") or fields.get("type")
     if kind != "dynamic" or fields.get("alpha") is None:
         return read.rope(10000.0)
-    inside = ConfigReader(fields)
-    inside.ignore(*ALPHA_ROPE)
+    inside = Fields(fields, "the rope of type 'dynamic'", known=ALPHA_ROPE)
     inside.expect("factor", 1.0)
     inside.finish()
-    theta = inside.positive("rope_theta", read.positive("rope_theta", 10000.0))
+    theta = theta_of(inside, "rope_theta", theta_of(read, "rope_theta", 10000.0))
     return NtkRope(theta, alpha=inside.positive("alpha", 1.0))
 
 

@@ -6,9 +6,10 @@ from typing import Any
 
 from jaxserve.errors import ModelError
 from jaxserve.models.families import deepseek
-from jaxserve.models.families.hf_config import ConfigReader, shown
+from jaxserve.models.families.hf_config import ConfigReader
 from jaxserve.models.families.hf_names import expert_tensors, layer_tensors, tensors
 from jaxserve.models.families.mixtral import NAMES
+from jaxserve.models.families.typed_fields import shown
 from jaxserve.models.families.weight_table import Family, Tensor
 from jaxserve.models.mixture import Mixture
 from jaxserve.models.spec import ModelSpec

@@ -7,6 +7,7 @@ from typing import Any
 from jaxserve.errors import ModelError
 from jaxserve.models.families.hf_config import FULL, ConfigReader
 from jaxserve.models.families.hf_names import expert_tensors, layer_tensors, tensors
+from jaxserve.models.families.typed_fields import shown
 from jaxserve.models.families.weight_table import Family, Tensor
 from jaxserve.models.layer_kind import LayerKind
 from jaxserve.models.mixture import Mixture
@@ -59,7 +60,7 @@ def mixture(
     """
     read.ignore("router_aux_loss_coef", "output_router_logits")  # only training uses them
     step = read.integer("decoder_sparse_step", 1)
-    without = read.take("mlp_only_layers", [], kind=list)
+    without = _layers_without_experts(read, layers)
     return Mixture(
         experts=read.either("num_experts", "num_local_experts"),  # transformers 5 writes the latter
         taken=read.integer("num_experts_per_tok"),
@@ -70,6 +71,14 @@ def mixture(
         normalized=read.take("norm_topk_prob", norm_topk_prob, kind=bool),
         **more,
     )
+
+
+def _layers_without_experts(read: ConfigReader, layers: int) -> list[int]:
+    listed = read.take("mlp_only_layers", [], kind=list)
+    if any(layer not in range(layers) for layer in listed):
+        problem = f"mlp_only_layers is {shown(listed)}; it must list layers, 0 to {layers - 1}"
+        raise ModelError(f"config.json: {problem}")
+    return listed
 
 
 def qwen2_moe_tensors(spec: ModelSpec) -> list[Tensor]:

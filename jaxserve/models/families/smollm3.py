@@ -5,8 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from jaxserve.errors import ModelError
-from jaxserve.models.families.hf_config import FULL, SLIDING, ConfigReader, shown
+from jaxserve.models.families.hf_config import FULL, SLIDING, ConfigReader
 from jaxserve.models.families.hf_names import tensors
+from jaxserve.models.families.typed_fields import shown
 from jaxserve.models.families.weight_table import Family
 from jaxserve.models.layer_kind import LayerKind
 from jaxserve.models.spec import ModelSpec

@@ -12,7 +12,8 @@ from typing import Any
 from jaxserve.errors import ModelError
 from jaxserve.models.families import deepseek
 from jaxserve.models.families.glm4_moe_lite import listed_expert_layers
-from jaxserve.models.families.hf_config import ConfigReader, shown
+from jaxserve.models.families.hf_config import ConfigReader
+from jaxserve.models.families.typed_fields import shown
 from jaxserve.models.families.weight_table import Family
 from jaxserve.models.layer_kind import Latent
 from jaxserve.models.spec import ModelSpec

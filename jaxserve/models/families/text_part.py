@@ -10,6 +10,7 @@ from typing import Any
 from jaxserve.errors import ModelError
 from jaxserve.models.families.hf_config import ConfigReader
 from jaxserve.models.families.needs import TEXTS_NEED
+from jaxserve.models.families.typed_fields import in_config
 from jaxserve.models.families.weight_table import Family
 from jaxserve.models.spec import ModelSpec
 
@@ -56,15 +57,15 @@ def text_part(
         read.ignore(
             *(name for name, value in config.items() if name in text and text[name] == value)
         )
-        read.ignore("tie_word_embeddings")
+        ties = read.take("tie_word_embeddings", False, kind=bool)
         if "tie_word_embeddings" in config:  # the head belongs to the whole model
             inside = ties_inside and text.get("tie_word_embeddings") is True
-            text["tie_word_embeddings"] = config["tie_word_embeddings"] or inside
+            text["tie_word_embeddings"] = ties or inside
         read.finish()
         try:
             return texts[kind].spec_from_hf(text)
         except ModelError as error:
-            message = str(error).replace("config.json", f"{TEXT} of config.json", 1)
+            message = in_config(str(error)).replace("config.json", f"{TEXT} of config.json", 1)
             raise ModelError(message) from error
 
     return replace(table, spec_from_hf=spec_from_hf, towers=towers)

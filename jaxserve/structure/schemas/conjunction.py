@@ -1,4 +1,4 @@
-"""What one schema demands of a value, together with those that its allOf and $ref lead to.
+"""Demands of one schema on a value, together with those that its allOf and $ref lead to.
 
 Keywords that are not read here narrow a schema further: what is said of its values holds for more
 values than follow it.
@@ -25,7 +25,7 @@ def kinds_of(document: Document, schema: Any, depth: int = 0) -> Kinds:
 
 
 class Conjunction:
-    """What a schema demands of a value, together with those that its allOf and $ref lead to."""
+    """Demands of a schema on a value, together with those that its allOf and $ref lead to."""
 
     def __init__(self, document: Document, schema: Any, depth: int = 0) -> None:
         self._document = document
@@ -115,17 +115,13 @@ class Conjunction:
     @cached_property
     def numbers(self) -> Range:
         """The range of numbers; a bound that is itself excluded is moved to the next float."""
-        above, below = (
-            self.strongest("exclusiveMinimum", max),
-            self.strongest("exclusiveMaximum", min),
-        )
-        least, most = self.strongest("minimum", max), self.strongest("maximum", min)
-        lower = [] if above is None else [math.nextafter(above, math.inf)]
-        upper = [] if below is None else [math.nextafter(below, -math.inf)]
-        return (
-            max(lower + ([] if least is None else [least]), default=-math.inf),
-            min(upper + ([] if most is None else [most]), default=math.inf),
-        )
+        lower = [end for end in [self.strongest("minimum", max)] if end is not None]
+        upper = [end for end in [self.strongest("maximum", min)] if end is not None]
+        if (above := self.strongest("exclusiveMinimum", max)) is not None:
+            lower.append(math.nextafter(above, math.inf))
+        if (below := self.strongest("exclusiveMaximum", min)) is not None:
+            upper.append(math.nextafter(below, -math.inf))
+        return max(lower, default=-math.inf), min(upper, default=math.inf)
 
     def strongest(self, key: str, of: Callable[[list[float]], float]) -> float | None:
         """Return the bound of a keyword that holds, the least or greatest one; None without any."""

@@ -86,7 +86,8 @@ def _ranges_apart(one: Range, other: Range) -> bool:
 
 
 def _arrays_apart(document: Document, one: Conjunction, other: Conjunction, depth: int) -> bool:
-    one_sizes, other_sizes = one.sizes("Items"), other.sizes("Items")
+    one_sizes = one.sizes("Items")
+    other_sizes = other.sizes("Items")
     if _ranges_apart(one_sizes, other_sizes):
         return True
     present = int(max(one_sizes[0], other_sizes[0]))

@@ -56,35 +56,41 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"num_attention_heads": 3}, "3 query heads do not divide by 2 kv heads"),
     (
         {"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}},
-        "rope type 'spiral' is not implemented",
+        "rope_type 'spiral' is not implemented",
     ),
     (
         {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8}},
-        "rope type 'llama3' lacks",
+        "lacks 'low_freq_factor', which the rope of type 'llama3' needs",
     ),
-    ({"rope_parameters": {"rope_theta": 1e4, "wobble": 2}}, "not understood: wobble"),
-    ({"rope_parameters": {"rope_type": "linear", "factor": "x"}}, "wrong type"),
-    ({"rope_parameters": {"rope_type": "default", "rope_theta": "x"}}, "wrong type"),
+    (
+        {"rope_parameters": {"rope_theta": 1e4, "wobble": 2}},
+        "type 'default' does not understand: wobble",
+    ),
+    ({"rope_parameters": {"rope_type": "linear", "factor": "x"}}, "factor is 'x', not of the type"),
+    (
+        {"rope_parameters": {"rope_type": "default", "rope_theta": "x"}},
+        "rope_theta is 'x', not of",
+    ),
     (
         {"rope_parameters": {"rope_type": "default", "rope_theta": 0}},
-        "config.json: rope: theta is 0.0",
+        "config.json: rope_theta is 0; it must be a positive number",
     ),
     (
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1}},
-        "theta is 1.0; it must be more than 1",
+        "rope_theta is 1; it must be more than 1",
     ),
     (
         {"rope_parameters": {"rope_type": ["linear"], "factor": 2}},
-        r"rope type \['linear'\] is not implemented",
+        r"rope_type \['linear'\] is not implemented",
     ),
     (
         {"rope_parameters": {"rope_type": "linear", "factor": 0}},
-        "rope: factor is 0.0; it must be a positive number",
+        "factor is 0; it must be a positive number",
     ),
-    ({"rope_parameters": {"rope_type": "dynamic", "factor": -2}}, "rope: factor is -2.0"),
+    ({"rope_parameters": {"rope_type": "dynamic", "factor": -2}}, "factor is -2; it must be"),
     (
         {"rope_parameters": {"rope_type": "dynamic", "factor": [2]}},
-        "rope type 'dynamic' has a field of the wrong type",
+        r"factor is \[2\], not of the type",
     ),
     (
         {"rope_parameters": LLAMA3 | {"high_freq_factor": 1}},
@@ -96,7 +102,7 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"rope_parameters": [1]}, r"rope_parameters is \[1\]; it must be an object or null"),
     ({"rope_scaling": "linear"}, "rope_scaling is 'linear'; it must be an object or null"),
-    ({"rms_norm_eps": 0}, "norm_eps is 0.0; it must be a small positive number"),
+    ({"rms_norm_eps": 0}, "rms_norm_eps is 0; it must be a small positive number"),
     (
         {"architectures": "LlamaForCausalLM"},
         "architectures is 'LlamaForCausalLM'; it must be a list of names",

@@ -270,7 +270,7 @@ REFUSED = [
     (
         GEMMA_2_2B,
         {"final_logit_softcapping": -1.0},
-        "final_softcap is -1.0; it must be a positive number",
+        "final_logit_softcapping is -1; it must be a positive number",
     ),
     (
         GEMMA_3_1B,
@@ -283,7 +283,7 @@ REFUSED = [
     (
         PHI_4_MINI,
         {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": []}},
-        "1 short and 0 long",
+        "short_factor has 1 numbers and long_factor 0; they have to be as many",
     ),
     (OLMO_2_7B, {"attention_bias": True}, "attention_bias = True is not implemented"),
     (
@@ -320,7 +320,7 @@ REFUSED = [
                 "original_max_position_embeddings": float("inf"),
             }
         },
-        "has a field of the wrong type: cannot convert float infinity to integer",
+        "original_max_position_embeddings is inf, not of the type it has in published files",
     ),
 ]
 
@@ -348,7 +348,7 @@ MIXTURES_REFUSED = [
     ("deepseek-v3", {"num_key_value_heads": 8}, "num_key_value_heads = 8 is not implemented"),
     ("deepseek-v3", {"rope_scaling": {"type": "yarn", "factor": 4, "wobble": 1}}, "wobble"),
     ("gpt-oss-20b", {"swiglu_alpha": 2.0}, "swiglu_alpha = 2.0 is not implemented"),
-    ("gpt-oss-20b", {"swiglu_limit": -7.0}, "activation clamped with the limit -7.0"),
+    ("gpt-oss-20b", {"swiglu_limit": -7.0}, "swiglu_limit is -7; it must be a positive number"),
     ("gpt-oss-20b", {"experts_per_token": 2}, "num_experts_per_tok is 4 and experts_per_token 2"),
     ("gpt-oss-20b", {"rope_scaling": None}, "lacks 'rope_scaling'"),
     ("deepseek-v3", {"first_k_dense_replace": -1}, "first_k_dense_replace is -1; it must be 0 to"),

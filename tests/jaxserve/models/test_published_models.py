@@ -166,17 +166,17 @@ SPOILT = [
     (
         "tencent/Hunyuan-A13B-Instruct",
         {"rope_scaling": {"type": "yarn", "factor": 4.0, "alpha": 2.0}},
-        "fields that are not understood: alpha",
+        "the rope of type 'yarn' does not understand: alpha",
     ),
     ("LGAI-EXAONE/EXAONE-4.0-32B", {"layer_types": []}, "layer_types has 0 layers"),
     ("zai-org/GLM-5.2", {"indexer_types": ["full", "x"]}, "implemented are full, shared"),
     ("zai-org/GLM-5.2", {"index_topk_pattern": "FSx"}, "implemented are F, S, full, shared"),
     *(
-        ("Qwen/Qwen3-8B", {"rope_scaling": YARN | change}, "supports more than 2147483647")
-        for change in (
-            {"factor": 1e308},
-            {"factor": 1e12},
-            {"original_max_position_embeddings": 10**400},
+        ("Qwen/Qwen3-8B", {"rope_scaling": YARN | change}, problem)
+        for change, problem in (
+            ({"factor": 1e308}, "supports more than 2147483647"),
+            ({"factor": 1e12}, "supports more than 2147483647"),
+            ({"original_max_position_embeddings": 10**400}, "0 ...; at most 2147483647 are"),
         )
     ),
     ("LGAI-EXAONE/EXAONE-4.0-32B", {"sliding_window": None}, "no sliding_window is in use"),
@@ -199,11 +199,11 @@ SPOILT = [
     ("zai-org/GLM-4.5", {"first_k_dense_replace": -(10**12)}, "it must be 0 to"),
     ("zai-org/GLM-4.5", {"routed_scaling_factor": 10**400}, "is beyond the range of float64"),
     ("zai-org/GLM-4.5", {"partial_rotary_factor": 10**400}, "is beyond the range of float64"),
-    (DEVSTRAL, {"rope_parameters": GROWING}, "llama_4_scaling_beta of rope_parameters must be a"),
+    (DEVSTRAL, {"rope_parameters": GROWING}, "lacks 'llama_4_scaling_beta', which"),
     (
         DEVSTRAL,
         {"rope_parameters": GROWING | {"llama_4_scaling_beta": float("inf")}},
-        "llama_4_scaling_beta of rope_parameters must be a number from 0 to",
+        "llama_4_scaling_beta is inf; it must be 0 or a positive number",
     ),
     (
         DEVSTRAL,
@@ -211,7 +211,7 @@ SPOILT = [
             "rope_parameters": GROWING
             | {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 0}
         },
-        "queries that grow by 0.1 every 0 positions; both numbers must be positive",
+        "original_max_position_embeddings is 0; it must be an integer of at least 1",
     ),
 ]
 

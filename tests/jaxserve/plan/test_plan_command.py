@@ -213,7 +213,7 @@ def test_numbers_that_are_none_are_one_line(
     [
         (
             {"rope_scaling": {"rope_type": "spiral", "factor": 2.0}},
-            "rope type 'spiral' is not implemented",
+            "rope_type 'spiral' is not implemented",
         ),
         ({"routing": "by dice"}, "does not understand: routing"),
         ({"architectures": ["NobodyForCausalLM"]}, "are not implemented"),
