@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+LIBRARY_OPTIONS = "x-guidance"  # keyword of llguidance; a client's schema sets none
 ANY_TEXT = "/(?s:.*)/"  # (?s: lets the point match line ends
 
 
@@ -120,6 +121,7 @@ def _arguments(schemas: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the rules arguments_0, arguments_1 and so on, one per schema."""
     rules = []
     for i, schema in enumerate(schemas):
-        complete = {**schema, "type": "object"}
+        complete = {key: value for key, value in schema.items() if key != LIBRARY_OPTIONS}
+        complete["type"] = "object"
         rules.append(f"arguments_{i}: %json {json.dumps(complete, ensure_ascii=False)}")
     return rules

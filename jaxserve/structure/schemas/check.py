@@ -15,7 +15,8 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
 from jaxserve.structure.schemas.embedded import embedded_schemas
-from jaxserve.structure.schemas.walk import VALUES, escaped, needed, schemas, with_needed
+from jaxserve.structure.schemas.keywords import VALUES, escaped
+from jaxserve.structure.schemas.walk import needed, schemas, with_needed
 
 LOWER: Final = ("minimum", "exclusiveMinimum")
 UPPER: Final = ("maximum", "exclusiveMaximum")

@@ -12,21 +12,26 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Final
 
-from jaxserve.structure.schemas.conjunction import items_of
+from jaxserve.structure.schemas.conjunction import Conjunction, items_of
 from jaxserve.structure.schemas.document import Document
 from jaxserve.structure.schemas.errors import SchemaError
+from jaxserve.structure.schemas.keywords import escaped
 from jaxserve.structure.schemas.kinds import (
-    EVERY,
     NUMBERS,
     Kinds,
+    is_true,
     kind_of,
     type_names,
     value_key,
 )
-from jaxserve.structure.schemas.walk import escaped
 
-type Opposite = Callable[[str, Any, Kinds], Any]
+type Opposite = Callable[[str, Any, Any], Any]
 NO_COMPLEMENT: Final = "has no opposite that can be followed (it stands in 'not', 'if' or 'oneOf')"
+
+
+NO_FRACTIONS: Final = (
+    "has no opposite that can be followed: numbers that are not integers cannot be told apart"
+)
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,8 @@ class Place:
     path: str
     schema: Mapping[str, Any]
     kinds: Kinds  # kinds of values that can get here and that the schema's `type` allows
-    opposite: Opposite  # complement of another schema, with its path and the kinds
+    beside: Conjunction  # what is known to hold for the same value
+    opposite: Opposite  # complement of a schema, from its path and what holds beside it
 
     def refused(self, key: str, problem: str = NO_COMPLEMENT) -> SchemaError:
         return SchemaError(f"{self.path}/{escaped(key)}", problem)
@@ -71,7 +77,7 @@ def other_kinds(path: str, kinds: Kinds, excluded: Kinds) -> Any:
     """Return the schema of the values among `kinds` that are of none of the excluded kinds."""
     names = type_names(kinds - excluded)
     if names is None:
-        raise SchemaError(f"{path}/type", "leaves numbers that are not integers; " + NO_COMPLEMENT)
+        raise SchemaError(f"{path}/type", NO_FRACTIONS)
     return {"type": names} if names else False
 
 
@@ -84,7 +90,7 @@ def _listed(place: Place) -> list[Any] | None:
     if "const" in place.schema:
         listed.append([place.schema["const"]])
     if "enum" in place.schema:
-        listed.append(_list(place, "enum", place.schema["enum"]))
+        listed.append(place.schema["enum"])
     if not listed:
         return None
     keys = set.intersection(*({value_key(value) for value in values} for values in listed))
@@ -102,7 +108,7 @@ def _other_values(place: Place, values: Sequence[Any]) -> Iterator[Any]:
     if "boolean" in by_kind and "boolean" in place.kinds:
         yield {"enum": [value for value in (False, True) if value not in by_kind["boolean"]]}
     if "string" in by_kind and "string" in place.kinds:
-        # Written as an expression at the end; see rewriting.py.
+        # Written as an expression at the end; see finish.py.
         yield {"type": "string", "not": {"enum": by_kind["string"]}}
     if has_numbers:
         numbers = [value for kind in NUMBERS for value in by_kind.get(kind, ())]
@@ -111,10 +117,10 @@ def _other_values(place: Place, values: Sequence[Any]) -> Iterator[Any]:
         if kind in by_kind and kind in place.kinds:
             described = map(_described, by_kind[kind])
             key = "const" if "const" in place.schema else "enum"
-            only = frozenset({kind})
             yield {
                 "allOf": [
-                    place.opposite(f"{place.path}/{key}", schema, only) for schema in described
+                    place.opposite(f"{place.path}/{key}", schema, {"type": kind})
+                    for schema in described
                 ]
             }
 
@@ -162,14 +168,14 @@ type Rule = Callable[[Place, str, Any], Iterator[Mapping[str, Any]]]
 
 
 def _never(place: Place, key: str, value: Any) -> Iterator[Mapping[str, Any]]:
+    yield from ()
     raise place.refused(key)
-    yield {}  # pragma: no cover
 
 
 def _bound(opposite: str) -> Rule:
     def rule(place: Place, key: str, value: Any) -> Iterator[Mapping[str, Any]]:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise place.refused(key, f"is {value!r:.80}; it must be a number here")
+        if isinstance(value, bool):  # exclusiveMinimum of draft 4
+            raise place.refused(key)
         yield {opposite: value}
 
     return rule
@@ -177,71 +183,89 @@ def _bound(opposite: str) -> Rule:
 
 def _at_least(opposite: str) -> Rule:
     def rule(place: Place, key: str, value: Any) -> Iterator[Mapping[str, Any]]:
-        if (count := _count(place, key, value)) > 0:
-            yield {opposite: count - 1}
+        if value > 0:
+            yield {opposite: value - 1}
 
     return rule
 
 
 def _at_most(opposite: str) -> Rule:
     def rule(place: Place, key: str, value: Any) -> Iterator[Mapping[str, Any]]:
-        yield {opposite: _count(place, key, value) + 1}
+        yield {opposite: value + 1}
 
     return rule
 
 
 def _required(place: Place, key: str, value: Any) -> Iterator[Mapping[str, Any]]:
-    for name in _list(place, key, value):
+    for name in value:
         yield {"properties": {name: False}}
 
 
 def _properties(place: Place, key: str, value: Any) -> Iterator[Mapping[str, Any]]:
-    for name, schema in _mapping(place, key, value).items():
+    for name, schema in value.items():
         path = f"{place.path}/{key}/{escaped(name)}"
-        if (opposite := place.opposite(path, schema, EVERY)) is not False:
+        known = place.beside.of_property(name)
+        if (opposite := place.opposite(path, schema, known)) is not False:
             yield {"required": [name], "properties": {name: opposite}}
 
 
 def _patterns(place: Place, key: str, value: Any) -> Iterator[Mapping[str, Any]]:
-    for name, schema in _mapping(place, key, value).items():
-        if not _is_true(schema):
-            raise place.refused(f"{key}/{escaped(name)}")
-    return iter(())
+    for name, schema in value.items():
+        if not is_true(schema):
+            raise SchemaError(f"{place.path}/{key}/{escaped(name)}", NO_COMPLEMENT)
+    yield from ()
 
 
 def _other_properties(place: Place, key: str, value: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the complement of additionalProperties: with no properties beside it, it is a count."""
-    if _is_true(value):
+    """Yield the complement of additionalProperties, if it is known which others may come.
+
+    With `false`, and no properties beside it, it is a count.
+    """
+    if is_true(value):
         return
-    if value is not False or any(
-        name in place.schema for name in ("properties", "patternProperties")
-    ):
+    named = place.schema.get("properties", {})
+    others = place.beside.only_names
+    if "patternProperties" in place.schema or (others is None and (named or value is not False)):
         raise place.refused(key)
-    yield {"minProperties": 1}
+    if others is None:
+        yield {"minProperties": 1}
+        return
+    for name in others:
+        if name not in named:
+            known = place.beside.of_property(name)
+            opposite = place.opposite(f"{place.path}/{key}", value, known)
+            if opposite is not False:
+                yield {"required": [name], "properties": {name: opposite}}
 
 
 def _items(place: Place, key: str, value: Any) -> Iterator[Mapping[str, Any]]:
     """Yield the complement of each listed item, and that of `false` for the items behind them."""
-    lists_items = isinstance(place.schema.get("items"), list) or place.document.has_item_lists
-    if key == "prefixItems" if lists_items else key == "items" and "prefixItems" in place.schema:
-        return  # it says nothing, or the other keyword's rule reads it
+    if key != _keyword_of_items(place):
+        return
     listed, rest = items_of(place.document, place.schema)
     for i, schema in enumerate(listed):
-        opposite = place.opposite(f"{place.path}/{key}/{i}", schema, EVERY)
+        known = place.beside.of_item(i)
+        opposite = place.opposite(f"{place.path}/{key}/{i}", schema, known)
         if opposite is not False:
             yield {"minItems": i + 1, "items": [*[True] * i, opposite]}
-    if _is_true(rest):
+    if is_true(rest):
         return
     if rest is not False:
         raise place.refused("additionalItems" if isinstance(value, list) else "items")
     yield {"minItems": len(listed) + 1}
 
 
+def _keyword_of_items(place: Place) -> str:
+    """Return the keyword that says which items come first, where two could."""
+    has_list = isinstance(place.schema.get("items"), list) or place.document.has_item_lists
+    return "items" if has_list or "prefixItems" not in place.schema else "prefixItems"
+
+
 def _contains(place: Place, key: str, value: Any) -> Iterator[Mapping[str, Any]]:
     """Yield the complement of contains: no item follows the schema."""
     if place.schema.get("minContains", 1) != 1 or "maxContains" in place.schema:
         raise place.refused(key)
-    yield {"items": place.opposite(f"{place.path}/{key}", value, EVERY)}
+    yield {"items": place.opposite(f"{place.path}/{key}", value, True)}
 
 
 RULES: Final[Mapping[str, tuple[str, Rule]]] = MappingProxyType(
@@ -272,25 +296,3 @@ RULES: Final[Mapping[str, tuple[str, Rule]]] = MappingProxyType(
         "unevaluatedProperties": ("object", _never),
     }
 )
-
-
-def _is_true(schema: Any) -> bool:
-    return schema is True or schema == {}
-
-
-def _count(place: Place, key: str, value: Any) -> int:
-    if isinstance(value, bool) or kind_of(value) != "integer" or value < 0:
-        raise place.refused(key, f"is {value!r:.80}; it must be a natural number")
-    return int(value)
-
-
-def _list(place: Place, key: str, value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise place.refused(key, f"is {value!r:.80}; it must be a list")
-    return value
-
-
-def _mapping(place: Place, key: str, value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise place.refused(key, f"is {value!r:.80}; it must be an object")
-    return value

@@ -5,12 +5,11 @@ values than follow it.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
 from jaxserve.structure.schemas.document import Document
-from jaxserve.structure.schemas.errors import SchemaError
 from jaxserve.structure.schemas.kinds import EVERY, Kinds, kind_of, kinds_named, value_key
 
 DEEPEST: Final = 12  # levels of properties, items and options that are looked into
@@ -42,17 +41,11 @@ class Conjunction:
                 continue
             seen.add(id(part))
             if "$ref" in part:
-                waiting.append(self._target(part["$ref"]))
+                waiting.append(document.found(part["$ref"]))
                 if document.ref_stands_alone:
                     continue
             self.parts.append({key: value for key, value in part.items() if key not in FOLLOWED})
             waiting += _list(part.get("allOf"))
-
-    def _target(self, reference: Any) -> Any:
-        try:
-            return self._document.target("", reference)
-        except SchemaError:  # what it leads to demands more, which is not seen here
-            return True
 
     @cached_property
     def kinds(self) -> Kinds:
@@ -74,14 +67,32 @@ class Conjunction:
         )
 
     @cached_property
-    def values(self) -> dict[str, Any] | None:
-        """The values that const and enum leave, by their keys; None without const and enum."""
+    def constants(self) -> dict[str, Any] | None:
+        """The values that const and enum list, by their keys; None without const and enum."""
         left: dict[str, Any] | None = None
         for part in self.parts:
             for values in _values_listed(part):
                 named = {value_key(value): value for value in values}
                 left = named if left is None else {k: v for k, v in left.items() if k in named}
         return left
+
+    @cached_property
+    def values(self) -> dict[str, Any] | None:
+        """The constants that are not excluded, by their keys; None without const and enum."""
+        if self.constants is None:
+            return None
+        return {key: v for key, v in self.constants.items() if not self._is_excluded(v)}
+
+    def _is_excluded(self, value: Any) -> bool:
+        return isinstance(value, str) and value in self._texts_excluded
+
+    @property
+    def only_names(self) -> list[str] | None:
+        """The names that the properties of an object have at most; None where others may come."""
+        for part in self.parts:
+            if part.get("additionalProperties") is False and "patternProperties" not in part:
+                return list(part.get("properties", ()))
+        return None
 
     @property
     def is_of_constants(self) -> bool:
@@ -97,7 +108,7 @@ class Conjunction:
             return True
         if isinstance(value, str):
             least, most = self.sizes("Length")
-            return not least <= len(value) <= most or value in self._texts_excluded
+            return not least <= len(value) <= most or self._is_excluded(value)
         if _is_number(value):
             least, most = self.numbers
             return not least <= value <= most
@@ -168,17 +179,32 @@ class Conjunction:
             listed, rest = items_of(self._document, part)
             yield listed[index] if index < len(listed) else rest
 
-    def cases(self) -> list[Mapping[str, Any]]:
+    def cases(self, about: Collection[str] = ()) -> list[Mapping[str, Any]]:
         """Return schemas whose union this is: one for each option of its first anyOf or oneOf.
 
         A oneOf is taken as an anyOf, which allows more. None are returned where there is neither.
+
+        Args:
+            about: Keywords; options of which none has one of them are passed over.
         """
         for part in self.parts:
             for key, options in _options(part).items():
+                if about and not any(self._says_one_of(about, option) for option in options):
+                    continue
                 rest = [other for other in self.parts if other is not part]
                 rest.append({name: value for name, value in part.items() if name != key})
                 return [{"allOf": [option, *rest]} for option in options]
         return []
+
+    def _says_one_of(self, keywords: Collection[str], schema: Any) -> bool:
+        inner = Conjunction(self._document, schema, self._depth + 1)
+        return self._depth < DEEPEST and any(
+            not part.keys().isdisjoint(keywords)
+            or any(
+                inner._says_one_of(keywords, o) for many in _options(part).values() for o in many
+            )
+            for part in inner.parts
+        )
 
 
 def items_of(document: Document, schema: Mapping[str, Any]) -> tuple[Sequence[Any], Any]:

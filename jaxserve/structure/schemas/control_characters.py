@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from jaxserve.structure.schemas.errors import SchemaError
-from jaxserve.structure.schemas.walk import VALUES, escaped, schemas
+from jaxserve.structure.schemas.keywords import VALUES, escaped
+from jaxserve.structure.schemas.walk import schemas
 
 # All but \b \t \n \f \r, which have escapes of their own.
 CONTROL: Final = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
@@ -24,7 +25,7 @@ TOKEN: Final = re.compile(
 )
 
 
-def control_characters(root: Any, in_values: bool) -> None:
+def check_control_characters(root: Any, in_values: bool) -> None:
     """Raise SchemaError for the first pattern, or value, with a control character.
 
     Args:

@@ -1,14 +1,18 @@
 """A schema as a whole: its draft, where its references lead, and how much work it has taken."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from jaxserve.structure.schemas.errors import SchemaError
+from jaxserve.structure.schemas.keywords import SINCE, UNTIL
 from jaxserve.structure.schemas.walk import at_path, is_path
 
-MOST_STEPS: Final = 40_000  # of about 20 us each
-# Identifiers of the drafts in which $ref hides what stands beside it, and items may be a list.
-BEFORE_2019: Final = ("draft-04", "draft-05", "draft-06", "draft-07")
+MOST_STEPS: Final = 20_000  # a second of work, or two of a slow machine
+DRAFTS: Final[Mapping[str, int]] = MappingProxyType(
+    {"draft-04": 4, "draft-06": 6, "draft-07": 7, "2019-09": 2019}
+)
+NEWEST: Final = 2020
 
 
 class Document:
@@ -18,31 +22,41 @@ class Document:
         self._root = root
         self._steps = 0
         name = root.get("$schema") if isinstance(root, Mapping) else None
-        self._dialect = name if isinstance(name, str) else ""
+        named = [draft for part, draft in DRAFTS.items() if isinstance(name, str) and part in name]
+        self._draft = named[0] if named else NEWEST
 
     @property
     def ref_stands_alone(self) -> bool:
         """Return whether what stands beside a $ref says nothing, as until draft 7."""
-        return any(draft in self._dialect for draft in BEFORE_2019)
+        return self._draft <= 7
 
     @property
     def has_item_lists(self) -> bool:
         """Return whether `items` may be a list, and prefixItems is unknown, as until 2019-09."""
-        return self.ref_stands_alone or "2019-09" in self._dialect
+        return self._draft <= 2019
+
+    def knows(self, keyword: str) -> bool:
+        """Return whether a keyword says something in the schema's draft."""
+        return SINCE.get(keyword, 0) <= self._draft <= UNTIL.get(keyword, NEWEST)
 
     def target(self, path: str, reference: Any) -> Any:
         """Return the schema that a reference leads to.
 
         Raises SchemaError where it is none that is found in this schema by a path.
         """
-        if not isinstance(reference, str) or not is_path(reference):
-            raise SchemaError(path, f"is {reference!r:.80}; it must be a path in this schema")
-        target = at_path(self._root, reference)
-        if not isinstance(target, Mapping | bool):
+        found = self.found(reference)
+        if found is None:
             raise SchemaError(path, f"is {reference!r:.80}; no schema is there")
-        return target
+        return found
 
-    def count(self, path: str) -> None:
+    def found(self, reference: Any) -> Any:
+        """Return the schema that a reference leads to by a path; None where there is none."""
+        if not isinstance(reference, str) or not is_path(reference):
+            return None
+        target = at_path(self._root, reference)
+        return target if isinstance(target, Mapping | bool) else None
+
+    def count(self, path: str = "") -> None:
         """Count one step of work; raise SchemaError where they are too many."""
         self._steps += 1
         if self._steps > MOST_STEPS:

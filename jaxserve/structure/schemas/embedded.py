@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-MARK: Final = re.compile(r"%json\s*")  # a schema follows
+# Texts, expressions and comments of a grammar, and marks behind which a schema follows.
+TOKEN: Final = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/|(?P<mark>%json\s*)')
 
 
 @dataclass(frozen=True)
@@ -20,12 +21,15 @@ class Embedded:
 
 
 def embedded_schemas(text: str, decoder: json.JSONDecoder) -> Iterator[Embedded]:
-    """Yield the schemas of a grammar; what only looks like one, as in a comment, is passed over."""
+    """Yield the schemas of a grammar; what is no schema there is left to the library."""
     place = 0
-    while mark := MARK.search(text, place):
-        place = mark.end()
+    while token := TOKEN.search(text, place):
+        place = token.end()
+        if token["mark"] is None:
+            continue
         try:
             schema, place = decoder.raw_decode(text, place)
         except (ValueError, RecursionError):
             continue
-        yield Embedded(schema, mark.end(), place, 1 + text.count("\n", 0, mark.start()))
+        if isinstance(schema, dict | bool):
+            yield Embedded(schema, token.end(), place, 1 + text.count("\n", 0, token.start()))

@@ -1,7 +1,6 @@
 """Formats that the grammar library takes more loosely than their definitions."""
 
-from collections.abc import Mapping
-from copy import deepcopy
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -31,11 +30,11 @@ NARROWER: Final[Mapping[str, tuple[Mapping[str, Any], ...]]] = MappingProxyType(
 # Formats that the library knows.
 KNOWN: Final = (
     *("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6"),
-    *("time", "unknown", "uri", "uuid"),
+    *("time", "uri", "uuid"),
 )
 
 
-def unknown_formats(root: Any) -> None:
+def check_formats(root: Any) -> None:
     """Raise SchemaError for the first format of texts that cannot be followed."""
     for path, schema in schemas(root):
         name = schema.get("format")
@@ -46,20 +45,7 @@ def unknown_formats(root: Any) -> None:
         )
 
 
-def with_exact_formats(root: Any) -> Any:
-    """Return a schema whose formats are narrowed to texts that certainly have them.
-
-    A schema that names none of these formats is returned as it is.
-    """
-    if not any(_narrower(schema) for _, schema in schemas(root)):
-        return root
-    copy = deepcopy(root)
-    for _, schema in list(schemas(copy)):
-        if isinstance(schema, dict) and (narrower := _narrower(schema)):
-            schema["allOf"] = [*schema.get("allOf", []), *narrower]
-    return copy
-
-
-def _narrower(schema: Any) -> tuple[Mapping[str, Any], ...]:
+def narrower(schema: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return schemas by which the texts of a schema's format certainly have it."""
     name = schema.get("format")
     return NARROWER.get(name, ()) if isinstance(name, str) else ()

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 type Kinds = frozenset[str]
 
+TYPES: Final = ("null", "boolean", "integer", "number", "string", "array", "object")
 FRACTION: Final = "fraction"  # numbers that are not integers
 NUMBERS: Final = frozenset({"integer", FRACTION})
 EVERY: Final = frozenset({"null", "boolean", "string", "array", "object"}) | NUMBERS
@@ -51,6 +52,11 @@ def kind_of(value: Any) -> str:
         case list():
             return "array"
     return "object"
+
+
+def is_true(schema: Any) -> bool:
+    """Return whether a schema is one of those that say nothing."""
+    return schema is True or schema == {}
 
 
 def value_key(value: Any) -> str:

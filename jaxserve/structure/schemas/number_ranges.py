@@ -5,8 +5,8 @@ integer before the point, it writes them as one, with nothing behind it allowed 
 """
 
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 from jaxserve.structure.schemas.conjunction import Conjunction
 from jaxserve.structure.schemas.document import Document
@@ -14,8 +14,13 @@ from jaxserve.structure.schemas.errors import SchemaError
 from jaxserve.structure.schemas.kinds import FRACTION
 from jaxserve.structure.schemas.walk import schemas
 
+ABOVE: Final = "exclusiveMinimum"
+BELOW: Final = "exclusiveMaximum"
+DEEPEST: Final = 6  # options inside of options, each of which has bounds
+BOUNDS: Final = frozenset((ABOVE, BELOW, "minimum", "maximum"))
 
-def narrow_ranges(root: Any) -> None:
+
+def check_ranges(root: Any) -> None:
     """Raise SchemaError for a range whose excluded end the library would allow."""
     if not any(_excludes_an_integer(schema) for _, schema in schemas(root)):
         return
@@ -26,32 +31,37 @@ def narrow_ranges(root: Any) -> None:
                 _check(path, conjunction)
 
 
-def _excludes_an_integer(schema: Any) -> bool:
-    return any(isinstance(schema.get(key), int) for key in ("exclusiveMinimum", "exclusiveMaximum"))
+def _excludes_an_integer(schema: Mapping[str, Any]) -> bool:
+    return any(isinstance(schema.get(key), int) for key in (ABOVE, BELOW))
 
 
 def _cases(document: Document, path: str, schema: Any) -> Iterator[Conjunction]:
-    """Yield the schema, and what each combination of its options makes of it."""
-    waiting = [schema]
+    """Yield the schema, and what each combination of its options that have bounds makes of it."""
+    waiting = [(schema, 0)]
     while waiting:
         document.count(path)
-        conjunction = Conjunction(document, waiting.pop())
+        case, depth = waiting.pop()
+        conjunction = Conjunction(document, case)
         yield conjunction
-        waiting += conjunction.cases()
+        if depth < DEEPEST:
+            waiting += [(inner, depth + 1) for inner in conjunction.cases(BOUNDS)]
 
 
 def _check(path: str, conjunction: Conjunction) -> None:
-    above = conjunction.strongest("exclusiveMinimum", max)
-    below = conjunction.strongest("exclusiveMaximum", min)
+    above = conjunction.strongest(ABOVE, max)
+    below = conjunction.strongest(BELOW, min)
     least, most = conjunction.numbers
-    if least > most:
-        return
     # Where an excluded end holds, `numbers` begins or ends at the float next to it.
-    match above, below:
-        case int(), _ if least == math.nextafter(above, math.inf) and 0 <= above > most - 1:
-            raise _refused(path, above, most)
-        case _, int() if most == math.nextafter(below, -math.inf) and 0 >= below < least + 1:
-            raise _refused(path, below, least)
+    begins = above is not None and least == math.nextafter(above, math.inf)
+    ends = below is not None and most == math.nextafter(below, -math.inf)
+    lower = above if begins else least
+    upper = below if ends else most
+    if lower is None or upper is None or lower >= upper:
+        return
+    if begins and isinstance(above, int) and above >= 0 and upper < above + 1:
+        raise _refused(path, above, upper)
+    if ends and isinstance(below, int) and below <= 0 and lower > below - 1:
+        raise _refused(path, below, lower)
 
 
 def _refused(path: str, excluded: float, other: float) -> SchemaError:

@@ -12,8 +12,9 @@ type Node = dict[str, "Node"]
 def other_texts(texts: Iterable[str]) -> str:
     """Return an expression, in the syntax of Rust's regex crate, that matches all other texts.
 
-    It reads the letters that the texts begin with as a tree: whatever leaves the tree, ends inside
-    of it, or goes on behind the end of a text is another one.
+    Texts with NUL are left out as well; see patterns.py. The expression follows the letters that
+    the texts begin with as a tree: whatever leaves the tree, ends inside of it, or goes on behind
+    the end of a text is another one.
     """
     root: Node = {}
     for text in texts:
@@ -37,7 +38,7 @@ def _leaving(root: Node) -> str:
         letters = [letter for letter in item if letter != END]
         written.append("(?:" if END in item else "(?:|")
         none_of = "".join(map(_escaped, letters))
-        written.append(f"[^{none_of}]{ANY}" if letters else f"(?s:.){ANY}")
+        written.append(rf"[^\x00{none_of}]{ANY}" if letters else f"(?s:.){ANY}")
         waiting.append(")")
         for letter in reversed(letters):
             waiting += [item[letter], f"|{_escaped(letter)}"]

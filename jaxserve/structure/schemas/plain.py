@@ -5,10 +5,11 @@ from typing import Any, Final
 
 from jaxserve.structure.schemas.conjunction import Conjunction
 from jaxserve.structure.schemas.document import Document
+from jaxserve.structure.schemas.kinds import is_true
 
 # Keywords that hold schemas for the same value: what these evaluate is unknown here.
 IN_PLACE: Final = (
-    *("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "not", "if"),
+    *("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "if"),
     *("dependentSchemas", "dependencies", "contains"),
 )
 
@@ -23,20 +24,20 @@ def plainly_written(document: Document, schema: Mapping[str, Any]) -> Mapping[st
     plain = dict(schema)
     if plain.get("uniqueItems") is False:
         del plain["uniqueItems"]
-    if "propertyNames" in plain:
-        _write_names(document, plain)
     for key in ("unevaluatedProperties", "unevaluatedItems"):
-        if key in plain and (plain[key] is True or plain[key] == {}):
+        if is_true(plain.get(key)):
             del plain[key]
     if plain.keys().isdisjoint(IN_PLACE):
         _write_unevaluated(plain)
+    if "propertyNames" in plain:
+        _write_names(document, plain)
     return plain
 
 
 def _write_names(document: Document, plain: dict[str, Any]) -> None:
     """Replace propertyNames where they are a list, or say nothing but that names are texts."""
     names = plain["propertyNames"]
-    if names is True or (isinstance(names, Mapping) and names in ({}, {"type": "string"})):
+    if is_true(names) or names == {"type": "string"}:
         del plain["propertyNames"]
         return
     known = Conjunction(document, names)

@@ -8,21 +8,19 @@ refused with its path.
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
+from urllib.parse import unquote
 
-from jaxserve.structure.schemas.combine import all_of, any_of
-from jaxserve.structure.schemas.complement import (
-    Place,
-    opposites_of_keywords,
-    other_kinds,
-)
-from jaxserve.structure.schemas.conjunction import kinds_of
+from jaxserve.structure.schemas.combine import all_of, any_of, in_one, parts_of_all
+from jaxserve.structure.schemas.complement import Place, opposites_of_keywords, other_kinds
+from jaxserve.structure.schemas.conjunction import Conjunction, kinds_of
 from jaxserve.structure.schemas.disjoint import all_disjoint, disjoint
 from jaxserve.structure.schemas.document import Document
 from jaxserve.structure.schemas.errors import SchemaError
-from jaxserve.structure.schemas.finish import LISTS, NAMED, PARTS, Finish
-from jaxserve.structure.schemas.kinds import EVERY, Kinds, kinds_named
+from jaxserve.structure.schemas.finish import Names, finished
+from jaxserve.structure.schemas.keywords import DEFINITIONS, check_shapes, escaped, with_held
+from jaxserve.structure.schemas.kinds import Kinds, kinds_named
 from jaxserve.structure.schemas.plain import plainly_written
-from jaxserve.structure.schemas.walk import escaped, goes_by_names, schemas
+from jaxserve.structure.schemas.walk import goes_by_names, schemas
 
 DEPENDENT: Final = ("dependentRequired", "dependentSchemas", "dependencies")
 # What is rewritten, with the keywords that say nothing without one of them.
@@ -37,7 +35,10 @@ UNKNOWN: Final = {
     "$recursiveRef": "only $ref can be",
 }
 SILENT: Final = ("minContains", "maxContains", "$dynamicAnchor", "$recursiveAnchor")
-MOVED: Final = ("$defs", "definitions")
+# Keywords of a schema that are written anew, or not at all.
+NOT_OWN: Final = frozenset((*REWRITTEN, *SILENT, *DEFINITIONS, "allOf", "anyOf"))
+# Keywords that say something beside a $ref until draft 7.
+ALONE: Final = ("$ref", "$schema", "$id")
 
 
 def rewritten(root: Any) -> Any:
@@ -76,109 +77,112 @@ class _Rewriting:
     def __init__(self, root: Any) -> None:
         self._root = root
         self._document = Document(root)
-        self._finish = Finish()
         self._opened: list[str] = []  # references inside of which a complement is being written
 
     def whole(self) -> Any:
-        root = self._finish.schema(self._followed("", self._root, EVERY))
-        definitions = {}
-        while reference := self._finish.next_reference():
+        names = Names()
+        root = finished(self._followed("", self._root, True), names)
+        definitions = dict[str, Any]()
+        while waiting := names.after(len(definitions)):
+            reference = waiting[0]
             target = self._document.target(reference, reference)
-            followed = self._followed(reference[1:], target, EVERY)
-            definitions[self._finish.name(reference)] = self._finish.schema(followed)
+            followed = self._followed(unquote(reference[1:]), target, True)
+            definitions[names.name(reference)] = finished(followed, names)
         return {**root, "$defs": definitions} if definitions and root is not False else root
 
     # ---- schemas that are followed
 
-    def _followed(self, path: str, schema: Any, kinds: Kinds) -> Any:
-        """Return a schema as it is followed by values of these kinds; others do not get here."""
+    def _followed(self, path: str, schema: Any, beside: Any) -> Any:
+        """Return a schema as it is followed by values that follow `beside` as well."""
         self._document.count(path)
         if not isinstance(schema, Mapping):
             return schema
-        kinds &= kinds_of(self._document, schema)
-        if not kinds:
+        check_shapes(path, schema)
+        if "$ref" in schema and self._document.ref_stands_alone:
+            return {key: value for key, value in schema.items() if key in ALONE}
+        unchanged = {key: value for key, value in schema.items() if key not in REWRITTEN}
+        together = {"allOf": [beside, unchanged]}
+        if not kinds_of(self._document, together):
             return False
-        schema = plainly_written(self._document, schema)
-        own = {}
-        demands = []
-        for key, value in schema.items():
-            place = f"{path}/{key}"
-            if key in UNKNOWN:
-                raise SchemaError(place, f"cannot be followed: {UNKNOWN[key]}")
-            if key in LISTS and isinstance(value, list):
-                parts = [self._followed(f"{place}/{i}", v, kinds) for i, v in enumerate(value)]
-                demands += parts if key == "allOf" else [any_of(parts)]
-            elif key in NAMED and isinstance(value, Mapping):
-                own[key] = {
-                    name: self._followed(f"{place}/{escaped(name)}", part, EVERY)
-                    for name, part in value.items()
-                }
-            elif key in PARTS:
-                own[key] = self._parts(place, value)
-            elif key not in (*REWRITTEN, *UNKNOWN, *SILENT, *MOVED):
-                own[key] = value
-        demands += self._demands(path, schema, kinds)
-        return self._joined(path, own, demands)
+        plain = plainly_written(self._document, schema)
+        for key in UNKNOWN:
+            if key in plain:
+                raise SchemaError(f"{path}/{key}", f"cannot be followed: {UNKNOWN[key]}")
+        own = {key: value for key, value in plain.items() if key not in NOT_OWN}
+        own = with_held(own, lambda place, part: self._followed(f"{path}/{place}", part, True))
+        return self._joined(own, [*self._demands(path, plain, together)])
 
-    def _joined(self, path: str, own: dict[str, Any], demands: list[Any]) -> Any:
+    def _joined(self, own: dict[str, Any], demands: list[Any]) -> Any:
         """Return a schema's own keywords with what it demands besides, in one schema.
 
         Its own come first, since properties are written in the order in which they are read.
         """
-        joined = all_of(self._document, [own, *demands])
-        if joined is False or not own:
-            return joined
-        if joined is own:
-            return own
-        rest = [part for part in joined["allOf"] if part is not own]
-        return {**own, **rest[0]} if rest[0].keys() == {"anyOf"} else {**own, "allOf": rest}
+        parts = parts_of_all(self._document, [own, *demands])
+        if parts is None:
+            return False
+        rest = [part for part in parts if part is not own]
+        if not own or not rest:
+            return in_one(parts)
+        is_union = len(rest) == 1 and rest[0].keys() == {"anyOf"}
+        return {**own, **rest[0]} if is_union else {**own, "allOf": rest}
 
-    def _parts(self, path: str, value: Any) -> Any:
-        if isinstance(value, list):
-            return [self._followed(f"{path}/{i}", part, EVERY) for i, part in enumerate(value)]
-        return self._followed(path, value, EVERY)
+    def _demands(self, path: str, schema: Mapping[str, Any], together: Any) -> Iterator[Any]:
+        """Yield what the keywords that hold schemas of the same value demand of it.
 
-    def _demands(self, path: str, schema: Mapping[str, Any], kinds: Kinds) -> Iterator[Any]:
-        """Yield what the keywords that are rewritten demand of a value."""
+        `together` is what the other keywords, here and above, say of the value.
+        """
+        for i, part in enumerate(schema.get("allOf", ())):
+            yield self._followed(f"{path}/allOf/{i}", part, together)
+        if "anyOf" in schema:
+            options = enumerate(schema["anyOf"])
+            yield any_of(self._followed(f"{path}/anyOf/{i}", part, together) for i, part in options)
         if "not" in schema:
-            yield self._opposite(f"{path}/not", schema["not"], kinds)
+            yield self._opposite(f"{path}/not", schema["not"], together)
         if "oneOf" in schema:
-            yield self._one_of(f"{path}/oneOf", _list(f"{path}/oneOf", schema["oneOf"]), kinds)
+            yield self._one_of(f"{path}/oneOf", schema["oneOf"], together)
         if "if" in schema:
-            yield self._if(path, schema, kinds)
+            yield self._if(path, schema, together)
         for key in DEPENDENT:
-            for name, needs in _mapping(f"{path}/{key}", schema.get(key, {})).items():
+            for name, needs in schema.get(key, {}).items():
                 yield self._dependent(f"{path}/{key}/{escaped(name)}", name, needs)
 
-    def _one_of(self, path: str, branches: list[Any], kinds: Kinds) -> Any:
+    def _one_of(self, path: str, branches: list[Any], together: Any) -> Any:
         """Return the union of branches, each without those that it may hold together with."""
-        followed = [self._followed(f"{path}/{i}", part, kinds) for i, part in enumerate(branches)]
+        followed = [
+            self._followed(f"{path}/{i}", part, together) for i, part in enumerate(branches)
+        ]
         if all_disjoint(self._document, branches):
             return any_of(followed)
-        return any_of(self._alone(path, branches, followed, i, kinds) for i in range(len(branches)))
+        return any_of(
+            self._alone(path, branches, followed, i, together) for i in range(len(branches))
+        )
 
     def _alone(
-        self, path: str, branches: list[Any], followed: list[Any], i: int, kinds: Kinds
+        self, path: str, branches: list[Any], followed: list[Any], i: int, together: Any
     ) -> Any:
         """Return a branch without the values that follow another one too."""
-        own_kinds = kinds & kinds_of(self._document, branches[i])
+        own = {"allOf": [together, branches[i]]}
         others = [
-            self._opposite(f"{path}/{j}", other, own_kinds)
+            self._opposite(f"{path}/{j}", other, own)
             for j, other in enumerate(branches)
             if j != i and not disjoint(self._document, branches[i], other)
         ]
         return all_of(self._document, [followed[i], *others])
 
-    def _if(self, path: str, schema: Mapping[str, Any], kinds: Kinds) -> Any:
+    def _if(self, path: str, schema: Mapping[str, Any], together: Any) -> Any:
         """Return the union of `if` with `then`, and of its opposite with `else`."""
         if "then" not in schema and "else" not in schema:
             return True
         cases = []
-        if (then := self._followed(f"{path}/then", schema.get("then", True), kinds)) is not False:
-            holds = self._followed(f"{path}/if", schema["if"], kinds)
+        if (
+            then := self._followed(f"{path}/then", schema.get("then", True), together)
+        ) is not False:
+            holds = self._followed(f"{path}/if", schema["if"], together)
             cases.append(all_of(self._document, [holds, then]))
-        if (other := self._followed(f"{path}/else", schema.get("else", True), kinds)) is not False:
-            fails = self._opposite(f"{path}/if", schema["if"], kinds)
+        if (
+            other := self._followed(f"{path}/else", schema.get("else", True), together)
+        ) is not False:
+            fails = self._opposite(f"{path}/if", schema["if"], together)
             cases.append(all_of(self._document, [fails, other]))
         return any_of(cases)
 
@@ -190,86 +194,90 @@ class _Rewriting:
             if all(need == name for need in needs):
                 return True
             return any_of([absent, {**present, "required": [name, *needs]}])
-        followed = self._followed(path, needs, frozenset({"object"}))
+        followed = self._followed(path, needs, present)
         return any_of([absent, all_of(self._document, [present, followed])])
 
     # ---- schemas that are broken
 
-    def _opposite(self, path: str, schema: Any, kinds: Kinds) -> Any:
-        """Return a schema for the values of these kinds that break another one."""
+    def _opposite(self, path: str, schema: Any, beside: Any) -> Any:
+        """Return a schema for the values that follow `beside` and break another schema.
+
+        It holds together with `beside` alone, and may say less for other values.
+        """
         self._document.count(path)
         if not isinstance(schema, Mapping):
             return schema is False
+        check_shapes(path, schema)
         if "$ref" in schema and self._document.ref_stands_alone:
-            return self._opposite_of_reference(path, schema["$ref"], kinds)
+            return self._opposite_of_reference(path, schema["$ref"], beside)
         schema = plainly_written(self._document, schema)
-        inside = kinds & kinds_named(schema.get("type"))
-        options = [] if inside == kinds else [other_kinds(path, kinds, inside)]
-        place = Place(self._document, path, schema, inside, self._opposite)
+        known = Conjunction(self._document, beside)
+        inside = known.kinds & kinds_named(schema.get("type"))
+        options = [] if inside == known.kinds else [other_kinds(path, known.kinds, inside)]
+        place = Place(self._document, path, schema, inside, known, self._opposite)
         options += opposites_of_keywords(place)
-        options += self._opposites_in_place(path, schema, inside)
+        options += self._opposites_in_place(path, schema, inside, beside)
         return any_of(options)
 
     def _opposites_in_place(
-        self, path: str, schema: Mapping[str, Any], kinds: Kinds
+        self, path: str, schema: Mapping[str, Any], kinds: Kinds, beside: Any
     ) -> Iterator[Any]:
         """Yield the complements of the keywords that hold schemas for the same value."""
-        for key in ("$dynamicRef", "$recursiveRef"):
-            if key in schema:
+        for key in schema:
+            if key in ("$dynamicRef", "$recursiveRef"):
                 raise SchemaError(f"{path}/{key}", f"cannot be followed: {UNKNOWN[key]}")
+            if not self._document.knows(key):
+                raise SchemaError(f"{path}/{key}", "is no keyword of the draft that $schema names")
         if "$ref" in schema:
-            yield self._opposite_of_reference(path, schema["$ref"], kinds)
-        for i, part in enumerate(_list(f"{path}/allOf", schema.get("allOf", []))):
-            yield self._opposite(f"{path}/allOf/{i}", part, kinds)
+            yield self._opposite_of_reference(path, schema["$ref"], beside)
+        for i, part in enumerate(schema.get("allOf", ())):
+            yield self._opposite(f"{path}/allOf/{i}", part, beside)
         if "anyOf" in schema:
-            yield self._none_of(f"{path}/anyOf", schema["anyOf"], kinds)
+            yield self._none_of(f"{path}/anyOf", schema["anyOf"], beside)
         if "oneOf" in schema:
-            yield self._none_of(f"{path}/oneOf", schema["oneOf"], kinds)
-            yield from self._two_of(f"{path}/oneOf", schema["oneOf"], kinds)
+            yield self._none_of(f"{path}/oneOf", schema["oneOf"], beside)
+            yield from self._two_of(f"{path}/oneOf", schema["oneOf"], beside)
         if "not" in schema:
-            yield self._followed(f"{path}/not", schema["not"], kinds)
+            yield self._followed(f"{path}/not", schema["not"], beside)
         if "if" in schema:
-            yield from self._opposites_of_if(path, schema, kinds)
+            yield from self._opposites_of_if(path, schema, beside)
         if "object" in kinds:
             for key in DEPENDENT:
-                for name, needs in _mapping(f"{path}/{key}", schema.get(key, {})).items():
+                for name, needs in schema.get(key, {}).items():
                     yield self._needs_unmet(f"{path}/{key}/{escaped(name)}", name, needs)
 
-    def _opposite_of_reference(self, path: str, reference: Any, kinds: Kinds) -> Any:
+    def _opposite_of_reference(self, path: str, reference: Any, beside: Any) -> Any:
         target = self._document.target(f"{path}/$ref", reference)
         if reference in self._opened:
             raise SchemaError(
                 f"{path}/$ref", "leads back to itself inside of 'not', 'if' or 'oneOf'"
             )
         self._opened.append(reference)
-        opposite = self._opposite(reference[1:], target, kinds)
+        opposite = self._opposite(unquote(reference[1:]), target, beside)
         self._opened.pop()
         return opposite
 
-    def _none_of(self, path: str, branches: Any, kinds: Kinds) -> Any:
-        opposites = (
-            self._opposite(f"{path}/{i}", part, kinds)
-            for i, part in enumerate(_list(path, branches))
-        )
+    def _none_of(self, path: str, branches: list[Any], beside: Any) -> Any:
+        opposites = (self._opposite(f"{path}/{i}", part, beside) for i, part in enumerate(branches))
         return all_of(self._document, opposites)
 
-    def _two_of(self, path: str, branches: list[Any], kinds: Kinds) -> Iterator[Any]:
+    def _two_of(self, path: str, branches: list[Any], beside: Any) -> Iterator[Any]:
         """Yield the intersections of two branches each."""
         for j, other in enumerate(branches):
             for i, one in enumerate(branches[:j]):
                 if not disjoint(self._document, one, other):
                     parts = ((i, one), (j, other))
-                    followed = [self._followed(f"{path}/{n}", part, kinds) for n, part in parts]
+                    followed = [self._followed(f"{path}/{n}", part, beside) for n, part in parts]
                     yield all_of(self._document, followed)
 
-    def _opposites_of_if(self, path: str, schema: Mapping[str, Any], kinds: Kinds) -> Iterator[Any]:
+    def _opposites_of_if(self, path: str, schema: Mapping[str, Any], beside: Any) -> Iterator[Any]:
         if "then" in schema:
-            holds = self._followed(f"{path}/if", schema["if"], kinds)
-            broken = self._opposite(f"{path}/then", schema["then"], kinds)
+            holds = self._followed(f"{path}/if", schema["if"], beside)
+            broken = self._opposite(f"{path}/then", schema["then"], beside)
             yield all_of(self._document, [holds, broken])
         if "else" in schema:
-            fails = self._opposite(f"{path}/if", schema["if"], kinds)
-            broken = self._opposite(f"{path}/else", schema["else"], kinds)
+            fails = self._opposite(f"{path}/if", schema["if"], beside)
+            broken = self._opposite(f"{path}/else", schema["else"], beside)
             yield all_of(self._document, [fails, broken])
 
     def _needs_unmet(self, path: str, name: str, needs: Any) -> Any:
@@ -277,17 +285,5 @@ class _Rewriting:
         if isinstance(needs, list):
             unmet = any_of({"type": "object", "properties": {need: False}} for need in needs)
         else:
-            unmet = self._opposite(path, needs, frozenset({"object"}))
+            unmet = self._opposite(path, needs, present)
         return all_of(self._document, [present, unmet])
-
-
-def _list(path: str, value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise SchemaError(path, f"is {value!r:.80}; it must be a list")
-    return value
-
-
-def _mapping(path: str, value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise SchemaError(path, f"is {value!r:.80}; it must be an object")
-    return value

@@ -1,56 +1,52 @@
-"""The schemas inside of a JSON schema, and where its references lead."""
+"""The schemas inside of a JSON schema, and where its references lead.
+
+Paths are JSON Pointers (RFC 6901).
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import unquote
 
-VALUES: Final = ("const", "enum")  # keywords whose numbers are values of answers
-BY_NAME: Final = ("properties", "patternProperties", "dependentSchemas", "dependencies")
-INNER: Final = (  # a schema, or a list of them
-    *("allOf", "anyOf", "oneOf", "not", "if", "then", "else"),
-    *("items", "prefixItems", "additionalItems", "contains"),
-    *("additionalProperties", "propertyNames"),
-)
+from jaxserve.structure.schemas.keywords import DEFINITIONS, escaped, held
+
 MAX_DIGITS: Final = 10  # of an index in a path
 
 
 def schemas(root: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield all schemas that are in force with their paths, outer ones first, without recursion.
 
-    Where references go by names, every object of the schema may be in force, and is yielded.
+    Where references go by names, every definition may be in force, and is yielded.
     """
-    has_names = any(map(_goes_by_name, _objects(root)))
-    waiting = [("", root)]
-    seen = set[int]()
-    while waiting:
-        path, schema = waiting.pop()
-        if not isinstance(schema, Mapping | list) or id(schema) in seen:
-            continue
-        seen.add(id(schema))
-        if isinstance(schema, Mapping):
-            yield path, schema
-        inner = _everything(path, schema) if has_names else _inner(path, schema)
-        waiting += reversed([*inner, *_referred(root, schema)])
-
-
-def _objects(root: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield all objects of a value, without recursion."""
-    waiting = [root]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, Mapping):
-            yield value
-            waiting += value.values()
-        elif isinstance(value, list):
-            waiting += value
+    yield from _schemas(root, with_definitions=goes_by_names(root))
 
 
 def goes_by_names(root: Any) -> bool:
     """Return whether references may lead to names: $id inside of the schema, $anchor, or a URL."""
     return any(
         _goes_by_name(schema) or (schema is not root and isinstance(schema.get("$id"), str))
-        for schema in _objects(root)
+        for _, schema in _schemas(root, with_definitions=True)
     )
+
+
+def _schemas(root: Any, with_definitions: bool) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    waiting = [("", root)]
+    seen = set[int]()
+    while waiting:
+        path, schema = waiting.pop()
+        if not isinstance(schema, Mapping) or id(schema) in seen:
+            continue
+        seen.add(id(schema))
+        yield path, schema
+        inner = [(f"{path}/{place}", part) for place, part in held(schema)]
+        if with_definitions:
+            inner += _definitions(path, schema)
+        waiting += reversed([*inner, *_referred(root, schema)])
+
+
+def _definitions(path: str, schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key in DEFINITIONS:
+        if isinstance(named := schema.get(key), Mapping):
+            yield from ((f"{path}/{key}/{escaped(name)}", part) for name, part in named.items())
 
 
 def _goes_by_name(schema: Mapping[str, Any]) -> bool:
@@ -58,39 +54,21 @@ def _goes_by_name(schema: Mapping[str, Any]) -> bool:
     return isinstance(reference, str) and not is_path(reference)
 
 
-def _everything(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
-    for key, item in pairs:
-        if isinstance(item, Mapping | list) and key not in VALUES:
-            yield f"{path}/{escaped(str(key))}", item
-
-
-def _inner(path: str, schema: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(schema, list):
-        for number, item in enumerate(schema):
-            if isinstance(item, Mapping):
-                yield f"{path}/{number}", item
-        return
-    for key, value in schema.items():
-        if key in BY_NAME and isinstance(value, Mapping):
-            for name, item in value.items():
-                if isinstance(item, Mapping):
-                    yield f"{path}/{key}/{escaped(name)}", item
-        elif key in INNER:
-            yield f"{path}/{key}", value
-
-
 def _referred(root: Any, schema: Any) -> Iterator[tuple[str, Any]]:
     """Yield the schema that another one refers to by its path."""
-    reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+    reference = _without_own_name(root, schema.get("$ref"))
     if isinstance(reference, str) and is_path(reference):
         found = at_path(root, reference)
         if isinstance(found, Mapping):
             yield unquote(reference[1:]), found
 
 
-def escaped(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")
+def _without_own_name(root: Any, reference: Any) -> Any:
+    """Return a reference without the $id of the whole schema before its path."""
+    own = root.get("$id") if isinstance(root, Mapping) else None
+    if isinstance(own, str) and isinstance(reference, str):
+        return reference.removeprefix(own.rstrip("#")) or "#"
+    return reference
 
 
 # ---- references

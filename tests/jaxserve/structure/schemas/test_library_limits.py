@@ -35,6 +35,10 @@ FOO = {"properties": {"foo": {"type": "integer"}}}
         (FOO, r'{"\u0066oo":"x"}', False),  # foo, which is an integer
         (FOO, r'{"bar":"\n"}', True),
         ({"patternProperties": {"^f": {"type": "integer"}}}, r'{"\u0066":"x"}', False),
+        ({"type": "object", "dependentRequired": {"a": ["b"]}}, r'{"\u0061":1}', False),
+        ({"type": "object", "not": {"const": {"a": 1}}}, r'{"\u0061":1}', False),
+        ({"unevaluatedProperties": FOO}, r'{"x":{"\u0066oo":"s"}}', False),
+        ({**FOO, "x-guidance": {"json_allowed_escapes": "u"}}, r'{"\u0066oo":"x"}', False),
         ({**FOO, "additionalProperties": False}, r'{"foo":1}', True),
         ({"type": "string"}, r'"\u001b[0m"', True),
         ({"const": "\x1b"}, r'"\u001b"', True),
@@ -80,6 +84,9 @@ def test_control_characters_that_would_be_left_out(
         ({"exclusiveMinimum": 1, "anyOf": [{"maximum": 7}, {"maximum": 1.5}]}, True),
         ({"allOf": [{"exclusiveMinimum": 1}, {"maximum": 1.5}]}, True),
         ({"exclusiveMinimum": 0, "maximum": 1}, False),
+        ({"exclusiveMinimum": 0, "exclusiveMaximum": 1}, False),
+        ({"exclusiveMinimum": -1, "exclusiveMaximum": 0}, False),
+        ({"exclusiveMinimum": 0, "allOf": [{"anyOf": [{"minLength": 1}, {}]}] * 16}, False),
         ({"exclusiveMinimum": 0.1, "maximum": 0.5}, False),
         ({"minimum": 0, "maximum": 0.5}, False),
         ({"exclusiveMinimum": 0, "minimum": 0.2, "maximum": 0.5}, False),
@@ -98,6 +105,47 @@ def test_ends_that_the_library_would_allow(
     for key, end in schema.items():
         if key.startswith("exclusive"):
             assert not follows(grammar, str(end))
+
+
+# ---- patterns
+
+
+@pytest.mark.parametrize(
+    ("pattern", "right", "wrong"),
+    [
+        (r'^[^"]*$', ["", "ab", "\\", "\n"], ['"', 'a"b']),
+        (r"^[^\\]*$", ["", 'a"b'], ["\\", "a\\b"]),
+        (r'^[^"\\\n]+$', ["ab"], ["", '"', "\\", "a\n"]),
+        (r"^[\x00-!#-~]$", ["a", "!"], ['"']),
+        (r"^\P{P}$", ["a"], ['"', "."]),
+        (r"^[^a]$", ["b", '"', "\\"], ["a"]),
+        (r"^\S\s[\S][^\s]$", ["a bc"], ["\ufeff bc", "aabc", "a b\u2028", "a b "]),
+        (r"^[\s\d]$", [" ", "7", "\ufeff"], ["a", "\x85"]),
+    ],
+)
+def test_patterns_are_followed_as_ecma_262_means_them(
+    grammars: Grammars, pattern: str, right: list[str], wrong: list[str]
+) -> None:
+    grammar = grammar_of(grammars, {"type": "string", "pattern": pattern})
+    named = grammar_of(
+        grammars,
+        {"type": "object", "patternProperties": {pattern: {}}, "additionalProperties": False},
+    )
+    for text in (*right, *wrong):
+        spelled = json.dumps(text, ensure_ascii=False)
+        assert follows(grammar, spelled) == (text in right), spelled
+        assert follows(named, f"{{{spelled}:1}}") == (text in right), spelled
+
+
+def test_items_before_additional_items(grammars: Grammars) -> None:
+    """The library reads additionalItems without the items that a keyword of its own stands behind."""
+    schema = {
+        "additionalItems": {"type": "boolean"},
+        "allOf": [{"items": [{}, {"type": "string"}]}],
+        "items": [{"type": "integer"}],
+    }
+    grammar = grammar_of(grammars, schema)
+    assert follows(grammar, "[1]") and not follows(grammar, '[1, "hello"]')
 
 
 # ---- formats
