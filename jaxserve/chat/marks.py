@@ -39,7 +39,7 @@ def notes_on_marks(template: ChatTemplate, tokenizer: Tokenizer) -> tuple[str, .
     tokens = {mark: id for mark, id in ids.items() if id is not None}
     spelled = {mark: id for mark, id in tokens.items() if not _is_read(tokenizer, mark, id)}
     text = [mark for mark, id in ids.items() if id is None]
-    named = {name for variable, name in template.tokens.items() if variable in source}
+    named = _named(template)
     refused = {name: id for name, id in missing.items() if name in named or name in source}
     notes = list[str]()
     if spelled:
@@ -59,6 +59,15 @@ def notes_on_marks(template: ChatTemplate, tokenizer: Tokenizer) -> tuple[str, .
             f"in which it writes them are refused"
         )
     return tuple(notes)
+
+
+def _named(template: ChatTemplate) -> set[str]:
+    """Return the names of tokens that a template's variables stand for, of those that it has."""
+    names = set[str]()
+    for variable, tokens in template.tokens.items():
+        if variable in template.source:
+            names.update([tokens] if isinstance(tokens, str) else tokens)
+    return names
 
 
 def _with_ids(tokens: Mapping[str, int]) -> str:

@@ -26,7 +26,7 @@ class ChatTemplate:
     """Source of a template, and its variables such as bos_token with the names of those tokens."""
 
     source: str
-    tokens: dict[str, str]
+    tokens: dict[str, str | list[str]]  # a list for additional_special_tokens
     # Names of added tokens that the files call the template's own.
     control_tokens: frozenset[str] = frozenset()
     # Ids of tokens that a file declares but that do not count.
@@ -61,7 +61,13 @@ def read_templates(folder: Path, tokenizer: Tokenizer, file: Path | None = None)
         beside = read_object(folder / TEMPLATE_JSON)
     except TokenizerError as error:
         raise ChatError(str(error), FIELD) from None
-    tokens = _default_tokens(tokenizer) | dict.fromkeys(settings.empty, "") | dict(settings.names)
+    tokens: dict[str, str | list[str]] = {
+        **_default_tokens(tokenizer),
+        **dict.fromkeys(settings.empty, ""),
+        **settings.names,
+    }
+    if settings.additional:  # otherwise not defined, as in transformers 4
+        tokens["additional_special_tokens"] = list(settings.additional)
     ignored = {token.name: token.id for token in settings.unused if token.id is not None}
 
     def made(source: str) -> ChatTemplate:

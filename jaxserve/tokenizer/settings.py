@@ -44,6 +44,8 @@ class TokenizerSettings:
     # Fields such as eos_token, with the names of their tokens, which are special.
     names: Mapping[str, str] = field(default_factory=dict)
     empty: frozenset[str] = frozenset()  # such fields that are the empty string: there is no token
+    # Names that additional_special_tokens lists, for chat templates of transformers 4.
+    additional: tuple[str, ...] = ()
     declared: tuple[DeclaredToken, ...] = ()  # tokens with ids, in the order of the ids
     # Tokens that a file names without an id, those of fields such as eos_token first.
     listed: tuple[DeclaredToken, ...] = ()
@@ -88,10 +90,12 @@ def read_settings(folder: Path) -> TokenizerSettings:
     config = read_object(path)
     check_fields(path, config, USED)
     tokens = _tokens(folder, config)
+    old_map = read_object(folder / MAP_FILE)
     return replace(
         tokens,
+        additional=_additional(path, config, old_map),
         declared=_special_among(tokens.declared, tokens.names.values()),
-        empty=_empty(config, read_object(folder / MAP_FILE)),
+        empty=_empty(config, old_map),
         add_bos_token=flag(path, config, "add_bos_token"),
         add_eos_token=flag(path, config, "add_eos_token"),
         add_prefix_space=_prefix_space(path, config),
@@ -265,10 +269,29 @@ def _kept_as_written(config: Mapping[str, Any], old_map: Mapping[str, Any]) -> f
 
 
 def _empty(config: Mapping[str, Any], old_map: Mapping[str, Any]) -> frozenset[str]:
-    """Return the fields that are the empty string, where the older file counts as in _tokens."""
-    decided = config.get("added_tokens_decoder") is not None
-    fields = config if decided else {**config, **old_map}
+    """Return the fields that are the empty string."""
+    fields = _in_force(config, old_map)
     return frozenset(name for name in NAMES if fields.get(name) == "")
+
+
+def _additional(
+    path: Path, config: Mapping[str, Any], old_map: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Return the names of the special tokens beside those of fields such as eos_token.
+
+    transformers 5 writes them as extra_special_tokens.
+    """
+    fields = _in_force(config, old_map)
+    given = fields.get("additional_special_tokens") or fields.get("extra_special_tokens")
+    entries = given if isinstance(given, list) else []
+    names = (token_of(path, "additional_special_tokens", entry).name for entry in entries)
+    return tuple(dict.fromkeys(names))
+
+
+def _in_force(config: Mapping[str, Any], old_map: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields of both files, where the older one counts as in _tokens."""
+    decided = config.get("added_tokens_decoder") is not None
+    return config if decided else {**config, **old_map}
 
 
 def _tokenizer_code(config: Mapping[str, Any]) -> str | None:

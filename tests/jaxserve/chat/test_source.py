@@ -153,6 +153,38 @@ def test_a_token_that_is_the_empty_string(tmp_path: Path) -> None:
     assert template_in(tmp_path, ByteTokenizer()).tokens == settings
 
 
+ADDITIONAL_TOKENS = {"additional_special_tokens": ["<|user|>", {"content": "<|end|>"}, "<|user|>"]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "old_map", "expected"),
+    [
+        (ADDITIONAL_TOKENS, {}, ["<|user|>", "<|end|>"]),
+        (ADDITIONAL_TOKENS, {"additional_special_tokens": ["<|x|>"]}, ["<|x|>"]),
+        (
+            ADDITIONAL_TOKENS | {"added_tokens_decoder": {}},
+            {"additional_special_tokens": ["<|x|>"]},
+            ["<|user|>", "<|end|>"],
+        ),
+        ({"extra_special_tokens": ["<|user|>"]}, {}, ["<|user|>"]),
+        ({"additional_special_tokens": []}, {}, None),
+        ({"extra_special_tokens": {"image_token": "<|image|>"}}, {}, None),
+    ],
+)
+def test_additional_special_tokens(
+    settings: dict, old_map: dict, expected: list[str] | None, tmp_path: Path
+) -> None:
+    """Chat templates of transformers 4 may read them, where some are listed."""
+    write(
+        tmp_path,
+        chat_template__jinja="{{ additional_special_tokens[0] }}",
+        tokenizer_config__json=settings,
+        special_tokens_map__json=old_map,
+    )
+    tokens = template_in(tmp_path, ByteTokenizer()).tokens
+    assert tokens.get("additional_special_tokens") == expected
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [
