@@ -250,6 +250,7 @@ def fused_and_post_norm_cases() -> Iterator[Case]:
     yield Case(
         "phi3_legacy_longrope", phi3(**odd, original_max_position_embeddings=64), legacy="type"
     )
+    yield Case("olmo2_biases", Olmo2Config(**{**tiny(), "rms_norm_eps": 0.01}, attention_bias=True))
     yield Case("olmo2_gqa", Olmo2Config(**tiny(), rope_parameters=rope(theta=5e5)))
     yield Case(
         "olmo2_mha_tied",
@@ -382,6 +383,15 @@ def olmo3_cases() -> Iterator[Case]:
     sizes = {**without_head_dim(), "num_hidden_layers": 4}
     both = dict(full_attention=rope(theta=1e6), sliding_attention=rope(theta=500.0))
     fields = dict(sliding_window=WINDOW, rms_norm_eps=1e-6)
+    of_two = dict(num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"])
+    yield Case(
+        "olmo3_biases",
+        Olmo3Config(
+            **{**sizes, **fields, **of_two, "rms_norm_eps": 0.01},
+            attention_bias=True,
+            rope_parameters=both,
+        ),
+    )
     yield Case("olmo3_two_ropes", Olmo3Config(**sizes, **fields, rope_parameters=both))
     # transformers 5.24 gives layers with a window this theta, whatever a file in this form has.
     theta = dict(rope_theta=500000.0)

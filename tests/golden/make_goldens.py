@@ -95,11 +95,24 @@ def spread(model: PreTrainedModel, name: str, weight: torch.Tensor) -> float:
     That of matrices keeps activations near 1.5, but for gpt-oss's [E, in, out], whose gates must
     reach their limit.
     """
-    if name.endswith(("bias", "sinks")):
-        return 1.5 if name.endswith("sinks") else 0.3
+    if name.endswith("sinks"):
+        return 1.5
+    if name.endswith("bias"):
+        return bias_spread(model.config.model_type, name)
     if model.config.model_type == "gpt_oss" and "experts" in name:
         return (4.0 if "gate_up" in name else 1.0) / math.sqrt(weight.shape[1])
     return 1.5 / math.sqrt(weight.shape[-1])
+
+
+def bias_spread(model_type: str, name: str) -> float:
+    """The standard deviation of a bias.
+
+    OLMo normalizes queries and keys, and what attention adds: large biases of these would leave
+    nothing of the rest.
+    """
+    if not model_type.startswith("olmo"):
+        return 0.3
+    return 1.0 if name.endswith(("q_proj.bias", "k_proj.bias")) else 0.05
 
 
 def latent_rank(config: PretrainedConfig, name: str) -> int:

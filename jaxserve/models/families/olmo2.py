@@ -14,12 +14,14 @@ NORMS = {"post_attention_layernorm": "attn_out_norm", "post_feedforward_layernor
 def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     read = ConfigReader(config)
     read.expect("hidden_act", "silu")
-    read.expect("attention_bias", False)
+    bias = read.take("attention_bias", False, kind=bool)
     spec = ModelSpec(
         family="olmo2",
         norms="after",
         norm_rounds_last=True,
         qk_norm="whole",
+        qkv_bias=bias,
+        out_bias=bias,
         **read.llama_like(rms_norm_eps=1e-5),
     )
     read.finish()

@@ -16,7 +16,7 @@ THETA = 500000.0
 def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     read = ConfigReader(config)
     read.expect("hidden_act", "silu")
-    read.expect("attention_bias", False)
+    bias = read.take("attention_bias", False, kind=bool)
     layers = read.integer("num_hidden_layers")
     kinds = [SLIDING if (layer + 1) % 4 else FULL for layer in range(layers)]
     rope, window_rope = _ropes(read)
@@ -25,6 +25,8 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
         norms="after",
         norm_rounds_last=True,
         qk_norm="whole",
+        qkv_bias=bias,
+        out_bias=bias,
         layers=read.layers(read.window(default=4096), kinds),
         window_rope=window_rope,
         **read.llama_like(rms_norm_eps=1e-5, rope=rope),

@@ -285,7 +285,7 @@ REFUSED = [
         {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": []}},
         "short_factor has 1 numbers and long_factor 0; they have to be as many",
     ),
-    (OLMO_2_7B, {"attention_bias": True}, "attention_bias = True is not implemented"),
+    (OLMO_2_7B, {"attention_bias": 1}, "attention_bias is 1, not of the type"),
     (
         LLAMA_3_8B,
         {"num_hidden_layers": 10**18},
