@@ -123,8 +123,9 @@ def check_finite(name: str, array: np.ndarray) -> None:
     count = sum(np.count_nonzero((chunk & ones) == ones) for chunk in _chunks(bits))
     if count:
         raise CheckpointError(
-            f"tensor {name!r}: {count:,} of {array.size:,} values are NaN or infinite (a damaged "
-            f"file or a faulty conversion); download or convert the checkpoint again"
+            f"tensor {name!r}: {count:,} of {array.size:,} values are NaN or infinite as "
+            f"{array.dtype} (a damaged file or a faulty conversion); download or convert the "
+            f"checkpoint again"
         )
 
 

@@ -52,8 +52,9 @@ def _joined(module: str, parts: Parts, group: int) -> Transposed:
     check_complete(module, parts, PARTS)
     qweight, qzeros, scales = (parts[part] for part in PARTS)
     outputs = scales.shape[-1] if scales.ndim else 0
-    values = packed(f"{module}.qweight", qweight, BITS, 1, outputs, order=PLACES)
-    zeros = packed(f"{module}.qzeros", qzeros, BITS, 1, outputs, order=PLACES)
+    told_by = f"{module}.scales"
+    values = packed(f"{module}.qweight", qweight, BITS, 1, outputs, told_by, order=PLACES)
+    zeros = packed(f"{module}.qzeros", qzeros, BITS, 1, outputs, told_by, order=PLACES)
     block = (group_size_of(f"{module}.qweight", len(qweight), group), 1)
     check_scales(f"{module}.qweight", values, scales, block)
     check_zeros(f"{module}.qzeros", zeros, scales)

@@ -147,7 +147,9 @@ def check_zeros(name: str, zeros: Matrix, scales: np.ndarray) -> None:
         )
 
 
-def block_entry(name: str, groups: np.ndarray, inputs: int, size: int) -> int | np.ndarray:
+def block_entry(
+    name: str, groups: np.ndarray, weight: str, inputs: int, size: int
+) -> int | np.ndarray:
     """Return the entry of BlockScaled.block for inputs whose groups are listed.
 
     GPTQ with act-order quantizes inputs by falling importance, so that the inputs of a group need
@@ -157,7 +159,7 @@ def block_entry(name: str, groups: np.ndarray, inputs: int, size: int) -> int | 
     if groups.shape != (inputs,) or groups.dtype.kind not in "iu":
         raise CheckpointError(
             f"tensor {name} is {groups.dtype} {list(groups.shape)}; it must be the group of each "
-            f"of {inputs} inputs"
+            f"of the {inputs} inputs of {weight}"
         )
     low = groups.min()
     high = groups.max()

@@ -233,7 +233,7 @@ def _joined(module: str, parts: Parts, scheme: Scheme) -> BlockScaled:
     order = parts.get(ORDER)
     if order is None or (order == -1).all():  # -1 is the value before groups are assigned
         return BlockScaled(values, scales, block, zeros)
-    groups = block_entry(f"{module}.{ORDER}", order, columns, block[1])
+    groups = block_entry(f"{module}.{ORDER}", order, name, columns, block[1])
     return BlockScaled(values, scales, (block[0], groups), zeros)
 
 
@@ -259,9 +259,10 @@ def _values(module: str, name: str, parts: Parts, scheme: Scheme) -> Matrix:
     shape = parts["weight_shape"]
     if shape.shape != (2,) or shape.dtype.kind not in "iu" or shape[0] != len(values):
         raise CheckpointError(
-            f"tensor {module}.weight_shape is {shape.tolist()}, for {len(values)} rows of words"
+            f"tensor {module}.weight_shape is {shape.tolist()}, for {len(values)} rows of words "
+            f"in {name}"
         )
-    return packed(name, values, scheme.bits, 1, int(shape[1]))
+    return packed(name, values, scheme.bits, 1, int(shape[1]), f"{module}.weight_shape")
 
 
 def _zeros(module: str, parts: Parts, scheme: Scheme, scales: np.ndarray) -> Matrix | int:
@@ -279,6 +280,7 @@ def _zeros(module: str, parts: Parts, scheme: Scheme, scales: np.ndarray) -> Mat
     zeros = parts[ZEROS]
     matrix: Matrix = _as_matrix(zeros)
     if scheme.packed:
-        matrix = packed(name, zeros, scheme.bits, 0, len(scales))
+        told_by = f"{module}.weight_scale"
+        matrix = packed(name, zeros, scheme.bits, 0, len(scales), told_by)
     check_zeros(name, matrix, scales)
     return matrix

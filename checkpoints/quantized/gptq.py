@@ -88,12 +88,16 @@ def _joined(module: str, parts: Parts, layout: Layout) -> Transposed:
     qweight, qzeros, scales = (parts[part] for part in PARTS)
     outputs = scales.shape[-1] if scales.ndim else 0
     inputs = len(qweight) * WORD // layout.bits if qweight.ndim else 0
-    values = packed(f"{module}.qweight", qweight, layout.bits, 0, inputs)
-    zeros = packed(f"{module}.qzeros", qzeros, layout.bits, 1, outputs, offset=layout.offset)
-    group = group_size_of(f"{module}.qweight", inputs, layout.group)
-    check_scales(f"{module}.qweight", values, scales, (group, 1))
+    weight = f"{module}.qweight"
+    values = packed(weight, qweight, layout.bits, 0, inputs)
+    told_by = f"{module}.scales"
+    zeros = packed(
+        f"{module}.qzeros", qzeros, layout.bits, 1, outputs, told_by, offset=layout.offset
+    )
+    group = group_size_of(weight, inputs, layout.group)
+    check_scales(weight, values, scales, (group, 1))
     check_zeros(f"{module}.qzeros", zeros, scales)
     groups: int | np.ndarray = group
     if ORDER in parts:
-        groups = block_entry(f"{module}.{ORDER}", parts[ORDER], inputs, group)
+        groups = block_entry(f"{module}.{ORDER}", parts[ORDER], weight, inputs, group)
     return Transposed(BlockScaled(values, scales, (groups, 1), zeros))

@@ -67,9 +67,19 @@ class Packed:
 
 
 def packed(
-    name: str, words: np.ndarray, bits: int, axis: int, size: int, **layout: object
+    name: str,
+    words: np.ndarray,
+    bits: int,
+    axis: int,
+    size: int,
+    told_by: str = "",
+    **layout: object,
 ) -> Packed:
-    """Return a Packed; CheckpointError names a tensor of another dtype or number of words."""
+    """Return a Packed; CheckpointError names a tensor of another dtype or number of words.
+
+    Args:
+        told_by: Name of another tensor that `size` follows from, for the error.
+    """
     if words.dtype != np.int32 or words.ndim != 2:
         raise CheckpointError(
             f"tensor {name} is {words.dtype} {list(words.shape)}; numbers of {bits} bits are "
@@ -78,8 +88,9 @@ def packed(
     count = words.shape[axis]
     wanted = -(-size * bits // WORD)
     if count != wanted or (WORD % bits and count % bits):
+        why = f", as {told_by} says" if told_by else ""
         raise CheckpointError(
             f"tensor {name} of shape {list(words.shape)} holds {count * WORD / bits:g} numbers "
-            f"of {bits} bits along dimension {axis}; it must hold {size}"
+            f"of {bits} bits along dimension {axis}; it must hold {size}{why}"
         )
     return Packed(words, bits, axis, size, **layout)  # pyright: ignore[reportArgumentType]

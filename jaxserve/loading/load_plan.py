@@ -43,7 +43,7 @@ class ParameterPlan:
     # Table rows of stored scales; none if there are no scales, or they are computed while the
     # weight is quantized.
     scale_rows: Sequence[Tensor]
-    published: Sequence[Tensor]  # rows of the family's weight table
+    published: Sequence[Tensor]  # rows of the family's weight table, under plain names
 
     @property
     def weight(self) -> ParamSpec | Quantized:
@@ -130,16 +130,16 @@ def plan_load(
     check_chip(scheme, mesh)
     if isinstance(checkpoint, OrbaxCheckpoint):
         tensors: Mapping[str, Stored] = checkpoint.tensors
-        published = source.family.tensors(spec)
         kept = _dtype(dtype, unquantized_dtypes(checkpoint))
         # A folder has every parameter in the order in which it is declared for XLA.
         table = match_parameters(source, param_specs(held, kept, scheme), held)
     else:
         tensors = stored_tensors(checkpoint)
-        published = table = match_tensors(source.family, spec, tensors)
-        stored = [(row.path, tensors[row.name].dtype) for row in published]
+        table = match_tensors(source.family, spec, tensors)
+        stored = [(row.path, tensors[row.name].dtype) for row in table]
         kept = _dtype(dtype, stored)
     declared = param_specs(held, kept, scheme, product)
+    published = source.family.tensors(spec)
     parameters = _plan_parameters(declared, by_parameter(table), by_parameter(published))
     for parameter in parameters:
         _check(parameter, held, tensors)

@@ -4,7 +4,8 @@ Every tensor has to be accounted for: a tensor that no row of the family's weigh
 error, unless it is of a tower that is left out, and so is a row without its tensor.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from math import prod
 
@@ -13,24 +14,19 @@ import numpy as np
 from jaxserve.checkpoints.hf import HFCheckpoint
 from jaxserve.checkpoints.quantized import dequantized
 from jaxserve.errors import ModelError
-from jaxserve.loading.tensor_names import is_of, naming_of
+from jaxserve.loading.tensor_names import Naming, is_of, naming_of
 from jaxserve.models.families.weight_table import Family, ParamPath, Stored, Tensor
 from jaxserve.models.fused import PARTS
 from jaxserve.models.spec import ModelSpec
 
+# Plain names, as of tensor_names.PLAIN.
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+
 
 def stored_tensors(checkpoint: HFCheckpoint) -> Mapping[str, Stored]:
-    """Return the published tensors by their plain names, dequantized as they are read."""
-    tensors = dequantized(checkpoint.tensors, checkpoint.config)
-    naming = naming_of(tensors)
-    named = {naming.to_plain(name): tensor for name, tensor in tensors.items()}
-    if len(named) < len(tensors):
-        plain = ((name, naming.to_plain(name)) for name in tensors)
-        twice = sorted(name for name, own in plain if own != name and own in tensors)
-        raise ModelError(
-            f"the checkpoint has {len(twice)} tensors below two prefixes: {first_names(twice)}"
-        )
-    return named
+    """Return the published tensors by their names, dequantized as they are read."""
+    return dequantized(checkpoint.tensors, checkpoint.config)
 
 
 def by_parameter(table: Sequence[Tensor]) -> dict[ParamPath, list[Tensor]]:
@@ -65,13 +61,24 @@ def note_on_towers(family: Family, tensors: Mapping[str, Stored]) -> str | None:
 
 
 def match_tensors(family: Family, spec: ModelSpec, tensors: Mapping[str, Stored]) -> list[Tensor]:
-    """Return the family's weight table; ModelError when a tensor is left over or missing."""
-    table = family.tensors(spec)
+    """Return the family's weight table, with the names that the checkpoint gives its tensors.
+
+    ModelError when a tensor is left over or missing.
+    """
+    naming = naming_of(tensors)
+    table = [
+        replace(row, name=_own_name(row.name, naming, tensors)) for row in family.tensors(spec)
+    ]
     wanted = {row.name for row in table}
-    missing = sorted(wanted - set(tensors))
-    extra = _left_over(family, spec, tensors, wanted)
+    missing = sorted(wanted - tensors.keys())
     if missing:
         raise ModelError(f"the checkpoint lacks {len(missing)} tensors: {first_names(missing)}")
+    extra = _left_over(family, spec, naming, tensors, wanted)
+    twice = sorted(wanted.intersection(map(naming.from_plain, extra)))
+    if twice:
+        raise ModelError(
+            f"the checkpoint has {len(twice)} tensors below two prefixes: {first_names(twice)}"
+        )
     if extra:
         raise ModelError(
             f"the checkpoint has {len(extra)} tensors that config.json does not account for: "
@@ -80,28 +87,40 @@ def match_tensors(family: Family, spec: ModelSpec, tensors: Mapping[str, Stored]
     return [row.as_stored(tensors[row.name].shape, row.sizes(spec)) for row in table]
 
 
+def _own_name(plain: str, naming: Naming, tensors: Collection[str]) -> str:
+    """Return the name that a checkpoint gives a tensor; the plain one where it has only that."""
+    own = naming.from_plain(plain)
+    return plain if plain in tensors and own not in tensors else own
+
+
 def _left_over(
-    family: Family, spec: ModelSpec, tensors: Mapping[str, Stored], wanted: set[str]
+    family: Family,
+    spec: ModelSpec,
+    naming: Naming,
+    tensors: Mapping[str, Stored],
+    wanted: set[str],
 ) -> list[str]:
     """Return the names of tensors that the model neither wants nor may ignore."""
     ignored = family.ignored(spec)
-    towers = family.towers
     if spec.embeds:  # an embedding model has no use for a head
-        ignored = (*ignored, "lm_head.weight")
+        ignored = (*ignored, HEAD)
+
+    def is_ignored(name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in ignored) or any(
+            is_of(tower, name) for tower in family.towers
+        )
+
     extra = sorted(
-        name
-        for name in set(tensors) - wanted
-        if not any(fnmatchcase(name, pattern) for pattern in ignored)
-        and not any(is_of(tower, name) for tower in towers)
+        name for name in tensors.keys() - wanted if not is_ignored(naming.to_plain(name))
     )
-    if spec.tied_head and "lm_head.weight" in extra:  # some publishers store the tied head twice
-        head = tensors["lm_head.weight"][:, :]
-        if not np.array_equal(head, tensors["model.embed_tokens.weight"][:, :]):
+    head, embedding = (_own_name(name, naming, tensors) for name in (HEAD, EMBEDDING))
+    if spec.tied_head and head in extra:  # some publishers store the tied head twice
+        if not np.array_equal(_whole(tensors[head]), _whole(tensors[embedding])):
             raise ModelError(
-                "config.json ties the head to the embedding, but lm_head.weight differs from it; "
-                "set tie_word_embeddings to false there if the checkpoint's head is right"
+                f"config.json ties the head to the embedding, but {head} differs from it; set "
+                f"tie_word_embeddings to false there if the checkpoint's head is right"
             )
-        extra.remove("lm_head.weight")
+        extra.remove(head)
     return [name for name in extra if not _is_zero_bias(name, wanted, tensors)]
 
 
@@ -111,7 +130,12 @@ def _is_zero_bias(name: str, wanted: set[str], tensors: Mapping[str, Stored]) ->
     AutoGPTQ adds such a bias to every layer that it quantizes.
     """
     layer = name.removesuffix(".bias")
-    return layer != name and f"{layer}.weight" in wanted and not tensors[name][:].any()
+    return layer != name and f"{layer}.weight" in wanted and not _whole(tensors[name]).any()
+
+
+def _whole(tensor: Stored) -> np.ndarray:
+    """Read all of a tensor, however many dimensions it has."""
+    return tensor[(slice(None),) * len(tensor.shape)]
 
 
 def first_names(names: Sequence[str]) -> str:

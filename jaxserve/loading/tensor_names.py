@@ -35,9 +35,16 @@ NAMINGS: Final = (
 
 
 def naming_of(names: Collection[str]) -> Naming:
-    """Return the naming below which the embedding is; PLAIN where it is below none."""
-    found = (each for each in NAMINGS if f"{each.body}embed_tokens.weight" in names)
-    return next(found, PLAIN)
+    """Return the naming below which the embedding and the layers are; PLAIN where none has either.
+
+    One of them may be missing, or also be below another prefix.
+    """
+
+    def found(naming: Naming) -> int:
+        has_layers = any(name.startswith(f"{naming.body}layers.") for name in names)
+        return (f"{naming.body}embed_tokens.weight" in names) + has_layers
+
+    return max(NAMINGS, key=found)
 
 
 def is_of(block: str, name: str) -> bool:

@@ -34,8 +34,8 @@ class TensorReader:
     def read(self, rows: Sequence[Tensor], axes: str, dtype: np.dtype, asked: Ranges) -> np.ndarray:
         """Read the entries `asked` along each axis of a parameter that consists of these tensors.
 
-        Raises CheckpointError when a number is NaN or infinite, and ModelError when a tensor's
-        shape does not follow from config.json.
+        Raises CheckpointError when a number is NaN or infinite, in the file or as `dtype`, and
+        ModelError when a tensor's shape does not follow from config.json.
         """
         found = np.empty([len(part) for part in asked], dtype)
         for row in rows:
@@ -43,9 +43,13 @@ class TensorReader:
             if overlap is None:
                 continue
             values = self._read_tensor(row, overlap)
+            target = found[overlap.target]
+            with np.errstate(over="ignore", invalid="ignore"):
+                _copy(values[overlap.source], target)
             if jnp.issubdtype(values.dtype, jnp.floating):
-                check_finite(row.name, values)
-            _copy(values[overlap.source], found[overlap.target])
+                # Numbers of a narrower type may be infinite where those in the file are not.
+                narrower = dtype.itemsize < values.dtype.itemsize
+                check_finite(row.name, target if narrower else values)
         return found
 
     def _read_tensor(self, row: Tensor, overlap: "_Overlap") -> np.ndarray:

@@ -406,7 +406,7 @@ IN_ORDER = {"a.g_idx": np.arange(IN) // GROUP}
             awq(),
             "int32 scales; they must be floating point",
         ),
-        (AWQ | {"a.scales": AWQ["a.scales"][0, 0]}, awq(), "it must hold 0"),
+        (AWQ | {"a.scales": AWQ["a.scales"][0, 0]}, awq(), "it must hold 0, as a.scales says"),
         (GPTQ, gptq(desc_act=True), r"belongs to a\.g_idx, which is missing"),
         (
             GPTQ | {"a.g_idx": IN_ORDER["a.g_idx"] + 1},
@@ -417,7 +417,7 @@ IN_ORDER = {"a.g_idx": np.arange(IN) // GROUP}
         (
             GPTQ | {"a.g_idx": np.arange(3)},
             gptq(),
-            r"a\.g_idx is int64 \[3\]; it must be the group of each of 64",
+            r"a\.g_idx is int64 \[3\]; it must be the group of each of the 64",
         ),
         (GPTQ, gptq(bits=8), r"a\.qzeros .* holds 16 numbers of 8 bits"),
         (GPTQ | {"a.qweight": GPTQ["a.qweight"][0]}, gptq(), r"a\.qweight is int32 \[32\]"),
@@ -451,7 +451,7 @@ IN_ORDER = {"a.g_idx": np.arange(IN) // GROUP}
         (
             PACKED | {"a.weight_shape": np.array([OUT, 56])},
             compressed(),
-            "holds 64 numbers of 4 bits .* must hold 56",
+            "holds 64 numbers of 4 bits .* must hold 56, as a.weight_shape says",
         ),
         (
             PACKED | {"a.weight_shape": np.array([9, IN])},

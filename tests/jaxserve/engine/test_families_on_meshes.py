@@ -4,6 +4,7 @@ Prompts come in chunks, prefixes are shared, and sequences are preempted.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -32,6 +33,7 @@ FAMILIES = {
     "Llama": "llama_gqa",
     "Mistral": "mistral_window",
     "Mistral 3": "mistral3_images",
+    "Ministral": "ministral_layer_types",
     "Ministral 3": "ministral3_gqa",
     "Qwen2": "qwen2_gqa",
     "Qwen3": "qwen3_head_dim",
@@ -42,6 +44,7 @@ FAMILIES = {
     "Phi-3": "phi3_mha_tied",
     "OLMo 2": "olmo2_mha_tied",
     "OLMo 3": "olmo3_legacy",
+    "Qwen2-VL": "qwen2_vl",
     "Qwen2.5-VL": "qwen2_5_vl",
     "Qwen3-VL": "qwen3_vl_yarn",
     "Seed-OSS": "seed_oss_all_biases",
@@ -49,15 +52,22 @@ FAMILIES = {
     "Granite 3": "granite_biases",
     "ERNIE 4.5": "ernie4_5_biases",
     "EXAONE 4": "exaone4_legacy",
+    "EXAONE 4.5": "exaone4_5",
     "Hunyuan": "hunyuan_biases",
-    "GLM-4": "glm4_gqa",
+    "GLM-4": "glm_legacy",
+    "GLM-4-0414": "glm4_gqa",
+    "GLM-4.1V": "glm4v",
     "Mixtral": "mixtral_gqa",
     "Qwen2-MoE": "qwen2_moe_shared_expert",
     "Qwen3-MoE": "qwen3_moe_gqa",
     "DeepSeek-V2": "deepseek_v2_lite",
     "DeepSeek-V3": "deepseek_v3_legacy",
+    "DeepSeek-V3.2": "deepseek_v32_dense",
+    "Kimi K2.5": "kimi_k25",
     "GLM-4.5": "glm4_moe_norms_biases",
+    "GLM-4.5V": "glm4v_moe",
     "GLM-4.7-Flash": "glm4_moe_lite",
+    "GLM-5": "glm5_dense",
     "MiniMax M2": "minimax_m2_half",
     "gpt-oss": "gpt_oss_head_dim",
     "Qwen3-VL-MoE": "qwen3_vl_moe",
@@ -110,7 +120,8 @@ def answer_prompts(
     checkpoint = HFCheckpoint.open(GOLDEN / case)
     spec = read_spec(checkpoint.config)[1].on(mesh_spec.tensor)
     params = load_params(checkpoint, mesh, "float32", weights=weights)
-    config = plan_config(spec, params, mesh, OPTIONS)
+    options = replace(OPTIONS, max_context=min(OPTIONS.max_context, spec.max_positions))
+    config = plan_config(spec, params, mesh, options)
     runner = DeviceRunner(spec, params, config, mesh)
     engine = Engine(Scheduler(config, fingerprint=case), runner)
     runner.warm_up(
