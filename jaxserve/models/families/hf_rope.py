@@ -20,7 +20,7 @@ def rope_of(given: dict[str, Any], max_positions: int) -> Rope:
 
     Every field has to be understood; ModelError names those that are not, or are wrong.
     """
-    named = [given[name] for name in ("rope_type", "type") if given.get(name) is not None]
+    named = [given[name] for name in ("rope_type", "type") if given.get(name) not in (None, "")]
     kind = named[0] if named else "default"
     if not isinstance(kind, str) or kind not in ROPES:
         raise ModelError(
@@ -84,9 +84,9 @@ def _yarn(theta: float, fields: Fields, max_positions: int) -> Rope:
     return YarnRope(
         theta,
         factor=fields.positive("factor"),
-        original_context=fields.integer(ORIGINAL, max_positions),
-        beta_fast=fields.positive("beta_fast", 32.0),
-        beta_slow=fields.positive("beta_slow", 1.0),
+        original_context=fields.integer_or(ORIGINAL, max_positions),
+        beta_fast=_number_or_none(fields, "beta_fast") or 32.0,
+        beta_slow=_number_or_none(fields, "beta_slow") or 1.0,
         truncate=fields.take("truncate", True, kind=bool),
         attention_scale=_positive_or_none(fields, "attention_factor"),
         mscale=_number_or_none(fields, "mscale"),

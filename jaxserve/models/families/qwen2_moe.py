@@ -60,7 +60,7 @@ def mixture(
     """
     read.ignore("router_aux_loss_coef", "output_router_logits")  # only training uses them
     step = read.integer("decoder_sparse_step", 1)
-    without = _layers_without_experts(read, layers)
+    without = _layers_without_experts(read)
     return Mixture(
         experts=read.either("num_experts", "num_local_experts"),  # transformers 5 writes the latter
         taken=read.integer("num_experts_per_tok"),
@@ -73,10 +73,10 @@ def mixture(
     )
 
 
-def _layers_without_experts(read: ConfigReader, layers: int) -> list[int]:
+def _layers_without_experts(read: ConfigReader) -> list[int]:
     listed = read.take("mlp_only_layers", [], kind=list)
-    if any(layer not in range(layers) for layer in listed):
-        problem = f"mlp_only_layers is {shown(listed)}; it must list layers, 0 to {layers - 1}"
+    if any(type(layer) is not int or layer < 0 for layer in listed):
+        problem = f"mlp_only_layers is {shown(listed)}; it must list layers, from 0"
         raise ModelError(f"config.json: {problem}")
     return listed
 

@@ -82,9 +82,11 @@ class Fields:
         return None if self._config.get(name, default) is None else self.take(name, default)
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """Return an integer of at least 1; otherwise as `take`."""
-        value = self.take(name, default, kind=int)
-        if isinstance(value, bool) or value < 1:
+        """Return an integer of at least 1, also where it is written as 4.0; otherwise as `take`."""
+        value = self.take(name, default, kind=(int, float))
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool | float) or value < 1:
             raise ModelError(
                 f"config.json: {name} is {shown(value)}; it must be an integer of at least 1"
             )
@@ -94,6 +96,11 @@ class Fields:
                 f"config.json: {name} is {shown(value)}; at most {limit} are supported"
             )
         return value
+
+    def integer_or(self, name: str, default: int) -> int:
+        """Return an integer of at least 1; the default where the field is absent, null or 0."""
+        given = self.take(name, default, kind=(int, float))
+        return self.integer(name, default) if given else default
 
     def count(self, name: str, default: int) -> int:
         """Return an integer of at least 0; otherwise as `take`."""

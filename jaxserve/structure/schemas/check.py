@@ -10,7 +10,7 @@ of time and memory.
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ SMALLEST: Final = Decimal("1e-30")  # smaller bounds take an expression that can
 MOST_OF_STEPS: Final = 2**32  # the library multiplies steps that hold together in so many numbers
 MAX_LENGTH: Final = 2**32 - 1
 MAX_COUNT: Final = 2**64 - 1
+LARGE_MULTIPLE: Final = "has several multipleOf at once, whose common multiple is too large"
 HELD: Final = "numbers of a schema are held as floating-point numbers of 64 bits"
 
 
@@ -169,13 +170,18 @@ def _steps(root: Any, path: str, schema: Mapping[str, Any]) -> Iterator[str]:
     for part in with_needed(root, schema):
         if isinstance(step := part.get("multipleOf"), Decimal) and step.is_finite() and step:
             steps.add(abs(step))
-    if len(steps) < 2 or max(steps) / min(steps) > MOST_OF_STEPS:
-        too_many = len(steps) > 1
-    else:
-        unit = Decimal(1).scaleb(min(int(step.as_tuple().exponent) for step in steps))
-        too_many = math.lcm(*(int(step / unit) for step in steps)) >= MOST_OF_STEPS
-    if too_many:
-        yield f"{path or '/'} has several multipleOf at once, whose common multiple is too large"
+    if has_large_multiple(steps):
+        yield f"{path or '/'} {LARGE_MULTIPLE}"
+
+
+def has_large_multiple(steps: Collection[Decimal]) -> bool:
+    """Return whether the common multiple of different steps is more than the library computes."""
+    if len(steps) < 2:
+        return False
+    if max(steps) / min(steps) > MOST_OF_STEPS:
+        return True
+    unit = Decimal(1).scaleb(min(int(step.as_tuple().exponent) for step in steps))
+    return math.lcm(*(int(step / unit) for step in steps)) >= MOST_OF_STEPS
 
 
 def _values(path: str, value: Any) -> Iterator[tuple[str, Decimal]]:

@@ -6,6 +6,7 @@ values than follow it.
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from decimal import Decimal
 from functools import cached_property
 from typing import Any, Final
 
@@ -139,6 +140,12 @@ class Conjunction:
         bounds = [part[key] for part in self.parts if _is_number(part.get(key))]
         return of(bounds) if bounds else None
 
+    @property
+    def steps(self) -> set[Decimal]:
+        """The different values of multipleOf, as they are written."""
+        given = [part["multipleOf"] for part in self.parts if _is_number(part.get("multipleOf"))]
+        return {abs(Decimal(repr(step))) for step in given if step}
+
     def sizes(self, what: str) -> Range:
         """Return the range of minLength and maxLength, of `Items` or of `Properties`."""
         return self.strongest(f"min{what}", max) or 0, self._most(f"max{what}")
@@ -178,6 +185,16 @@ class Conjunction:
         for part in self.parts:
             listed, rest = items_of(self._document, part)
             yield listed[index] if index < len(listed) else rest
+
+    def shared_children(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the schema of each property and item of which several parts say something."""
+        names = [name for part in self.parts for name in part.get("properties", ())]
+        for name in dict.fromkeys(names):
+            child = self.of_property(name)
+            if len(child["allOf"]) > 1:
+                yield child
+        if sum("items" in part or "prefixItems" in part for part in self.parts) > 1:
+            yield from (self.of_item(i) for i in range(self.most_items_listed + 1))
 
     def cases(self, about: Collection[str] = ()) -> list[Mapping[str, Any]]:
         """Return schemas whose union this is: one for each option of its first anyOf or oneOf.

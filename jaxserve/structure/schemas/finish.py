@@ -46,3 +46,27 @@ def finished(schema: Any, names: Names) -> Any:
     if isinstance(reference, str) and is_path(reference) and reference != "#":
         own["$ref"] = "#/$defs/" + names.name(reference)
     return with_held(own, lambda _, part: finished(part, names))
+
+
+def with_definitions(root: Any, definitions: Mapping[str, Any]) -> Any:
+    """Return a schema with its $defs.
+
+    The library refuses a definition that is false; what refers to one is false itself.
+    """
+    false = {f"#/$defs/{name}" for name, part in definitions.items() if part is False}
+    if false:
+        root = _without_false(root, false)
+        definitions = {
+            name: _without_false(part, false)
+            for name, part in definitions.items()
+            if part is not False
+        }
+    return {**root, "$defs": definitions} if definitions and isinstance(root, Mapping) else root
+
+
+def _without_false(schema: Any, false: set[str]) -> Any:
+    if not isinstance(schema, Mapping):
+        return schema
+    if schema.get("$ref") in false:
+        return False
+    return with_held(schema, lambda _, part: _without_false(part, false))

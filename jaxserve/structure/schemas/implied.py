@@ -76,15 +76,15 @@ def _is_implied(document: Document, part: Any, together: Conjunction, askers: Co
     if any(askers[demand] < 2 for demand in _demands(part)):
         return False
     return all(
-        not _has_constants(schema)
+        not _has_constants(document, schema)
         and _all_follow(Conjunction(document, together.of_property(name)).constants, schema)
         for name, schema in part["properties"].items()
     )
 
 
-def _has_constants(schema: Any) -> bool:
+def _has_constants(document: Document, schema: Any) -> bool:
     """Return whether a schema of a property may be what its constants are known by."""
-    return isinstance(schema, Mapping) and not schema.keys().isdisjoint(("const", "enum", "$ref"))
+    return Conjunction(document, schema).constants is not None
 
 
 def _all_follow(values: Mapping[str, Any] | None, schema: Any) -> bool:

@@ -1,13 +1,14 @@
-"""Ranges of numbers of which the grammar library allows an end that is excluded.
+"""Ranges of numbers of which the grammar library allows an end that is excluded, and their steps.
 
 llguidance 1.9.1 takes 0 for {"exclusiveMinimum": 0, "maximum": 0.5}: where both ends have the same
 integer before the point, it writes them as one, with nothing behind it allowed too.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
+from jaxserve.structure.schemas.check import LARGE_MULTIPLE, has_large_multiple
 from jaxserve.structure.schemas.conjunction import Conjunction
 from jaxserve.structure.schemas.document import Document
 from jaxserve.structure.schemas.errors import SchemaError
@@ -17,34 +18,42 @@ from jaxserve.structure.schemas.walk import schemas
 ABOVE: Final = "exclusiveMinimum"
 BELOW: Final = "exclusiveMaximum"
 DEEPEST: Final = 6  # options inside of options, each of which has bounds
-BOUNDS: Final = frozenset((ABOVE, BELOW, "minimum", "maximum"))
+STEP: Final = "multipleOf"
+BOUNDS: Final = frozenset((ABOVE, BELOW, STEP, "minimum", "maximum"))
 
 
 def check_ranges(root: Any) -> None:
-    """Raise SchemaError for a range whose excluded end the library would allow."""
-    if not any(_excludes_an_integer(schema) for _, schema in schemas(root)):
+    """Raise SchemaError for ranges and steps that the library would follow wrongly.
+
+    Schemas of one property or item that hold together are taken together, as the library does.
+    """
+    found = [schema for _, schema in schemas(root)]
+    has_steps = sum(STEP in schema for schema in found) > 1
+    if not has_steps and not any(map(_excludes_an_integer, found)):
         return
     document = Document(root)
     for path, schema in schemas(root):
-        for conjunction in _cases(document, path, schema):
-            if FRACTION in conjunction.kinds:
-                _check(path, conjunction)
+        _check_cases(document, path, schema, 0)
 
 
 def _excludes_an_integer(schema: Mapping[str, Any]) -> bool:
     return any(isinstance(schema.get(key), int) for key in (ABOVE, BELOW))
 
 
-def _cases(document: Document, path: str, schema: Any) -> Iterator[Conjunction]:
-    """Yield the schema, and what each combination of its options that have bounds makes of it."""
-    waiting = [(schema, 0)]
-    while waiting:
-        document.count(path)
-        case, depth = waiting.pop()
-        conjunction = Conjunction(document, case)
-        yield conjunction
-        if depth < DEEPEST:
-            waiting += [(inner, depth + 1) for inner in conjunction.cases(BOUNDS)]
+def _check_cases(document: Document, path: str, schema: Any, depth: int) -> None:
+    """Check a schema, and what each combination of its options that have bounds makes of it."""
+    document.count(path)
+    conjunction = Conjunction(document, schema)
+    if FRACTION in conjunction.kinds:
+        _check(path, conjunction)
+    if has_large_multiple(conjunction.steps):
+        raise SchemaError(path, LARGE_MULTIPLE)
+    if depth == DEEPEST:
+        return
+    for case in conjunction.cases(BOUNDS):
+        _check_cases(document, path, case, depth + 1)
+    for child in conjunction.shared_children():
+        _check_cases(document, path, child, depth + 1)
 
 
 def _check(path: str, conjunction: Conjunction) -> None:

@@ -1,6 +1,8 @@
 """Patterns of ECMA-262, written as the grammar library needs them to follow what they mean."""
 
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 # White space and line terminators of ECMA-262 (12.2, 12.3), where the regex crate has Unicode's.
@@ -8,52 +10,125 @@ SPACES: Final = (
     r"\t\n\x{b}\x{c}\r \x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"
     r"\x{feff}"
 )
-CLASS: Final = r"\[\^?\]?(?:\\.|[^\[\]\\])*\]"
-TOKEN: Final = re.compile(
-    rf"(?P<cls>{CLASS})|\\(?P<space>[sS])|\\P(?P<property>\w|\{{[^}}]*\}})|\\.|.", re.S
+ESCAPE: Final = (
+    r"\\(?:[pP](?:\{[^}]*\}|.)|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[xu]\{[0-9a-fA-F]+\}|c[a-zA-Z]|.)"
 )
-# Characters of which a class must leave one out to be told from all of them, as by `without_nul`.
-CONTROLS: Final = "".join(map(chr, range(32))).replace("\n", "")
+TOKEN: Final = re.compile(
+    rf"(?P<escape>{ESCAPE})|\[(?P<negated>\^?)(?P<inside>\]?(?:{ESCAPE}|[^\]\\])*)\]|.", re.DOTALL
+)
+ATOM: Final = re.compile(rf"{ESCAPE}|.", re.DOTALL)
+NAMED_CONTROLS: Final = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "b": 8}
+# Control characters that a class has all of where the library lets quotation marks through.
+CONTROLS: Final = tuple(code for code in range(32) if chr(code) != "\n")
+QUOTES: Final = tuple(map(ord, '"\\'))
 
 
 def exact_pattern(pattern: str) -> str:
     """Return a pattern that the grammar library follows as it is meant.
 
-    llguidance 1.9.1 lets a quotation mark and a backslash, which JSON escapes, through a class that
-    has all control characters but not these two: "[^\\"]" matches them. Such a class loses NUL.
+    A class of ECMA-262 has no operators: &, ~ and [ stand for themselves in it. llguidance 1.9.1
+    lets a quotation mark and a backslash, which JSON escapes, through a class that has all control
+    characters but not these two: "[^\\"]" matches them. Such a class loses NUL.
     """
     return TOKEN.sub(_exact, pattern)
 
 
 def _exact(token: re.Match[str]) -> str:
-    if found := token["cls"]:
-        spelled = re.sub(r"\\(.)", lambda m: _space_in_class(m[1]) or m[0], found, flags=re.S)
-        return without_nul(spelled) if _takes_quotes(found) else spelled
-    if token["property"]:
-        return without_nul(rf"[{token[0]}]")
-    match token["space"]:
-        case "s":
-            return f"[{SPACES}]"
-        case "S":
-            return f"[^{SPACES}]"
-    return token[0]
+    if token["escape"]:
+        letter = token["escape"][1]
+        if letter in "pP":
+            return _without_nul(f"[{token['escape']}]")
+        return {"s": f"[{SPACES}]", "S": f"[^{SPACES}]"}.get(letter, token["escape"])
+    if token["inside"] is None:
+        return token[0]
+    items = list(_items(token["inside"]))
+    negated = token["negated"]
+    written = f"[{negated}{''.join(item.written for item in items)}]"
+    return _without_nul(written) if _takes_quotes(items, bool(negated)) else written
 
 
-def _space_in_class(letter: str) -> str:
-    return {"s": SPACES, "S": f"[^{SPACES}]"}.get(letter, "")
-
-
-def _takes_quotes(found: str) -> bool:
-    """Return whether the library would let quotation marks or backslashes through a class."""
-    try:
-        one = re.compile(found)
-    except re.error:  # not of Python's dialect: classes that are negated are taken to be such
-        return found.startswith("[^")
-    if not all(map(one.fullmatch, CONTROLS)):
-        return False
-    return not (one.fullmatch('"') and one.fullmatch("\\"))
-
-
-def without_nul(found: str) -> str:
+def _without_nul(found: str) -> str:
     """Return a class without NUL, which no other text of JSON needs."""
     return rf"[{found}&&[^\x00]]"
+
+
+@dataclass(frozen=True)
+class Item:
+    """One character, range or named set inside of a class."""
+
+    written: str
+    codes: tuple[int, int] | None  # first and last character; None for a named set
+
+    def has(self, code: int, unknown: bool) -> bool:
+        """Return whether a character is in it, or `unknown` for a set of Unicode's."""
+        if self.codes:
+            return self.codes[0] <= code <= self.codes[1]
+        match self.written[1]:
+            case "d" | "w":
+                return False  # asked of control characters and quotes alone
+            case "D" | "W":
+                return True
+            case "p" | "P":
+                return unknown
+        is_space = chr(code) in "\t\n\v\f\r "
+        return is_space != self.written.startswith("[^")
+
+
+def _items(inside: str) -> Iterator[Item]:
+    atoms = [match[0] for match in ATOM.finditer(inside)]
+    place = 0
+    while place < len(atoms):
+        first = _code(atoms[place])
+        is_range = place + 2 < len(atoms) and atoms[place + 1] == "-"
+        last = _code(atoms[place + 2]) if is_range else None
+        if first is None:
+            yield Item(_named_set(atoms[place]), None)
+            place += 1
+        elif last is not None:
+            yield Item(f"{_spelled(first)}-{_spelled(last)}", (first, last))
+            place += 3
+        else:
+            yield Item(_spelled(first), (first, first))
+            place += 1
+
+
+def _code(atom: str) -> int | None:
+    """Return the character that an atom of a class stands for; None for a set of them."""
+    if not atom.startswith("\\") or len(atom) == 1:
+        return ord(atom)
+    letter = atom[1]
+    if letter in "dDwWsSpP":
+        return None
+    if letter in "xuU" and len(atom) > 2:
+        return int(atom[2:].strip("{}"), 16)
+    if letter == "c" and len(atom) > 2:
+        return ord(atom[2].upper()) - 64
+    if letter == "0":
+        return 0
+    return NAMED_CONTROLS.get(letter, ord(letter))
+
+
+def _named_set(atom: str) -> str:
+    return {r"\s": SPACES, r"\S": f"[^{SPACES}]"}.get(atom, atom)
+
+
+def _spelled(code: int) -> str:
+    """Return a character as it stands in a class, where others than letters could be operators."""
+    letter = chr(code)
+    return letter if letter.isalnum() else f"\\x{{{code:x}}}"
+
+
+def _takes_quotes(items: list[Item], negated: bool) -> bool:
+    """Return whether the library would let quotation marks or backslashes through a class."""
+
+    def may_have(code: int) -> bool:
+        if negated:
+            return not any(item.has(code, unknown=False) for item in items)
+        return any(item.has(code, unknown=True) for item in items)
+
+    def surely_has(code: int) -> bool:
+        if negated:
+            return not any(item.has(code, unknown=True) for item in items)
+        return any(item.has(code, unknown=False) for item in items)
+
+    return all(map(may_have, CONTROLS)) and not all(map(surely_has, QUOTES))

@@ -16,7 +16,7 @@ from jaxserve.structure.schemas.conjunction import Conjunction, kinds_of
 from jaxserve.structure.schemas.disjoint import all_disjoint, disjoint
 from jaxserve.structure.schemas.document import Document
 from jaxserve.structure.schemas.errors import SchemaError
-from jaxserve.structure.schemas.finish import Names, finished
+from jaxserve.structure.schemas.finish import Names, finished, with_definitions
 from jaxserve.structure.schemas.keywords import DEFINITIONS, check_shapes, escaped, with_held
 from jaxserve.structure.schemas.kinds import Kinds, kinds_named
 from jaxserve.structure.schemas.plain import plainly_written
@@ -34,6 +34,7 @@ UNKNOWN: Final = {
     "$dynamicRef": "only $ref can be",
     "$recursiveRef": "only $ref can be",
 }
+FOREIGN: Final = "is no keyword of the schema's draft, which $schema names (by default 2020-12)"
 SILENT: Final = ("minContains", "maxContains", "$dynamicAnchor", "$recursiveAnchor")
 # Keywords of a schema that are written anew, or not at all.
 NOT_OWN: Final = frozenset((*REWRITTEN, *SILENT, *DEFINITIONS, "allOf", "anyOf"))
@@ -52,10 +53,7 @@ def rewritten(root: Any) -> Any:
     """
     if not _has_unknown(root) or goes_by_names(root):
         return root
-    try:
-        return _Rewriting(root).whole()
-    except RecursionError:
-        raise SchemaError("", "nests too deep") from None
+    return _Rewriting(root).whole()
 
 
 def _has_unknown(root: Any) -> bool:
@@ -88,7 +86,7 @@ class _Rewriting:
             target = self._document.target(reference, reference)
             followed = self._followed(unquote(reference[1:]), target, True)
             definitions[names.name(reference)] = finished(followed, names)
-        return {**root, "$defs": definitions} if definitions and root is not False else root
+        return with_definitions(root, definitions)
 
     # ---- schemas that are followed
 
@@ -174,14 +172,12 @@ class _Rewriting:
         if "then" not in schema and "else" not in schema:
             return True
         cases = []
-        if (
-            then := self._followed(f"{path}/then", schema.get("then", True), together)
-        ) is not False:
+        then = self._followed(f"{path}/then", schema.get("then", True), together)
+        if then is not False:
             holds = self._followed(f"{path}/if", schema["if"], together)
             cases.append(all_of(self._document, [holds, then]))
-        if (
-            other := self._followed(f"{path}/else", schema.get("else", True), together)
-        ) is not False:
+        other = self._followed(f"{path}/else", schema.get("else", True), together)
+        if other is not False:
             fails = self._opposite(f"{path}/if", schema["if"], together)
             cases.append(all_of(self._document, [fails, other]))
         return any_of(cases)
@@ -227,7 +223,7 @@ class _Rewriting:
             if key in ("$dynamicRef", "$recursiveRef"):
                 raise SchemaError(f"{path}/{key}", f"cannot be followed: {UNKNOWN[key]}")
             if not self._document.knows(key):
-                raise SchemaError(f"{path}/{key}", "is no keyword of the draft that $schema names")
+                raise SchemaError(f"{path}/{key}", FOREIGN)
         if "$ref" in schema:
             yield self._opposite_of_reference(path, schema["$ref"], beside)
         for i, part in enumerate(schema.get("allOf", ())):

@@ -78,8 +78,11 @@ def _grammar(text: str, options: Mapping[str, Any]) -> str:
 
 def _with_options(schema: Any, options: Mapping[str, Any]) -> str:
     """Return the text of a schema as rewritten, with the library's options inside of it."""
-    check_formats(schema)
-    found = rewritten(exact(schema))
+    try:
+        check_formats(schema)
+        found = rewritten(exact(schema))
+    except RecursionError:
+        raise SchemaError("", "nests too deep") from None
     is_open = has_open_names(schema) or has_open_names(found)
     check_control_characters(schema, in_values=is_open)
     if found is False:

@@ -83,6 +83,7 @@ def test_control_characters_that_would_be_left_out(
         ({"minimum": -0.5, "exclusiveMaximum": 0}, True),
         ({"exclusiveMinimum": 1, "anyOf": [{"maximum": 7}, {"maximum": 1.5}]}, True),
         ({"allOf": [{"exclusiveMinimum": 1}, {"maximum": 1.5}]}, True),
+        ({"allOf": [{"multipleOf": 65536}, {"anyOf": [{"multipleOf": 65537}]}]}, True),
         ({"exclusiveMinimum": 0, "maximum": 1}, False),
         ({"exclusiveMinimum": 0, "exclusiveMaximum": 1}, False),
         ({"exclusiveMinimum": -1, "exclusiveMaximum": 0}, False),
@@ -98,8 +99,12 @@ def test_ends_that_the_library_would_allow(
 ) -> None:
     schema = {"type": "number", **schema}
     if is_refused:
-        with pytest.raises(GrammarError, match="a range shorter than 1 cannot exclude an integer"):
+        problem = "a range shorter than 1 cannot exclude an integer|multiple is too large"
+        with pytest.raises(GrammarError, match=problem):
             grammar_of(grammars, schema)
+        of_property = [{"properties": {"a": {key: value}}} for key, value in schema.items()]
+        with pytest.raises(GrammarError, match=problem):
+            grammar_of(grammars, {"allOf": of_property})
         return
     grammar = grammar_of(grammars, schema)
     for key, end in schema.items():
@@ -119,6 +124,19 @@ def test_ends_that_the_library_would_allow(
         (r"^[\x00-!#-~]$", ["a", "!"], ['"']),
         (r"^\P{P}$", ["a"], ['"', "."]),
         (r"^[^a]$", ["b", '"', "\\"], ["a"]),
+        (r"^[^a&&b]$", ["c"], ["a", "b", "&"]),
+        (r"^[^~~]$", ["a"], ["~"]),
+        (r"^[^+--]$", ["a"], ["+", ",", "-"]),
+        (r"^[^[a]$", ["b"], ["[", "a"]),
+        (r"^[()[\]{}-]+$", ["([{}])-"], ["a"]),
+        (r"^[!-/:-@[-`{-~]$", ["!", "[", "~", '"'], ["a", "0"]),
+        (r"^[]a]$", ["]", "a"], ["b"]),
+        (r"^\p{Cc}$", ["\n"], ['"', "\\"]),
+        (r"^[\x{0}-!]$", ["!"], ['"', "a"]),
+        (r"^[\u4e00-\u9fa5]+$", ["\u4e00\u9fa5"], ["a"]),
+        (r"^\x41\x2D\u0042[\x43]$", ["A-BC"], ["A", ""]),
+        (r"^[^\W\d]$", ["a", "_"], ["1", '"', "-"]),
+        (r"^[^\x00-\x1f\x7f\"']$", ["a"], ['"', "'"]),
         (r"^\S\s[\S][^\s]$", ["a bc"], ["\ufeff bc", "aabc", "a b\u2028", "a b "]),
         (r"^[\s\d]$", [" ", "7", "\ufeff"], ["a", "\x85"]),
     ],
@@ -146,6 +164,12 @@ def test_items_before_additional_items(grammars: Grammars) -> None:
     }
     grammar = grammar_of(grammars, schema)
     assert follows(grammar, "[1]") and not follows(grammar, '[1, "hello"]')
+
+
+def test_formats_and_patterns_behind_references(grammars: Grammars) -> None:
+    place = {"components": {"schemas": {"X": {"type": "string", "format": "date"}}}}
+    grammar = grammar_of(grammars, {**place, "$ref": "#/components/schemas/X"})
+    assert follows(grammar, '"2024-02-29"') and not follows(grammar, '"2023-02-29"')
 
 
 # ---- formats

@@ -227,6 +227,24 @@ CASES: dict[str, tuple[Any, list[Any], list[Any]]] = {
         [{"not": None}, {"if": None, "enum": None}, {"$ref": None}],
         [{"not": 1}, {"if": None}],
     ),
+    "a constant inside of allOf": (
+        {
+            "type": "object",
+            "properties": {"a": {}, "k": {}},
+            "if": {"required": ["k"]},
+            "then": {"properties": {"a": {"allOf": [{"const": "x"}, {"type": "string"}]}}},
+        },
+        [{"a": "x", "k": 1}, {"a": "y"}, {"k": 1}],
+        [{"a": "y", "k": 1}],
+    ),
+    "a definition that nothing follows": (
+        {
+            "$defs": {"n": {"oneOf": [{"type": "string"}, {"type": "string"}]}},
+            "anyOf": [{"$ref": "#/$defs/n"}, {"type": "integer"}],
+        },
+        [1],
+        ["a", None],
+    ),
     "items may repeat": ({"type": "array", "uniqueItems": False}, [[1, 1]], [1]),
     "everything": (True, [1, {"a": []}], []),
 }
@@ -273,7 +291,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
             "$schema": "http://json-schema.org/draft-07/schema#",
             "not": {"dependentRequired": {"a": ["b"]}},
         },
-        "/not/dependentRequired is no keyword of the draft that $schema names",
+        "/not/dependentRequired is no keyword of the schema's draft, which $schema names",
     ),
     "no type": ({"not": {"type": "strng"}}, "/not/type is 'strng'; it must be one of null,"),
     "no schema": ({"oneOf": [5]}, "/oneOf is [5]; it must be a list of schemas"),
