@@ -111,12 +111,12 @@ def _added(tokenizer: Tokenizer) -> dict[str, bool]:
     return {"add_bos_token": begins, "add_eos_token": ends}
 
 
-def _names(prompts: Prompts) -> dict[str, str | None]:
+def _names(prompts: Prompts) -> dict[str, str | list[str] | None]:
     """Return the chat template, and the names of the tokens that templates know."""
     tokenizer = prompts.tokenizer
     names = dict[int | None, str]((id, name) for name, id in tokenizer.special_tokens.items())
     eos_id = next(iter(tokenizer.eos_ids), None)
-    found: dict[str, str | None] = dict.fromkeys(TOKEN_NAMES)
+    found: dict[str, str | list[str] | None] = dict.fromkeys(TOKEN_NAMES)
     found |= {"bos_token": names.get(tokenizer.bos_id), "eos_token": names.get(eos_id)}
     try:
         template = prompts.chat.template

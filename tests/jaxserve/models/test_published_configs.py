@@ -320,7 +320,7 @@ REFUSED = [
                 "original_max_position_embeddings": float("inf"),
             }
         },
-        "original_max_position_embeddings is inf, not of the type it has in published files",
+        "original_max_position_embeddings is inf; it must be an integer of at least 1",
     ),
 ]
 
