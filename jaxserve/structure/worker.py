@@ -76,6 +76,7 @@ class Checker:
         self._seconds = seconds
         self._limits = LLParserLimits(**limits)
         self._bytes = LLTokenizer("byte")
+        _module_of_schemas("texts")  # loaded before the first request, whose time is bounded
 
     def answer(self, request: dict[str, str]) -> dict[str, str]:
         """Compile one grammar and return it, or what is wrong with it."""
