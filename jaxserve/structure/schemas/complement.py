@@ -27,8 +27,6 @@ from jaxserve.structure.schemas.kinds import (
 
 type Opposite = Callable[[str, Any, Any], Any]
 NO_COMPLEMENT: Final = "has no opposite that can be followed (it stands in 'not', 'if' or 'oneOf')"
-
-
 NO_FRACTIONS: Final = (
     "has no opposite that can be followed: numbers that are not integers cannot be told apart"
 )

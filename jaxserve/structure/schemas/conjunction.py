@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from jaxserve.structure.schemas.document import Document
+from jaxserve.structure.schemas.keywords import held
 from jaxserve.structure.schemas.kinds import EVERY, Kinds, kind_of, kinds_named, value_key
 
 DEEPEST: Final = 12  # levels of properties, items and options that are looked into
@@ -214,12 +215,13 @@ class Conjunction:
         return []
 
     def _says_one_of(self, keywords: Collection[str], schema: Any) -> bool:
+        """Return whether a schema, or one that it holds or refers to, has one of the keywords."""
+        if self._depth == DEEPEST:
+            return False
         inner = Conjunction(self._document, schema, self._depth + 1)
-        return self._depth < DEEPEST and any(
+        return any(
             not part.keys().isdisjoint(keywords)
-            or any(
-                inner._says_one_of(keywords, o) for many in _options(part).values() for o in many
-            )
+            or any(inner._says_one_of(keywords, below) for _, below in held(part))
             for part in inner.parts
         )
 

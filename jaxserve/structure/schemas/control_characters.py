@@ -10,19 +10,11 @@ from typing import Any, Final
 
 from jaxserve.structure.schemas.errors import SchemaError
 from jaxserve.structure.schemas.keywords import VALUES, escaped
+from jaxserve.structure.schemas.patterns import literal_characters
 from jaxserve.structure.schemas.walk import schemas
 
 # All but \b \t \n \f \r, which have escapes of their own.
 CONTROL: Final = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
-# Characters by their numbers, or by the letters v (vertical tab) and a (bell).
-NUMBERED: Final = (
-    r"\\(?:[va]|x(?P<x>[0-9a-fA-F]{2})|u(?P<u>[0-9a-fA-F]{4})|U(?P<U>[0-9a-fA-F]{8})"
-    r"|[xuU]\{(?P<b>[0-9a-fA-F]+)\})"
-)
-# A class of one character is a literal to the library; others keep what is in them.
-TOKEN: Final = re.compile(
-    rf"(?P<numbered>{NUMBERED})|\\.|(?P<cls>\[\^?\]?(?:\\.|[^\]\\])*\])|(?P<literal>.)", re.DOTALL
-)
 
 
 def check_control_characters(root: Any, in_values: bool) -> None:
@@ -34,25 +26,12 @@ def check_control_characters(root: Any, in_values: bool) -> None:
     """
     for path, schema in schemas(root):
         for place, pattern in _patterns(path, schema):
-            if any(map(_is_control, TOKEN.finditer(pattern))):
+            if any(map(CONTROL.match, literal_characters(pattern))):
                 raise SchemaError(place, "has a control character, which cannot be followed")
         for key in VALUES:
             if in_values and any(CONTROL.search(text) for text in _texts(schema.get(key))):
                 problem = "has a control character, which cannot be followed where names are open"
                 raise SchemaError(f"{path}/{key}", f"{problem} (additionalProperties is not false)")
-
-
-def _is_control(token: re.Match[str]) -> bool:
-    """Return whether a part of a pattern is a control character that is left out."""
-    if found := token["cls"]:
-        inner = TOKEN.fullmatch(found[1:-1])
-        return bool(inner) and _is_control(inner)
-    if token["literal"]:
-        return bool(CONTROL.match(token["literal"]))
-    if not token["numbered"]:
-        return False
-    number = token["x"] or token["u"] or token["U"] or token["b"]
-    return number is None or (int(number, 16) < 128 and bool(CONTROL.match(chr(int(number, 16)))))
 
 
 def has_open_names(root: Any) -> bool:

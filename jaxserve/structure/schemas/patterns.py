@@ -11,13 +11,14 @@ SPACES: Final = (
     r"\x{feff}"
 )
 ESCAPE: Final = (
-    r"\\(?:[pP](?:\{[^}]*\}|.)|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[xu]\{[0-9a-fA-F]+\}|c[a-zA-Z]|.)"
+    r"\\(?:[pP](?:\{[^}]*\}|.)|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}"
+    r"|[xuU]\{[0-9a-fA-F]+\}|c[a-zA-Z]|.)"
 )
 TOKEN: Final = re.compile(
     rf"(?P<escape>{ESCAPE})|\[(?P<negated>\^?)(?P<inside>\]?(?:{ESCAPE}|[^\]\\])*)\]|.", re.DOTALL
 )
 ATOM: Final = re.compile(rf"{ESCAPE}|.", re.DOTALL)
-NAMED_CONTROLS: Final = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "b": 8}
+NAMED_CONTROLS: Final = {"a": 7, "b": 8, "t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
 # Control characters that a class has all of where the library lets quotation marks through.
 CONTROLS: Final = tuple(code for code in range(32) if chr(code) != "\n")
 QUOTES: Final = tuple(map(ord, '"\\'))
@@ -31,6 +32,19 @@ def exact_pattern(pattern: str) -> str:
     characters but not these two: "[^\\"]" matches them. Such a class loses NUL.
     """
     return TOKEN.sub(_exact, pattern)
+
+
+def literal_characters(pattern: str) -> Iterator[str]:
+    """Yield the characters that a pattern names one by one, also as a class of one of them."""
+    for token in TOKEN.finditer(pattern):
+        if token["inside"] is None:
+            code = _code(token[0])
+        else:
+            items = list(_items(token["inside"]))
+            alone = items[0].codes if len(items) == 1 and not token["negated"] else None
+            code = alone[0] if alone and alone[0] == alone[1] else None
+        if code is not None:
+            yield chr(code)
 
 
 def _exact(token: re.Match[str]) -> str:

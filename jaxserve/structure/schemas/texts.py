@@ -80,7 +80,8 @@ def _with_options(schema: Any, options: Mapping[str, Any]) -> str:
     """Return the text of a schema as rewritten, with the library's options inside of it."""
     try:
         check_formats(schema)
-        found = rewritten(exact(schema))
+        plain = exact(schema)
+        found = rewritten(plain)
     except RecursionError:
         raise SchemaError("", "nests too deep") from None
     is_open = has_open_names(schema) or has_open_names(found)
@@ -90,7 +91,7 @@ def _with_options(schema: Any, options: Mapping[str, Any]) -> str:
     if found is True:
         found = {}
     check_ranges(found)
-    if problem := problem_of("json_schema", json.dumps(found)):
+    if found is not plain and (problem := problem_of("json_schema", json.dumps(found))):
         raise ValueError(f"written without 'not', 'if' and 'oneOf', {problem}")
     escapes = SHORT_ESCAPES if is_open else ALL_ESCAPES
     own = found.pop(OPTIONS, {ESCAPES: escapes, **options})

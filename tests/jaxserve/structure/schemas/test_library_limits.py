@@ -83,6 +83,7 @@ def test_control_characters_that_would_be_left_out(
         ({"minimum": -0.5, "exclusiveMaximum": 0}, True),
         ({"exclusiveMinimum": 1, "anyOf": [{"maximum": 7}, {"maximum": 1.5}]}, True),
         ({"allOf": [{"exclusiveMinimum": 1}, {"maximum": 1.5}]}, True),
+        ({"exclusiveMinimum": 0, "anyOf": [{"anyOf": [{"maximum": 0.5}, {"const": 7}]}]}, True),
         ({"allOf": [{"multipleOf": 65536}, {"anyOf": [{"multipleOf": 65537}]}]}, True),
         ({"exclusiveMinimum": 0, "maximum": 1}, False),
         ({"exclusiveMinimum": 0, "exclusiveMaximum": 1}, False),
@@ -110,6 +111,33 @@ def test_ends_that_the_library_would_allow(
     for key, end in schema.items():
         if key.startswith("exclusive"):
             assert not follows(grammar, str(end))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {
+            "properties": {"a": {"type": "number", "exclusiveMinimum": 0}, "b": {}},
+            "if": {"properties": {"b": {"const": True}}},
+            "then": {"properties": {"a": {"maximum": 0.99}}},
+        },
+        {
+            "properties": {"a": {"type": "number", "maximum": 0.5}},
+            "not": {"properties": {"a": {"maximum": 0}}},
+        },
+        {
+            "items": {"type": "number", "exclusiveMinimum": 0},
+            "anyOf": [{"items": {"maximum": 0.5}}, {"maxItems": 3}],
+        },
+        {
+            "properties": {"a": {"properties": {"b": {"type": "number", "exclusiveMinimum": 0}}}},
+            "anyOf": [{"properties": {"a": {"properties": {"b": {"maximum": 0.5}}}}}, {}],
+        },
+    ],
+)
+def test_ends_that_several_schemas_make(grammars: Grammars, schema: Any) -> None:
+    with pytest.raises(GrammarError, match="a range shorter than 1 cannot exclude an integer"):
+        grammar_of(grammars, schema)
 
 
 # ---- patterns
