@@ -446,6 +446,21 @@ def ministral_cases() -> Iterator[Case]:
     yield Case("ministral_layer_types", config)
 
 
+def tied_ministral_cases() -> Iterator[Case]:
+    """A window in every layer, heads that are wider than the model, and one embedding."""
+    fields = dict(head_dim=16, tie_word_embeddings=True, sliding_window=WINDOW)
+    config = MinistralConfig(**{**tiny(), **fields}, rope_parameters=rope(theta=5e4))
+    yield Case("ministral_tied_window", config)
+
+
+def biased_glm4_cases() -> Iterator[Case]:
+    """Heads that are together as wide as the model, and biases, as GLM-4.1V has them."""
+    half = rope(theta=5e4, partial_rotary_factor=0.5)
+    sizes = dict(head_dim=16, hidden_size=64, num_key_value_heads=4, pad_token_id=0)
+    config = Glm4Config(**{**tiny(), **sizes}, rope_parameters=half, attention_bias=True)
+    yield Case("glm4_biases", config)
+
+
 def gemma_first_cases() -> Iterator[Case]:
     """The second is in the form of gemma-2b: one kv head, and the old name of the activation."""
     theta = dict(rope_parameters=rope(theta=1e4), rms_norm_eps=1e-4)
@@ -461,7 +476,8 @@ def all_cases() -> Iterator[Case]:
         *(window_cases(), gemma_cases(), fused_and_post_norm_cases(), wide_window_cases()),
         *(ministral3_cases(), no_rope_cases(), llama_like_cases(), olmo3_cases()),
         *(neighbour_cases(), hunyuan_cases(), ministral_cases()),
-        *(ministral3_fp8_cases(), gemma_first_cases()),
+        *(ministral3_fp8_cases(), gemma_first_cases(), tied_ministral_cases()),
+        biased_glm4_cases(),
     )
     return chain(llama_cases(), qwen3_cases(), legacy_cases(), *later)
 

@@ -381,6 +381,25 @@ def sparse_deepseek_cases() -> Iterator[Case]:
     yield Case("glm5_dense", GlmMoeDsaConfig(**{**fields, **shared, **plain}))
 
 
+def more_sparse_deepseek_cases() -> Iterator[Case]:
+    """The same, with biases and other ropes; all layers of the second have an indexer."""
+    sizes = dict(index_topk=64, index_head_dim=16, index_n_heads=4, q_lora_rank=12)
+    fields = {**mla(), **sizes, "n_routed_experts": 8, "n_group": 1, "topk_group": 1}
+    plain = dict(rope_parameters=rope(theta=5e4), attention_bias=True)
+    yield Case("deepseek_v32_biases", DeepseekV32Config(**fields, **plain))
+    groups = dict(n_group=2, routed_scaling_factor=1.5, norm_topk_prob=False)
+    yield Case("glm5_biases", GlmMoeDsaConfig(**{**fields, **plain, **groups}))
+
+
+def biased_glm4_moe_cases() -> Iterator[Case]:
+    """Biases, but no norms of queries and keys, as GLM-4.5V has them; two dense layers."""
+    sizes = dict(head_dim=16, moe_intermediate_size=16, n_routed_experts=8, num_experts_per_tok=2)
+    half = rope(theta=1e4, partial_rotary_factor=0.5)
+    biases = dict(attention_bias=True, first_k_dense_replace=2, num_hidden_layers=3)
+    config = Glm4MoeConfig(**{**tiny(), **sizes, **biases}, rope_parameters=half)
+    yield Case("glm4_moe_biases", config)
+
+
 def late_deepseek_cases() -> Iterator[Case]:
     """Biases, rotated pairs in halves, layers that are all dense, and windows that are listed."""
     biases = dict(attention_bias=True, rope_interleave=False)
@@ -400,5 +419,6 @@ def moe_cases() -> Iterator[Case]:
         *(deepseek_v2_cases(), deepseek_v3_cases(), gpt_oss_cases(), quantized_cases()),
         *(glm4_moe_cases(), minimax_m2_cases(), glm4_moe_lite_cases()),
         *(half_rotated_cases(), granite_moe_cases(), ernie4_5_moe_cases(), hunyuan_moe_cases()),
-        *(sparse_deepseek_cases(), late_deepseek_cases()),
+        *(sparse_deepseek_cases(), late_deepseek_cases(), more_sparse_deepseek_cases()),
+        biased_glm4_moe_cases(),
     )

@@ -80,7 +80,7 @@ def text_parts() -> list[TextPart]:
         TextPart("mistral3_images", "mistral_window", Mistral3Config, mistral, PUBLISHED),
         TextPart("mistral3_images_newer", "mistral_no_window", Mistral3Config, mistral, NEWER),
         *qwen_parts(),
-        kimi_part(),
+        *kimi_parts(),
         *later_parts(),
     ]
 
@@ -100,11 +100,17 @@ def later_parts() -> list[TextPart]:
             undeclared=("head_dim",),
         ),
         TextPart("exaone4_5", "exaone4_legacy", Exaone4_5_Config, exaone, NEWER),
+        TextPart("glm4v_biases", "glm4_biases", Glm4vConfig, wide, NEWER, sections),
+        TextPart(
+            *("glm4v_moe_biases", "glm4_moe_biases", Glm4vMoeConfig, glm, NEWER, sections),
+            undeclared=("head_dim",),
+        ),
+        TextPart("exaone4_5_no_window", "exaone4_no_window", Exaone4_5_Config, exaone, NEWER),
     ]
 
 
-def kimi_part() -> TextPart:
-    """A model like Kimi K2.5, whose text part is DeepSeek-V3."""
+def kimi_parts() -> list[TextPart]:
+    """Models like Kimi K2.5, whose text part is DeepSeek-V3."""
     tower = dict(
         **dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2),
         **dict(pos_emb_height=4, pos_emb_width=4, merge_kernel_size=(1, 1), patch_size=4),
@@ -116,10 +122,11 @@ def kimi_part() -> TextPart:
     )
     fields = dict(**ids, vision_config=tower, projection_hidden_size=8)
     # transformers 5.24 renames the text model's layers as well when it saves such a model.
-    return TextPart(
-        *("kimi_k25", "deepseek_v3_plain_rope", Kimi_K25Config, fields, PUBLISHED),
-        of_text_case=True,
-    )
+    texts = {"kimi_k25": "deepseek_v3_plain_rope", "kimi_k25_yarn": "deepseek_v3_q_lora"}
+    return [
+        TextPart(name, text, Kimi_K25Config, fields, PUBLISHED, of_text_case=True)
+        for name, text in texts.items()
+    ]
 
 
 def qwen_parts() -> list[TextPart]:
@@ -135,6 +142,7 @@ def qwen_parts() -> list[TextPart]:
     v3 = dict(**ids, vision_config=dict(**TINY_QWEN_TOWER, **sizes, **deep))
     return [
         TextPart("qwen2_vl", "qwen2_gqa", Qwen2VLConfig, v2, PLAIN, (1, 1, 2), flat=True),
+        TextPart("qwen2_vl_newer", "qwen2_tied", Qwen2VLConfig, v2, NEWER, (1, 1, 2)),
         TextPart("qwen2_5_vl", "qwen2_tied", Qwen2_5_VLConfig, v2_5, PLAIN, (1, 1, 2), flat=True),
         TextPart("qwen2_5_vl_newer", "qwen2_window", Qwen2_5_VLConfig, v2_5, NEWER, (1, 1, 2)),
         TextPart("qwen3_vl", "qwen3_gqa", Qwen3VLConfig, v3, NEWER, (2, 1, 1)),
