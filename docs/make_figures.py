@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 from typing import NamedTuple
 
 from rich.console import Console
@@ -23,8 +22,10 @@ from jaxserve.plan.plot import Chart, Line, picture
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 OVERLOAD = RESULTS / "overload_cpu_2026-11-27.json"
-CPU = RESULTS / "offline_cpu_2026-11-21.json"
+CPU = RESULTS / "offline_cpu_zen5_2026-11-29.json"
 OURS, PEER, COUNTED = "#2563eb", "#9ca3af", "url(#hatched)"
+SIDES = {"jaxserve": OURS, "transformers": PEER, "llama.cpp": "#f59e0b"}  # by program
+SHOWN = ("both", "mixed")  # loads
 BAR, GAP, TOP = 22, 14, 64  # pixels: height of a bar, space between groups, first group
 LEFT, WIDTH = 150, 250  # of a panel: where its bars begin, and the longest
 PANEL = 490
@@ -45,7 +46,7 @@ class Group(NamedTuple):
 
 def speed() -> str:
     """Return the chart: tokens per second on a CPU, and bytes over the floor on a TPU."""
-    cpu, tpu = list(_beside_transformers()), list(_over_the_floor())
+    cpu, tpu = list(_beside_others()), list(_over_the_floor())
     height = TOP + max(map(_height, (cpu, tpu))) + 34
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * PANEL} {height}" '
@@ -55,7 +56,7 @@ def speed() -> str:
         f'<rect width="3" height="7" fill="{OURS}"/></pattern>',
         f'<rect width="{2 * PANEL}" height="{height}" fill="white"/>',
         *_panel(0, "CPU, 2 cores: output tokens per second, measured", cpu),
-        _text(8, 42, "0.5 B parameters, float32; blue: jaxserve, grey: transformers"),
+        _text(8, 42, "0.5 B, bfloat16; blue: jaxserve, grey: transformers, amber: llama.cpp"),
         *_panel(PANEL, "TPU: bytes that attention moves, over its live pages", tpu),
         _text(PANEL + 8, 42, "Llama-3-8B, 64 rows; counted, not timed; grey: live pages"),
         "</svg>\n",
@@ -63,22 +64,23 @@ def speed() -> str:
     return "\n".join(parts)
 
 
-def _beside_transformers() -> Iterator[Group]:
-    results = [r for r in json.loads(CPU.read_text())["results"] if _is_shown(**r["case"])]
-    longest = 1.1 * max(median(result["ours"]) for result in results)
-    for result in results:
-        case = result["case"]
-        ours, theirs = median(result["ours"]), median(result["peer"])
-        many = f"{case['streams']} streams, {case['lengths']}"
-        yield Group(
-            "1 stream" if case["streams"] == 1 else many,
-            [(ours / longest, OURS, f"{ours:.1f}"), (theirs / longest, PEER, f"{theirs:.1f}")],
-        )
-
-
-def _is_shown(dtype: str, threads: int, streams: int, lengths: str) -> bool:
-    """Return whether a case is in the chart: those of bfloat16 are of an earlier build."""
-    return dtype == "float32" and threads == 2
+def _beside_others() -> Iterator[Group]:
+    """Yield the loads, each with the output tokens per second of every side in bfloat16."""
+    results = [r for r in json.loads(CPU.read_text())["results"] if r["precision"] == "bfloat16"]
+    longest = 1.1 * max(r["median"] for r in results if r["load"] in SHOWN)
+    for load, streams in [("both", 1), ("both", 4), ("both", 16), ("mixed", 16)]:
+        found = {
+            r["program"]: r["median"]
+            for r in results
+            if (r["load"], r["streams"]) == (load, streams)
+        }
+        bars = [
+            (found[name] / longest, colour, f"{found[name]:.0f}")
+            for name, colour in SIDES.items()
+            if name in found
+        ]
+        many = f"{streams} streams" if streams > 1 else "1 stream"
+        yield Group(f"{many}, mixed" if load == "mixed" else many, bars)
 
 
 def _over_the_floor() -> Iterator[Group]:
