@@ -39,10 +39,10 @@ from jaxserve.chat import Chat
 from jaxserve.cli.flags import BUNDLED
 from jaxserve.config import EngineConfig, EngineOptions, resolve
 from jaxserve.engine.engine import Engine
+from jaxserve.engine.engine_thread import EngineThread, StepReport
 from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.plan import StepOutput, StepPlan
 from jaxserve.prompts import Prompts
-from jaxserve.server.core.engine_thread import EngineThread, StepReport
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.core.service import Service
 from jaxserve.server.grpc.inference import InferenceServicer

@@ -4,12 +4,15 @@ from jaxserve import LLM, SamplingParams
 
 with LLM("folder/of/a/checkpoint") as llm:
     (completion,) = llm.generate(["Once upon a time"], SamplingParams(max_tokens=32))
+
+AsyncLLM has the same calls for coroutines.
 """
 
 TYPE_CHECKING = False  # type checkers take it for True; to import typing takes 10 ms
 if TYPE_CHECKING:
     from typing import Any
 
+    from jaxserve.async_llm import AsyncLLM
     from jaxserve.completion import Completion
     from jaxserve.config import EngineOptions
     from jaxserve.llm import LLM
@@ -18,10 +21,11 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-__all__ = ["LLM", "Completion", "EngineOptions", "SamplingParams", "Structure"]
+__all__ = ["LLM", "AsyncLLM", "Completion", "EngineOptions", "SamplingParams", "Structure"]
 
 _HOMES = {
     "LLM": "llm",
+    "AsyncLLM": "async_llm",
     "Completion": "completion",
     "EngineOptions": "config",
     "SamplingParams": "sampling_params",

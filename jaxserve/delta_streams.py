@@ -12,7 +12,7 @@ from jaxserve.engine.device.background import compiles_here
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.events import TokenEvent
 from jaxserve.errors import EngineError
-from jaxserve.open_choices import OpenChoices
+from jaxserve.open_choices import OpenPrompts
 from jaxserve.progress import Bar
 from jaxserve.prompts import Prepared
 from jaxserve.tokenizer import Tokenizer
@@ -79,40 +79,34 @@ class DeltaStreams:
         The fewest steps that they need are compiled first. An abandoned iterator aborts what is
         left of its prompts. EngineError is raised when the engine is closed, or a step fails.
         """
-        choices: dict[str, OpenChoices] = {}  # by request id
-        places: dict[str, int] = {}  # request id -> position among the prompts
+        seeds: dict[str, int] = {}  # by request id, of those that were submitted
         inbox: deque[TokenEvent] = deque()
         try:
             with self._guard:
                 # In one turn with submitting: steps are compiled for all that runs together.
                 self._end(())
                 self._steps.begin([*self.unfinished, *prompts])
-                for place, p in enumerate(prompts):
-                    seed = self._engine.submit(p.request)
+                for p in prompts:
+                    seeds[p.request.id] = self._engine.submit(p.request)
                     self._live[p.request.id] = _Live(p, inbox)
-                    places[p.request.id] = place
-                    choices[p.request.id] = OpenChoices(p, seed, self._tokenizer, self._stop)
-            while choices:
+            unfinished = OpenPrompts(prompts, list(seeds.values()), self._tokenizer, self._stop)
+            while unfinished:
                 if not inbox:
-                    self._fill(inbox, places)
+                    self._fill(inbox, seeds)
                 event = inbox.popleft()
-                unfinished = choices.get(event.request_id)
-                if unfinished is None or event.index not in unfinished:
-                    continue  # its stop string came before this token
-                piece, completion = unfinished.take(event)
-                if not unfinished:
-                    del choices[event.request_id]
+                delta = unfinished.take(event)
+                if event.request_id not in unfinished:
                     self._live.pop(event.request_id, None)
-                place = places[event.request_id]
-                yield Delta(place, event.index, piece.text, tuple(piece.token_ids), completion)
+                if delta:
+                    yield delta
         finally:
             if compiles_here():
                 # Garbage collection runs this on whatever thread it comes to, and whoever has the
                 # guard may wait for that very thread's compile.
-                self._left.append(list(places))
+                self._left.append(list(seeds))
             else:
                 with self._guard:
-                    self._end(places)
+                    self._end(seeds)
 
     def _fill(self, inbox: deque[TokenEvent], request_ids: Iterable[str]) -> None:
         """Run steps until an event has come for an iterator with these requests."""

@@ -1,44 +1,25 @@
-"""LLM, the Python API: a checkpoint that is loaded, compiled when needed, and closed."""
+"""LLM, the Python API: prompts and conversations in, completions or embeddings out."""
 
-import itertools
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
-from jax.typing import DTypeLike
+import numpy as np
 
-from jaxserve.backends import devices as found_devices
-from jaxserve.call_guard import CallGuard
-from jaxserve.chat import Chat
-from jaxserve.checkpoints.hub.names import Given, display_name
-from jaxserve.compilation_cache import KeptSteps, cache_of_llm
-from jaxserve.config import EngineOptions, check_draft_model
-from jaxserve.delta_streams import DeltaStreams
-from jaxserve.engine.build import NewRunner, build_engine
-from jaxserve.engine.device.draft_model import DraftModel
-from jaxserve.engine.device.executables import Progress
-from jaxserve.engine.device.runner import DeviceRunner
-from jaxserve.engine.engine import Engine
-from jaxserve.engine.request_limits import max_new_tokens
+from jaxserve.chat import Message
+from jaxserve.completion import Completion, Delta
+from jaxserve.delta_streams import DeltaStreams, with_bar
 from jaxserve.engine.trace import written_trace
-from jaxserve.llm_arguments import OTHER_KEYWORDS, dtype_name, mesh_of, options_of
-from jaxserve.llm_calls import LLMCalls
-from jaxserve.llm_folder import open_llm
-from jaxserve.llm_warm_up import WarmUp
-from jaxserve.loading.digests import WeightDigests
-from jaxserve.loading.folder import Model, ModelFiles, load
-from jaxserve.loading.product import require_use
+from jaxserve.llm_arguments import OTHER_KEYWORDS, named_conversations, named_prompts, params_of
+from jaxserve.loaded_llm import LoadedLLM, embeddings_of
 from jaxserve.names_elsewhere import LLM_ATTRIBUTES, explains_names
-from jaxserve.progress import stderr_bar
-from jaxserve.prompts import Prepared, Prompts
-from jaxserve.sharding.mesh import MeshSpec
-from jaxserve.structure.grammars import DEFAULT_BOUNDS, Bounds, Grammars
+from jaxserve.prompts import Prepared, Prompt, is_conversation
+from jaxserve.sampling_params import SamplingFields, SamplingParams
 
 
 @explains_names(OTHER_KEYWORDS, LLM_ATTRIBUTES)
-class LLM(LLMCalls):
+class LLM(LoadedLLM):
     """A checkpoint on this machine's devices, ready to generate text or to embed.
 
     Close it, or use it as a context manager, to free its device memory. A call waits until the
@@ -48,8 +29,8 @@ class LLM(LLMCalls):
     not compiled every step of the model, and on several hosts, a call waits for all steps that it
     can reach.
 
-    Threads may share an LLM: each call, and each step of `stream` and `run`, waits for those of
-    other threads. Forks may not.
+    Threads may share an LLM: their calls run together, each thread computing a step in turn. Forks
+    may not.
     A Ctrl-C takes effect between two steps: the call raises KeyboardInterrupt, its requests are
     aborted, and the next call is answered as if nothing had happened. For this a call on the main
     thread replaces the handler of SIGINT until it ends. A second Ctrl-C, five seconds after one
@@ -59,182 +40,177 @@ class LLM(LLMCalls):
     compiled steps, unless the program, or JAX_COMPILATION_CACHE_DIR, names one already; afterwards
     jax.config is as it was before. A compile that runs when a call ends goes on to its end.
 
-    Args:
-        model: Folder of a checkpoint as Hugging Face publishes it, or as jaxserve convert writes
-            it; or, where there is no such folder, org/name[@revision] of a model on the hub, which
-            is fetched into the hub's cache.
-        dtype: Type to compute in: "auto" (as the checkpoint says), "float32" or "bfloat16", or
-            jax's own object of it.
-        weights: Type to hold the weights in: "auto" (as stored), or a quantization such as "int8".
-        product: How a CPU multiplies by the weights: "auto", "xla", or its own kernel for few
-            tokens with the instructions "avx512" or "avx2". Results differ by rounding.
-        max_context: The longest prompt plus output, in tokens; None is the model's.
-        data: Devices along the mesh axis that shares the rows and their pages.
-        expert: Devices along the axis that shares the experts, and the rows as well.
-        tensor: Devices along the axis that shares every layer's weights and KV heads.
-        options: Sizes and features of the engine; None takes the defaults.
-        mesh: MeshSpec instead of data, expert and tensor.
-        devices: Devices of which the mesh takes the first ones; None is all that JAX sees.
-        chat_template: File to use instead of the folder's chat template.
-        tool_parser: Format of tool calls in answers, "auto" or one of TOOL_PARSERS. A server takes
-            answers apart by it; completions of this class keep their text whole.
-        reasoning_parser: Format of reasoning in answers, one of REASONING_PARSERS; as above.
-        draft_model: Folder or name of a smaller model with the same vocabulary, for options that
-            let it draft tokens.
-        grammar_bounds: Limits on the size, compile time and cache of structured output.
-        compilation_cache: Folder that keeps compiled steps for the next start, unless the program
-            or JAX_COMPILATION_CACHE_DIR has chosen one for jax. "auto" is jaxserve/xla in the
-            user's cache, the folder of the commands; None keeps nothing.
-        progress: Show bars while a model is fetched, the checkpoint is loaded, steps are compiled
-            and `generate`, `chat` or `embed` runs: on a terminal's standard error and in notebooks,
-            nowhere else.
-        on_load: Function called with (done, total, what) while the checkpoint is loaded, instead
-            of a bar.
-        on_compile: Function called so while steps are compiled, instead of a bar.
-        new_runner: Factory of the object that drives the devices.
-        digests: Digests of the model's weights to add up while they are read, for programs that
-            compare the weights of several processes.
-
-    The attributes are for programs that drive the engine themselves, as the server and the
-    benchmarks do. Names and methods of these objects may change with every version.
-
-    Attributes:
-        model: The loaded checkpoint: architecture, parameters, tokenizer and end tokens.
-        draft: The loaded draft model; None without one.
-        digests: Digests of the model's weights, where they were asked for.
-        engine: Engine that plans the steps.
-        runner: Runner that launches the steps on the devices, with the engine's configuration, its
-            compiled shapes and figures.
-        steps: Compiler of the runner's steps, which tells the engine of them and of their costs.
-        prompts: Tokenizer, chat template and limits, by which requests are made of prompts.
-
-    Raises:
-        CheckpointError: The files of the checkpoint are damaged or incomplete, or the hub does not
-            have the model.
-        TokenizerError: The tokenizer's files cannot be read, or are those of another model.
-        ShardingError: The model cannot be spread over this mesh.
-        ConfigError: An option is out of its bounds or given twice, the model does not fit the
-            devices, or chat_template renders no conversation.
-        KernelError: The devices cannot run a kernel that was asked for.
+    Its arguments and attributes are those of LoadedLLM.
     """
 
-    def __init__(
+    def _start_calls(self) -> None:
+        self._streams = DeltaStreams(self.engine, self.model.tokenizer, self._guard, self.steps)
+
+    def _check_usable(self) -> None:
+        self.engine.check_usable()
+
+    def generate(
         self,
-        model: Given,
-        *,
-        dtype: DTypeLike = "auto",
-        weights: str = "auto",
-        product: str = "auto",
-        max_context: int | None = None,
-        data: int = 1,
-        expert: int = 1,
-        tensor: int = 1,
-        options: EngineOptions | None = None,
-        mesh: MeshSpec | None = None,
-        devices: Sequence[Any] | None = None,
-        chat_template: str | Path | None = None,
-        tool_parser: str = "auto",
-        reasoning_parser: str = "auto",
-        draft_model: Given | None = None,
-        grammar_bounds: Bounds = DEFAULT_BOUNDS,
-        compilation_cache: str | Path | None = "auto",
-        progress: bool = True,
-        on_load: Progress | None = None,
-        on_compile: Progress | None = None,
-        new_runner: NewRunner = DeviceRunner,
-        digests: WeightDigests | None = None,
-    ):
-        spread = mesh_of(mesh, data, expert, tensor).build(devices or found_devices())
-        options = options_of(options, max_context)
-        check_draft_model(options, draft_model)
-        self.digests = digests
-        self._name = display_name(model)
-        kept = KeptSteps(cache_of_llm(compilation_cache))
-        dtype = dtype_name(dtype)
-        self._bar = partial(stderr_bar, progress)
-        with self._bar("downloading", in_bytes=True) as bar:
-            files, draft_files = open_llm(model, draft_model, spread, dtype, weights, bar.update)
-        self._chat = Chat(
-            files.folder,
-            files.tokens.tokenizer,
-            Path(chat_template).absolute() if chat_template else None,
-            tool_parser=tool_parser,
-            reasoning_parser=reasoning_parser,
-        )
-        with ExitStack() as on_failure:
-            on_failure.callback(self._chat.close)
-            if chat_template and not files.spec.embeds:
-                self._chat.check()
-            with kept.used():
-                with self._bar("loading", in_bytes=True) as bar:
-                    told = on_load or bar.update
-                    self.model = load(files, spread, dtype, told, weights, digests, product)
-                    require_use(product, self.model.product)
-                    self.draft = self._load_draft(draft_files, told, product)
-                self.engine, self.runner = self._build_engine(options, new_runner)
-            self.prompts = self._new_prompts(grammar_bounds)
-            self._guard = CallGuard()
-            bar_of_steps = partial(self._bar, "compiling")
-            self.steps = WarmUp(
-                *([model for model in (self.model, self.draft) if model], self.engine, self.runner),
-                *(self._guard, kept, bar_of_steps, on_compile),
-            )
-            self._streams = DeltaStreams(self.engine, self.model.tokenizer, self._guard, self.steps)
-            self._numbers = itertools.count(1)
-            on_failure.pop_all()
+        prompts: str | Iterable[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **sampling: Unpack[SamplingFields],
+    ) -> list[Completion]:
+        """Generate for all prompts together and return when the last one is finished.
 
-    def _load_draft(self, files: ModelFiles | None, told: Progress, product: str) -> Model | None:
-        """Load the draft model in the model's dtype; what is stored quantized stays so."""
-        mesh = self.model.mesh
-        return load(files, mesh, self.model.dtype, told, product=product) if files else None
+        Args:
+            prompts: List of texts, lists of token ids, or conversations; or a single text.
+            params: Sampling parameters for all prompts, or one per prompt; None is the default.
+            **sampling: Single fields of SamplingParams, which override those of params.
 
-    def _build_engine(
-        self, options: EngineOptions, new_runner: NewRunner
-    ) -> tuple[Engine, DeviceRunner]:
-        """Build the engine and the runner of the loaded model, and of its draft model if any."""
-        model = self.model
-        draft = DraftModel(self.draft.spec, self.draft.params) if self.draft else None
-        return build_engine(
-            model.spec, model.params, model.mesh, options, model.fingerprint, new_runner, draft
-        )
-
-    def _new_prompts(self, bounds: Bounds) -> Prompts:
-        """Make what checks prompts of the loaded model, and compiles their grammars."""
-        model = self.model
-        config = self.runner.config
-        vocab_size = model.spec.vocab_size
-        return Prompts(
-            model.tokenizer,
-            self._chat,
-            model.eos_ids,
-            vocab_size,
-            config.max_context,
-            partial(max_new_tokens, config),
-            Grammars(model.tokenizer, model.eos_ids, vocab_size, bounds),
-            config.embeds,
-        )
-
-    @property
-    def chat_template(self) -> str:
-        """Source of the template that conversations are rendered with.
+        Returns:
+            The completions in the order of the prompts, the n choices of a prompt in a row.
+            Log-probabilities of the prompt come with choice 0. A choice that failed on the way has
+            its `error` set.
 
         Raises:
-            ChatError: The checkpoint has no chat template, or it cannot be read.
+            RequestError: A prompt or its parameters can never run. The error names the first such
+                prompt as its field, and nothing runs.
+            PurposeError: The model makes embeddings and generates no text.
+            EngineError: The LLM is closed, or a step has failed.
         """
-        return self._chat.template.source
+        named = named_prompts(prompts)
+        with self._guard.holding_interrupts():
+            with self._guard:
+                prepared = self._prepare_prompts(named, params, sampling)
+            return self._complete(prepared)
 
-    @property
-    def token_notes(self) -> tuple[str, ...]:
-        """Lines on tokens that the checkpoint's files name but the model does not have."""
-        return self.model.tokens.notes
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **sampling: Unpack[SamplingFields],
+    ) -> list[Completion]:
+        """Answer a conversation, or each of a list of conversations.
 
-    @property
-    def chat_notes(self) -> tuple[str, ...]:
-        """Lines on conversations that are refused, and on marks that are not read as tokens.
+        The checkpoint's chat template makes a prompt of each, which is the completion's `prompt`.
+        Names of special tokens inside of messages are plain text. To stream an answer, give
+        `stream` a conversation.
 
-        A client can imitate such marks of the chat template.
+        Args:
+            messages: Conversation, a list of {"role": ..., "content": ...}, or a list of those.
+            params: Sampling parameters for all conversations, or one per conversation.
+            **sampling: Single fields of SamplingParams, which override those of params.
+
+        Returns:
+            The completions, in the order that `generate` returns them in.
+
+        Raises:
+            RequestError: A message is malformed, or a prompt can never run. The error's field is
+                a path such as messages[2].role.
+            ChatError: The chat template is missing, or refuses the messages.
+            PurposeError: The model makes embeddings and generates no text.
+            EngineError: The LLM is closed, or a step has failed.
         """
-        return self._chat.notes
+        named = named_conversations(messages)
+        with self._guard.holding_interrupts():
+            with self._guard:
+                prepared = self._prepare_conversations(named, params, sampling)
+            return self._complete(prepared)
+
+    def embed(self, prompts: str | Iterable[str | Sequence[int]]) -> list[np.ndarray]:
+        """Return the embedding of every prompt, from a model that embeds.
+
+        A text gets the special tokens that the tokenizer's files put around it; token ids are taken
+        as they are. Instructions, such as the prompts of config_sentence_transformers.json, are for
+        the caller to write before the text.
+
+        Args:
+            prompts: List of texts or lists of token ids; or a single text.
+
+        Returns:
+            One float32 array of shape [D] and Euclidean length 1 per prompt, in their order.
+
+        Raises:
+            RequestError: A prompt is a conversation, has no tokens or is too long.
+            PurposeError: The model generates text and makes no embeddings.
+            EngineError: The LLM is closed, or a step has failed.
+        """
+        named = named_prompts(prompts)
+        with self._guard.holding_interrupts():
+            with self._guard:
+                prepared = self._prepare_embedded(named)
+            return embeddings_of(self._complete(prepared))
+
+    def _complete(self, prepared: Sequence[Prepared]) -> list[Completion]:
+        """Run prompts together and return the completions in their order."""
+        choices = sum(p.request.params.n for p in prepared)
+        what = "embedding" if self.prompts.embeds else "generating"
+        with self._bar(what) as bar, closing(self.run(prepared)) as running:
+            deltas = with_bar(running, choices, bar)
+            done = {(d.prompt_index, d.index): d.completion for d in deltas if d.completion}
+        return [done[key] for key in sorted(done)]
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        **sampling: Unpack[SamplingFields],
+    ) -> Iterator[Delta]:
+        """Generate for one prompt and yield the text as it grows.
+
+        Leaving the iterator early aborts the request.
+
+        Args:
+            prompt: Text, token ids or conversation.
+            params: Sampling parameters; None is the default.
+            **sampling: Single fields of SamplingParams, which override those of params.
+
+        Returns:
+            Iterator of deltas. The last delta of each of the n choices carries its completion.
+
+        Raises:
+            RequestError: The prompt or its parameters can never run.
+            PurposeError: The model makes embeddings and generates no text.
+            EngineError: The LLM is closed, or a step has failed.
+        """
+        return self.run([self.prepare(prompt, params_of(params, sampling))])
+
+    def prepare(
+        self, prompt: Prompt, params: SamplingParams | None = None, name: str = ""
+    ) -> Prepared:
+        """Tokenize and check one prompt for `run`.
+
+        Args:
+            prompt: Text, token ids or conversation.
+            params: Sampling parameters; None is the default.
+            name: Field that errors about the prompt name; by default "prompt", or "messages" for a
+                conversation.
+
+        Returns:
+            The prompt, ready to run.
+
+        Raises:
+            RequestError: The prompt or its parameters can never run.
+            PurposeError: The model makes embeddings and generates no text.
+            EngineError: The LLM is closed.
+        """
+        with self._guard:
+            self._check_use(embed=False)
+            name = name or ("messages" if is_conversation(prompt) else "prompt")
+            return self._check_one(self.prompts.encode(prompt, name), params_of(params, {}), name)
+
+    def run(self, prompts: Sequence[Prepared]) -> Generator[Delta]:
+        """Run prepared prompts together and yield their text as it grows.
+
+        Several iterators may be open at once: asking any of them for its next delta steps the one
+        engine, and so advances them all. An abandoned iterator aborts what is left of its prompts.
+
+        Args:
+            prompts: Prompts from `prepare`; each may run once.
+
+        Yields:
+            Deltas of all choices of all prompts, in the order in which the engine makes them.
+
+        Raises:
+            EngineError: The LLM is closed, or a step has failed.
+        """
+        if prompts:
+            yield from self._streams.run(prompts)
 
     def warm_up(self, prompts: Sequence[Prepared] | None = None) -> None:
         """Compile the steps that prompts need, as far as that has not happened yet.
@@ -265,34 +241,16 @@ class LLM(LLMCalls):
         with written_trace(self.engine, Path(path).absolute(), self._guard):
             yield
 
-    @property
-    def padding_share(self) -> float:
-        """Share of padding among all computed tokens so far, 0.0 to 1.0."""
-        total = self.runner.total
-        return 1 - total.live_tokens / total.computed_tokens if total.computed_tokens else 0.0
-
-    def __repr__(self) -> str:
-        model = self.model
-        devices = "x".join(map(str, model.mesh.devices.shape))
-        return (
-            f"<LLM {self._name}: {model.spec.family}, {model.parameters / 1e6:,.1f} M parameters, "
-            f"{model.params['embed'].dtype}, context {self.runner.config.max_context}, "
-            f"{devices} {model.mesh.devices.flat[0].platform}>"
-        )
-
     def close(self) -> None:
         """Free parameters, pages and rows.
 
-        Open iterators end with EngineError. Nothing happens if the LLM is closed already, or in a
-        fork of the process that made it.
+        Open iterators, and calls of other threads, end with EngineError. Nothing happens if the
+        LLM is closed already, or in a fork of the process that made it.
         """
         if self._guard.in_fork:
             return
         with self._guard:
-            self._chat.close()
-            self.prompts.grammars.close()
-            self.steps.rest()
-            self.engine.close()
+            self._free()
 
     def __enter__(self) -> "LLM":
         return self

@@ -90,7 +90,9 @@ class WarmUp:
         """Compile the fewest steps that prompts can run with, and return those left to compile."""
         with self._guard:
             self._engine.check_usable()
-            missing = self._runner.missing(self._needed(prompts)) if prompts else []
+            missing = []
+            if prompts and self._runner.missing(self._runner.buckets.buckets):
+                missing = self._runner.missing(self._needed(prompts))
             if missing and self.compiles_all_first:
                 self._compile(missing)
             elif fewest := required(missing, self._runner.compiled):

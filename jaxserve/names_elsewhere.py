@@ -17,7 +17,6 @@ _OPTION = "use options=EngineOptions({}=...)"
 _STRUCTURE = "use structure=Structure.of(kind, value)"
 _NO_ADAPTERS = "adapters are not built in; merge them into the checkpoint's weights"
 _NO_BEAMS = "beam search is not built in; use n, and choose among the completions"
-_SERVER = "start jaxserve serve, and use jaxserve.client.AsyncClient"
 
 LLM_KEYWORDS: Names = {
     **dict.fromkeys(("model_path", "model_name", "model_id"), "use model, the first argument"),
@@ -114,7 +113,7 @@ LLM_ATTRIBUTES: Names = {
     "create_chat_completion": "use chat",
     "apply_chat_template": "use chat; the prompt of its completions is what the template renders",
     "score": "use generate with prompt_logprobs=0",
-    **dict.fromkeys(("async_generate", "generate_async"), _SERVER),
+    **dict.fromkeys(("async_generate", "generate_async"), "use AsyncLLM and its generate"),
 }
 
 COMPLETION_ATTRIBUTES: Names = {
@@ -130,7 +129,7 @@ COMPLETION_ATTRIBUTES: Names = {
 }
 
 PACKAGE_NAMES: Names = {
-    **dict.fromkeys(("AsyncLLM", "AsyncLLMEngine", "AsyncEngineArgs"), _SERVER),
+    **dict.fromkeys(("AsyncLLMEngine", "AsyncEngineArgs"), "use AsyncLLM"),
     **dict.fromkeys(("Engine", "LLMEngine", "EngineArgs"), "use LLM"),
     "Llama": "use LLM",
     **dict.fromkeys(("Client", "AsyncClient"), "import it from jaxserve.client"),

@@ -1,10 +1,10 @@
-"""The unfinished choices of one request: from engine events to text, tokens and completions."""
+"""Requests and choices that have not ended: from engine events to text, tokens and completions."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from jaxserve.completion import Assembler, Completion, TextDelta
+from jaxserve.completion import Assembler, Completion, Delta, TextDelta
 from jaxserve.engine.events import Times, TokenEvent
 from jaxserve.prompts import Prepared
 from jaxserve.tokenizer import Tokenizer
@@ -62,3 +62,39 @@ class OpenChoices:
         if last.times is None:  # the engine refused the request before it had any
             last = replace(last, times=Times())
         return piece, assembler.completion(last)
+
+
+class OpenPrompts:
+    """The prompts of one call of the Python API that have choices which have not ended.
+
+    Args:
+        prompts: Prompts that were submitted to the engine.
+        seeds: Seed of each, as the engine returned it.
+    """
+
+    def __init__(
+        self, prompts: Sequence[Prepared], seeds: Sequence[int], tokenizer: Tokenizer, stop: Stop
+    ):
+        # By request id.
+        self._places = {p.request.id: place for place, p in enumerate(prompts)}
+        self._choices = {
+            p.request.id: OpenChoices(p, seed, tokenizer, stop)
+            for p, seed in zip(prompts, seeds, strict=True)
+        }
+
+    def __len__(self) -> int:
+        return len(self._choices)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._choices
+
+    def take(self, event: TokenEvent) -> Delta | None:
+        """Take in an event and return what became final; None for a choice that has ended."""
+        choices = self._choices.get(event.request_id)
+        if choices is None or event.index not in choices:
+            return None  # its stop string came before this token
+        piece, completion = choices.take(event)
+        if not choices:
+            del self._choices[event.request_id]
+        place = self._places[event.request_id]
+        return Delta(place, event.index, piece.text, tuple(piece.token_ids), completion)

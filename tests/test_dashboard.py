@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from jaxserve.cluster.transfer.byte_budget import ByteBudget
 from jaxserve.cluster.transfer.offers import Counts, OfferStore
-from jaxserve.server.core.engine_thread import ComputeTotals
+from jaxserve.engine.engine_thread import ComputeTotals
 from jaxserve.server.disaggregation.metrics import DecodeMetrics, PrefillMetrics, ServerMetrics
 from jaxserve.server.disaggregation.policy import Decision
 from jaxserve.server.disaggregation.prefill_pool import State

@@ -45,9 +45,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "hosts": ("jaxserve.cluster.hosts",),
     "progress": ("jaxserve.progress",),
     "llm": (
-        *("jaxserve.llm", "jaxserve.llm_arguments", "jaxserve.llm_calls"),
+        *("jaxserve.llm", "jaxserve.async_llm", "jaxserve.loaded_llm", "jaxserve.llm_arguments"),
         *("jaxserve.llm_folder", "jaxserve.llm_warm_up"),
-        *("jaxserve.delta_streams", "jaxserve.call_guard"),
+        *("jaxserve.delta_streams", "jaxserve.async_calls", "jaxserve.call_guard"),
     ),
     "generate": ("jaxserve.generate",),
     "plan": ("jaxserve.plan",),

@@ -9,9 +9,9 @@ from rich.console import Console
 
 from jaxserve.engine.buckets import required
 from jaxserve.engine.engine import Engine
+from jaxserve.engine.engine_thread import EngineThread
 from jaxserve.llm import LLM
 from jaxserve.progress import Bar
-from jaxserve.server.core.engine_thread import EngineThread
 from jaxserve.server.options import check_ready_when
 
 

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
@@ -13,12 +14,12 @@ from jaxserve.cluster.heartbeat import PodFailure
 from jaxserve.config import EngineConfig
 from jaxserve.engine.device.weight_report import describe_weights, weight_sizes
 from jaxserve.engine.engine import Engine
+from jaxserve.engine.engine_thread import ComputeTotals, EngineThread
 from jaxserve.errors import RestartingError
 from jaxserve.llm import LLM
 from jaxserve.prompts import Prompts
 from jaxserve.server import cards
 from jaxserve.server.core.client_rules import ANY_CLIENT, ClientRules
-from jaxserve.server.core.engine_thread import ComputeTotals, EngineThread
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.core.request_observer import RequestObserver
 from jaxserve.server.core.service import Service
@@ -301,6 +302,7 @@ class ServerProcess:
             lambda report: self._call_soon(lambda: service.take(report)),
             lambda error: self._call_soon(lambda: failed(error)),
             totals,
+            ended=partial(RestartingError, "the engine has ended; the server restarts"),
         )
         page_fetcher = role.remote_prefill(thread, config.page_size)
         service = Service(

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from jaxserve.engine.engine_thread import EngineThread
 from jaxserve.models.precision import XLA
 from jaxserve.sampling_params import SamplingFields
-from jaxserve.server.core.engine_thread import EngineThread
 from jaxserve.server.core.service import Service
 
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
@@ -77,6 +76,8 @@ class Grammars:
         self._worker = LineProcess(command, bounds.seconds, MAX_ANSWER_BYTES)
         self._checking = Lock()  # held while the worker checks a grammar: up to bounds.seconds
         self._checked = CheckedGrammars(bounds.cache_bytes)
+        self._reading = Lock()  # held while the vocabulary is read
+        self._read: LLTokenizer | None = None
 
     def compile(self, structure: Structure) -> "LLGrammar":
         """Compile a structure, after the worker has checked it.
@@ -136,8 +137,14 @@ class Grammars:
         self._checked.add(structure, answer["grammar"])
         return answer["grammar"]
 
-    @cached_property
+    @property
     def _library(self) -> "LLTokenizer":
+        with self._reading:
+            if self._read is None:
+                self._read = self._read_vocabulary()
+            return self._read
+
+    def _read_vocabulary(self) -> "LLTokenizer":
         from llguidance import LLTokenizer
 
         vocabulary = Vocabulary(self._tokenizer, self._eos_ids, self._vocab_size)

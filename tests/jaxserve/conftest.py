@@ -31,9 +31,7 @@ def patience() -> Iterator[None]:
             patch.setattr(module, "LineProcess", PatientProcess)
         patch.setattr("jaxserve.cluster.transfer.prefill.SILENCE", HOUR)
         patch.setattr("jaxserve.server.lifecycle.GRACE", MINUTE)
-        patch.setattr(
-            "jaxserve.server.core.engine_thread.EngineThread.close.__defaults__", (MINUTE,)
-        )
+        patch.setattr("jaxserve.engine.engine_thread.EngineThread.close.__defaults__", (MINUTE,))
         patch.setattr("jaxserve.bench.grpc_caller.CONNECT_SECONDS", MINUTE)
         patch.setattr("jaxserve.bench.openai_caller.SECONDS", MINUTE)
         patch.setattr("jaxserve.bench.target.SECONDS", MINUTE)

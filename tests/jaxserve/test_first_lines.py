@@ -66,7 +66,7 @@ NAMES_THE_RIGHT_ONE = [
     ("SamplingParams(structured_outputs={})", TypeError, "use structure=Structure.of"),
     ("SamplingParams(top_k=-1)", RequestError, "0 stands for all"),
     ("llm.get_tokenizer()", AttributeError, "use model.tokenizer"),
-    ("import AsyncLLM", ImportError, "jaxserve.client.AsyncClient"),
+    ("import AsyncLLMEngine", ImportError, "use AsyncLLM"),
     # OpenAI
     ("import OpenAI", ImportError, "http://127.0.0.1:8000/v1"),
     ("import Client", ImportError, "import it from jaxserve.client"),
@@ -138,7 +138,7 @@ FIELDS = {field.name for field in fields(SamplingParams)}
     [
         (LLM_KEYWORDS, KEYWORDS | FIELDS),
         (SAMPLING_KEYWORDS, FIELDS | {"params", "the", "progress"}),
-        (LLM_ATTRIBUTES, {*dir(LLM), "model", "engine"}),
+        (LLM_ATTRIBUTES, {*dir(LLM), "model", "engine", "AsyncLLM"}),
         (COMPLETION_ATTRIBUTES, {field.name for field in fields(Completion)} | {"len", "sum"}),
         (PACKAGE_NAMES, set(jaxserve.__all__)),
     ],

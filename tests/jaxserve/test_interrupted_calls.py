@@ -18,11 +18,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from jupyter_client.manager import KernelManager
+from rich.console import Console
 
 from jaxserve import LLM, SamplingParams, interrupts
 from jaxserve.config import EngineOptions
 from jaxserve.interrupts import PATIENCE, HeldInterrupts
+from jaxserve.progress import Bar
+from tests.notebook_kernel import Kernel
 
 ROOT = Path(__file__).parents[2]
 BUNDLED = ROOT / "checkpoints" / "bundled" / "tiny-chat"
@@ -201,6 +203,24 @@ def test_a_call_that_is_interrupted_in_a_step(
     assert at_rest(llm)
 
 
+@pytest.mark.parametrize("number", [1, 4])
+def test_a_call_that_is_interrupted_between_two_steps(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """In the middle of drawing a bar, and with the exception kept, as a notebook keeps it."""
+    expected = texts(llm)
+
+    class PressingBar(Bar):
+        update = pressing(lambda *given: None, number)
+
+    monkeypatch.setattr(llm, "_bar", lambda title: PressingBar(Console(stderr=True), title))
+    with pytest.raises(KeyboardInterrupt) as kept:
+        texts(llm)
+    assert at_rest(llm) and kept.value.__traceback__
+    monkeypatch.undo()
+    assert texts(llm) == expected
+
+
 def pressing(function: Callable[..., Any], number: int) -> Callable[..., Any]:
     """Return the function, with a Ctrl-C in the middle of its `number`-th call."""
     calls = []
@@ -324,35 +344,6 @@ def test_interrupts_of_a_script(number: int) -> None:
     found = json.loads(done.stdout)
     # Python drops a few: those that come in a destructor or a callback of the garbage collector.
     assert found["interrupted"] >= 0.8 * number and not found["children"], done.stderr[-2000:]
-
-
-class Kernel:
-    """A notebook's kernel."""
-
-    def __init__(self) -> None:
-        self.manager = KernelManager(kernel_name="python3")
-        self.manager.start_kernel(cwd=str(ROOT))
-        self.client = self.manager.blocking_client()
-        self.client.start_channels()
-        self.client.wait_for_ready(timeout=60)
-
-    def begin(self, cell: str) -> str:
-        """Begin to run a cell, and return its id."""
-        return self.client.execute(cell, store_history=False)
-
-    def end(self, cell_id: str) -> str:
-        """Wait for the cell's end; return "" or the name of its error."""
-        while True:
-            reply = self.client.get_shell_msg(timeout=300)
-            if reply["parent_header"].get("msg_id") == cell_id:
-                return reply["content"].get("ename", "")
-
-    def run(self, cell: str) -> str:
-        return self.end(self.begin(cell))
-
-    def close(self) -> None:
-        self.client.stop_channels()
-        self.manager.shutdown_kernel(now=True)
 
 
 @pytest.mark.system

@@ -16,10 +16,12 @@ from pathlib import Path
 
 import jax
 import pytest
+from rich.console import Console
 
 from jaxserve import LLM, Completion, EngineOptions, Structure
 from jaxserve.engine.events import TokenEvent
 from jaxserve.errors import EngineError
+from jaxserve.progress import Bar
 
 MODEL = Path(__file__).parents[2] / "checkpoints" / "bundled" / "tiny-chat"
 OPTIONS = EngineOptions(max_batch=4, step_tokens=32, page_size=16, max_context=128)
@@ -105,6 +107,35 @@ def test_threads_wait_for_each_other(llm: LLM) -> None:
         assert [found[number] for number in range(4)] == alone
     assert not llm.engine.has_work
     llm.engine.scheduler.check_invariants()
+
+
+def test_calls_of_threads_run_together(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call goes on while that of another thread is between two steps."""
+    alone = [answer(llm), answer(llm, "The dog")]
+    between = threading.Event()
+    goes_on = threading.Event()
+    found: list[object] = []
+
+    class SlowBar(Bar):
+        def update(self, done: int, total: int, what: str) -> None:
+            if threading.current_thread() is not threading.main_thread():
+                between.set()
+                assert goes_on.wait(60)
+
+    def call() -> None:
+        try:
+            found.append(answer(llm))
+        except BaseException as error:
+            found.append(error)
+
+    monkeypatch.setattr(llm, "_bar", lambda title: SlowBar(Console(stderr=True), title))
+    thread = threading.Thread(target=call)
+    thread.start()
+    assert between.wait(60)
+    assert answer(llm, "The dog") == alone[1]
+    goes_on.set()
+    thread.join()
+    assert found == [alone[0]]
 
 
 def test_ctrl_c_is_for_the_main_thread_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

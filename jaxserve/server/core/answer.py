@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 from jaxserve.completion import Completion
+from jaxserve.engine.engine_thread import ComputeTotals
 from jaxserve.engine.events import Times, TokenEvent
 from jaxserve.errors import JaxserveError, SlowConsumerError
 from jaxserve.open_choices import OpenChoices
 from jaxserve.prompts import Prepared
 from jaxserve.server.core.answer_events import AnswerEvent, Done, Outbox, PromptScores, Started
-from jaxserve.server.core.engine_thread import ComputeTotals
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.internal_errors import mask_internal_error
 from jaxserve.tokenizer import Tokenizer

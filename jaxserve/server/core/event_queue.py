@@ -4,8 +4,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
+from jaxserve.engine.engine_thread import ComputeTotals, StepReport
 from jaxserve.engine.events import TokenEvent
-from jaxserve.server.core.engine_thread import ComputeTotals, StepReport
 
 EVENTS_AT_ONCE = 32  # events handled in one turn of the event loop, before other work gets its turn
 

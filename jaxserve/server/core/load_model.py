@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from jaxserve.engine.engine_thread import Loads, StepReport
 from jaxserve.engine.events import Times, TokenEvent
 from jaxserve.engine.host.row_shares import HEAVIER
 from jaxserve.server.core.answer import Answer
 from jaxserve.server.core.answer_lengths import AnswerLengths
-from jaxserve.server.core.engine_thread import Loads, StepReport
 from jaxserve.server.core.pace import Pace
 from jaxserve.server.core.place_forecast import PlaceForecast
 from jaxserve.server.core.wait_forecast import WaitForecast, Work

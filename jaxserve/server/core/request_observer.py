@@ -2,9 +2,9 @@
 
 from typing import Protocol
 
+from jaxserve.engine.engine_thread import StepReport
 from jaxserve.errors import JaxserveError
 from jaxserve.server.core.answer import Answer
-from jaxserve.server.core.engine_thread import StepReport
 from jaxserve.server.core.incoming_request import IncomingRequest
 
 

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from jaxserve.chat import Rendered
+from jaxserve.engine.engine_thread import ComputeTotals, EngineThread, StepReport
 from jaxserve.engine.events import TokenEvent
 from jaxserve.errors import DeadlineError, JaxserveError, QueueFullError, RequestIdInUseError
 from jaxserve.prompts import Prepared, Prompt, Prompts
@@ -17,7 +18,6 @@ from jaxserve.server.core.admission import AdmissionControl
 from jaxserve.server.core.answer import Answer
 from jaxserve.server.core.answer_events import Outbox
 from jaxserve.server.core.client_rules import ANY_CLIENT, ClientRules
-from jaxserve.server.core.engine_thread import ComputeTotals, EngineThread, StepReport
 from jaxserve.server.core.event_queue import EventQueue
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.internal_errors import mask_internal_error

@@ -10,10 +10,10 @@ from prometheus_client import CollectorRegistry
 
 from jaxserve.cluster.transfer.prefill import PrefillPrompt
 from jaxserve.engine.device.runner import DeviceRunner
+from jaxserve.engine.engine_thread import EngineThread
 from jaxserve.engine.host.kv_export import PagesToSend
 from jaxserve.engine.host.kv_import import KVImport, StagedPages
 from jaxserve.errors import ConfigError
-from jaxserve.server.core.engine_thread import EngineThread
 from jaxserve.server.disaggregation.flags import Meshes
 from jaxserve.server.disaggregation.metrics import DecodeMetrics
 from jaxserve.server.disaggregation.prefill_source import exporting

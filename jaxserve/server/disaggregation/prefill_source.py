@@ -10,12 +10,12 @@ from jaxserve.cluster.transfer.handshake import Handshake
 from jaxserve.cluster.transfer.prefill import PrefillPrompt
 from jaxserve.cluster.transfer.ticket import TransferError
 from jaxserve.engine.engine import Engine
+from jaxserve.engine.engine_thread import EngineThread
 from jaxserve.engine.host.kv_export import KVExport, PagesToSend
 from jaxserve.engine.kv_segment import KVSegment
 from jaxserve.errors import JaxserveError
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.server.core.answer import Answer
-from jaxserve.server.core.engine_thread import EngineThread
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.service import Service
 from jaxserve.server.readiness import Readiness

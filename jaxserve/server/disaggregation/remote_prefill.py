@@ -15,10 +15,10 @@ from typing import Protocol
 
 from jaxserve.cluster.transfer.prefill import PrefillPrompt
 from jaxserve.engine.buckets import SEGMENTS_ON_DEVICE
+from jaxserve.engine.engine_thread import EngineThread
 from jaxserve.engine.host.kv_import import KVImport, StagedPages
 from jaxserve.errors import JaxserveError
 from jaxserve.request import Request
-from jaxserve.server.core.engine_thread import EngineThread
 from jaxserve.server.disaggregation.metrics import DecodeMetrics
 from jaxserve.server.disaggregation.policy import Candidate, Decision, Policy
 from jaxserve.server.disaggregation.prefix_affinity import blocks_of

@@ -15,7 +15,7 @@ from jaxserve.cluster.transfer.offers import OfferStore
 from jaxserve.cluster.transfer.prefill import PrefillClient, PrefillServicer
 from jaxserve.cluster.v1 import prefill_pb2 as pb
 from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
-from jaxserve.server.core.engine_thread import EngineThread
+from jaxserve.engine.engine_thread import EngineThread
 from jaxserve.server.disaggregation.addresses import follow
 from jaxserve.server.disaggregation.flags import Disaggregation
 from jaxserve.server.disaggregation.metrics import DecodeMetrics, PrefillMetrics, ServerMetrics

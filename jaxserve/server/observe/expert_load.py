@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from jaxserve.engine.engine_thread import EngineThread
 from jaxserve.errors import JaxserveError
-from jaxserve.server.core.engine_thread import EngineThread
 
 log = logging.getLogger("jaxserve.server")
 PREFIX = "jaxserve:"

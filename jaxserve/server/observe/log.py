@@ -13,9 +13,9 @@ import time
 from types import TracebackType
 from typing import Literal, TextIO
 
+from jaxserve.engine.engine_thread import StepReport
 from jaxserve.errors import JaxserveError
 from jaxserve.server.core.answer import Answer
-from jaxserve.server.core.engine_thread import StepReport
 from jaxserve.server.core.incoming_request import IncomingRequest
 
 Format = Literal["text", "json"]

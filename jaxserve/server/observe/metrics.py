@@ -8,9 +8,9 @@ import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.metrics_core import Metric
 
+from jaxserve.engine.engine_thread import ComputeTotals, EngineThread, Loads, StepReport
 from jaxserve.errors import JaxserveError
 from jaxserve.server.core.answer import Answer
-from jaxserve.server.core.engine_thread import ComputeTotals, EngineThread, Loads, StepReport
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.observe.expert_load import ExpertLoad
 from jaxserve.server.observe.histogram import Histogram

@@ -13,10 +13,10 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from jaxserve.completion import Timings
+from jaxserve.engine.engine_thread import StepReport
 from jaxserve.errors import ConfigError, JaxserveError
 from jaxserve.prompts import is_conversation
 from jaxserve.server.core.answer import Answer
-from jaxserve.server.core.engine_thread import StepReport
 from jaxserve.server.core.incoming_request import IncomingRequest
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from jaxserve.engine.engine_thread import Loads, StepReport
 from jaxserve.errors import JaxserveError
 from jaxserve.server.core.answer import Answer
-from jaxserve.server.core.engine_thread import Loads, StepReport
 from jaxserve.server.core.incoming_request import IncomingRequest
 
 PERIOD: Final = 10.0  # seconds

@@ -11,12 +11,12 @@ from typing import Any
 
 from jaxserve.config import EngineConfig
 from jaxserve.engine.engine import Engine
+from jaxserve.engine.engine_thread import EngineThread, StepReport
 from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.plan import StepOutput, StepPlan
 from jaxserve.errors import DeadlineError, QueueFullError
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.server.core.client_rules import ANY_CLIENT, ClientRules
-from jaxserve.server.core.engine_thread import EngineThread, StepReport
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.core.service import Service

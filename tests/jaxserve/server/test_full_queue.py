@@ -20,9 +20,9 @@ import pytest
 from langchain_openai import ChatOpenAI
 
 from jaxserve.client import AsyncClient
+from jaxserve.engine.engine_thread import ComputeTotals, Loads, StepReport
 from jaxserve.engine.events import Finish, FinishReason, TokenEvent
 from jaxserve.server.core.answer_lengths import KNOWN
-from jaxserve.server.core.engine_thread import ComputeTotals, Loads, StepReport
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.core.load_model import LoadModel
 from jaxserve.server.core.pace import Pace

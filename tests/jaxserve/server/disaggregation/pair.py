@@ -15,11 +15,11 @@ from jaxserve.cluster.transfer.handshake import Handshake
 from jaxserve.completion import Completion
 from jaxserve.engine.buckets import SEGMENTS_ON_DEVICE
 from jaxserve.engine.engine import Engine
+from jaxserve.engine.engine_thread import EngineThread
 from jaxserve.errors import RestartingError
 from jaxserve.llm import LLM
 from jaxserve.request import Request
 from jaxserve.server.cards import engine_card, handshake_of, model_card
-from jaxserve.server.core.engine_thread import EngineThread
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.core.service import Service

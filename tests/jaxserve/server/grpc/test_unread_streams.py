@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from jaxserve.engine.engine_thread import StepReport
 from jaxserve.errors import JaxserveError, SlowConsumerError
 from jaxserve.server.core.answer import Answer
-from jaxserve.server.core.engine_thread import StepReport
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.limits import Limits
 from jaxserve.v1 import common_pb2, inference_pb2

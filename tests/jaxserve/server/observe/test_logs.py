@@ -16,8 +16,8 @@ from urllib.parse import quote
 import pytest
 from rich.console import Console
 
+from jaxserve.engine.engine_thread import Loads
 from jaxserve.errors import QueueFullError
-from jaxserve.server.core.engine_thread import Loads
 from jaxserve.server.observe.log import Format, RequestLog, configure
 from jaxserve.server.observe.traffic_log import PERIOD, TrafficLog
 from tests.jaxserve.server.http.harness import serving

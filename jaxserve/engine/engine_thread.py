@@ -14,13 +14,13 @@ from typing import Any
 
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.events import Finish, FinishReason, TokenEvent
-from jaxserve.errors import JaxserveError, RestartingError
+from jaxserve.errors import EngineError, JaxserveError
 from jaxserve.request import Request
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeTotals:
-    """Tokens that the device has computed since the server began."""
+    """Tokens that the device has computed since the engine was built."""
 
     live_tokens: int = 0  # those that belong to requests
     computed_tokens: int = 0  # padding included
@@ -29,7 +29,7 @@ class ComputeTotals:
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """Occupation of the engine, and counters since it began."""
+    """Occupation of the engine, and counters since it was built."""
 
     running: int = 0  # choices with a row
     waiting: int = 0  # choices without a row
@@ -66,6 +66,8 @@ class EngineThread:
             follows.
         totals: Function called after each step.
         clock: Function that returns the time in seconds.
+        before_step: Function called before each step.
+        ended: Function that makes the error of each `call` that the thread makes no more.
     """
 
     def __init__(
@@ -75,10 +77,14 @@ class EngineThread:
         failed: Callable[[BaseException], None],
         totals: Callable[[], ComputeTotals] = ComputeTotals,
         clock: Callable[[], float] = time.monotonic,
+        before_step: Callable[[], object] = lambda: None,
+        ended: Callable[[], JaxserveError] = lambda: EngineError("the engine has ended"),
     ):
         self._engine = engine
         self._deliver = deliver
         self._failed = failed
+        self._new_error = ended
+        self._before_step = before_step
         self._totals = totals
         self._clock = clock
         self._jobs: deque[Callable[[], None]] = deque()
@@ -144,15 +150,16 @@ class EngineThread:
         since = self._busy_since  # read once: the engine's thread may reset it meanwhile
         return time.monotonic() - since if since else 0.0
 
-    def close(self, timeout: float = 10.0) -> bool:
+    def close(self, timeout: float | None = 10.0) -> bool:
         """End the thread after its current step; return whether it ended within `timeout` seconds.
 
-        The engine is not closed.
+        None waits as long as it takes; called on the thread itself it does not wait. The engine is
+        not closed.
         """
         with self._wake:
             self._closing = True
             self._wake.notify()
-        if self._thread.ident:
+        if self._thread.ident and self._thread is not threading.current_thread():
             self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -180,7 +187,7 @@ class EngineThread:
         """Fail the calls that will never be made."""
         for future in list(self._calls):
             with contextlib.suppress(InvalidStateError):
-                future.set_exception(RestartingError("the engine has ended; the server restarts"))
+                future.set_exception(self._new_error())
 
     def _wait_for_work(self) -> bool:
         with self._wake:
@@ -196,6 +203,7 @@ class EngineThread:
         began = time.monotonic()
         self._busy_since = began
         if self._engine.has_work:
+            self._before_step()
             events += self._engine.step()
             admitted = self._engine.scheduler.admitted
             begun = {seq.request.id: seq.times.cached for seq in admitted if seq.index == 0}
