@@ -103,8 +103,6 @@ def the_container(template: dict[str, Any]) -> dict[str, Any]:
 def flags(template: dict[str, Any]) -> tuple[str, Namespace]:
     """The program, and its flags as it understands them; SystemExit when it does not."""
     arguments = the_container(template)["args"]
-    if arguments[:2] == ["python", "-m"]:
-        arguments = arguments[2:]
     return arguments[0], PARSERS[arguments[0]]().parse_args(arguments[1:])
 
 
@@ -280,13 +278,12 @@ def test_what_is_mounted_is_there(template: dict[str, Any]) -> None:
         if "persistentVolumeClaim" in v
     }
     assert used <= claims
-    files = ("token_file", "prompts_file", "prefill_token_file", "prefill_servers_file")
+    files = ("token_file", "prefill_token_file", "prefill_servers_file", "batch_file", "output")
     paths = [args.model, args.compilation_cache, *(getattr(args, name, None) for name in files)]
+    written = [args.compilation_cache, *(getattr(args, name, None) for name in files[-2:])]
     for path in filter(None, paths):
         (mount,) = [m for m in mounts.values() if path.is_relative_to(m["mountPath"])]
-        assert mount.get("readOnly", False) == (
-            path not in (args.compilation_cache, getattr(args, "prompts_file", None))
-        )
+        assert mount.get("readOnly", False) == (path not in written)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,13 @@ from jaxserve.cli.output import prepare_output
 from jaxserve.cli.sampling_flags import sampling_fields
 from jaxserve.cluster.hosts import Hosts, leave
 from jaxserve.errors import ConfigError
-from jaxserve.generate.flags import GenerateOptions, check_chat_flags, parse, parser
+from jaxserve.generate.flags import (
+    GenerateOptions,
+    check_batch_flags,
+    check_chat_flags,
+    parse,
+    parser,
+)
 from jaxserve.sampling_params import SamplingParams
 
 __all__ = ["main", "parser"]
@@ -50,7 +56,10 @@ def run(options: GenerateOptions) -> int:
     """Check the options, then import jax and generate; return the exit code."""
     params = SamplingParams(**sampling_fields(options.sampling, options.prompts.json))
     conversation = options.conversation
-    check_chat_flags(conversation, params)
+    check_batch_flags(options)
+    batch_file = options.batch.batch_file
+    if not batch_file:
+        check_chat_flags(conversation, params)
     hosts = Hosts.of(options.hosts)
     check_engine_flags(options.engine, options.hosts)
     check_new_file("--trace", options.trace)
@@ -61,8 +70,10 @@ def run(options: GenerateOptions) -> int:
         with prompts_explained(options):
             options = with_found_models(options)
         check_file("--chat-template", conversation.chat_template)
+        check_file("--batch-file", batch_file)
+        check_new_file("--output", options.batch.output)
         prompts = []
-        if not conversation.chat:
+        if not (conversation.chat or batch_file):
             prompts = read_prompts(options.given_prompts, options.prompts.prompts_file)
     with importing_jax():
         from jaxserve.generate.program import generate

@@ -45,6 +45,29 @@ class ChatOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BatchOptions:
+    """A file of requests in place of prompts."""
+
+    batch_file: Path | None = option(
+        None,
+        "file of requests in OpenAI's batch format, one JSON object per line: chat, completions "
+        "and embeddings, with their sampling parameters",
+        metavar="FILE",
+    )
+    output: Path | None = option(
+        None,
+        "file that the answers to --batch-file are appended to, in any order; a run that was "
+        "killed goes on where it was",
+        metavar="FILE",
+    )
+    served_model_name: str | None = option(
+        None,
+        "name of the model in the requests of --batch-file (default: that of --model)",
+        metavar="NAME",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class GenerateOptions:
     """Options of `jaxserve generate`."""
 
@@ -72,6 +95,7 @@ class GenerateOptions:
         metavar="FILE",
     )
     conversation: ChatOptions = options(ChatOptions, "conversation")
+    batch: BatchOptions = options(BatchOptions, "batch")
     sampling: Mapping[str, Any] = given_options(SamplingParams, "sampling")
     engine: EngineFlags = options(EngineFlags, "engine")
     hosts: HostOptions = options(
@@ -97,6 +121,31 @@ def parser() -> Parser:
 def parse(arguments: Sequence[str] | None = None) -> GenerateOptions:
     """Return the options of a command line, by default that of this process."""
     return options_from(GenerateOptions, parser().parse_args(arguments))
+
+
+def check_batch_flags(options: GenerateOptions) -> None:
+    """Raise RequestError for flags that do not go together with --batch-file, or need it."""
+    batch = options.batch
+    if batch.batch_file is None:
+        for name in ("output", "served_model_name"):
+            if getattr(batch, name) is not None:
+                raise RequestError(flag_of(name), "is for a file of requests (add --batch-file)")
+        return
+    if batch.output is None:
+        raise RequestError("--batch-file", "needs a file for the answers (add --output)")
+    for name in options.sampling:
+        problem = "is given, but each line of --batch-file has its own parameters (leave it out)"
+        raise RequestError(flag_of(name), problem)
+    others = {
+        "--prompt": options.given_prompts,
+        "--prompts-file": options.prompts.prompts_file,
+        "--json": options.prompts.json,
+        "--chat": options.conversation.chat,
+        "--system": options.conversation.system,
+    }
+    for flag, given in others.items():
+        if given:
+            raise RequestError(flag, "is given together with --batch-file (leave one of them out)")
 
 
 def check_chat_flags(conversation: ChatOptions, params: SamplingParams) -> None:

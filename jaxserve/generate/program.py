@@ -2,28 +2,32 @@
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jax
 from rich.console import Console
 
 from jaxserve.chat.conversation import Conversation
 from jaxserve.checkpoints.hub.names import display_name
+from jaxserve.cli.checks import check_file
 from jaxserve.cli.exits import BAD_INPUT, complain
 from jaxserve.cli.flags import draft_model_of
 from jaxserve.cli.inputs import is_typed, read_prompts, read_turns
 from jaxserve.cli.output import JsonPrinter, TextPrinter, model_line, summary
 from jaxserve.cluster.agreement import READS_ALL, agree_on_engine, digests_to_compare
-from jaxserve.cluster.bootstrap import Pod, join
+from jaxserve.cluster.bootstrap import Pod, SingleHost, join
 from jaxserve.cluster.compatibility import facts_of_start
-from jaxserve.cluster.hosts import Hosts
+from jaxserve.cluster.hosts import Hosts, leave
 from jaxserve.cluster.hub_model import model_of_pod
 from jaxserve.compilation_cache import use_compilation_cache
 from jaxserve.completion import Completion, Delta
 from jaxserve.engine.device.weight_report import describe_rounding, describe_weights, weight_sizes
 from jaxserve.errors import RequestError
+from jaxserve.generate.batch_files import BatchOutput, check_batch_file
 from jaxserve.generate.flags import GenerateOptions
 from jaxserve.interrupts import interrupts_raise
 from jaxserve.llm import LLM
@@ -33,6 +37,9 @@ from jaxserve.prompts import Prepared
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.sharding.mesh import MeshSpec, device_kind
 from jaxserve.sharding.params import stored_bytes
+
+if TYPE_CHECKING:
+    from jaxserve.cluster.leader import Leader
 
 
 def generate(
@@ -46,21 +53,30 @@ def generate(
     console = Console(stderr=True, highlight=False)
     with join(hosts) as pod:
         chat = options.conversation.chat
+        batch = options.batch.batch_file
         given = options.given_prompts
         file = options.prompts.prompts_file
         if prompts is None:
-            prompts = read_prompts(given, file) if pod.leads and not chat else []
+            prompts = read_prompts(given, file) if pod.leads and not (chat or batch) else []
         turns: Iterable[str] = []
         if pod.leads and chat:
             turns = read_turns(given, file, "" if options.prompts.json else "> ")
         options = replace(options, model=model_of_pod(pod, options.model))
         use_compilation_cache(options.engine.compilation_cache)
-        with open_llm(options, console, pod) as llm:
+        with ExitStack() as resources:
+            output = None
+            if pod.leads and batch and options.batch.output:
+                check_file("--batch-file", batch)
+                check_batch_file(batch)
+                output = resources.enter_context(BatchOutput(options.batch.output))
+            llm = resources.enter_context(open_llm(options, console, pod))
             introduce(llm, options, console)
             if pod.leads is False:  # the other hosts of a pod run the leader's steps
                 return pod.follow(llm.runner)
             tracing = llm.trace(options.trace) if options.trace else nullcontext()
             with interrupts_raise(), tracing:
+                if batch and output:
+                    return answer_batch(llm, batch, output, options, console, pod)
                 if chat:
                     return talk(llm, turns, params, options, console)
                 return run(llm, prompts, params, options, console)
@@ -160,6 +176,26 @@ def run(
             if delta.completion.error:
                 code = complain(delta.completion.error)
     print_summary(llm, done, time.monotonic() - started, options, console)
+    return code
+
+
+def answer_batch(
+    llm: LLM,
+    batch: Path,
+    output: BatchOutput,
+    options: GenerateOptions,
+    console: Console,
+    pod: "SingleHost | Leader",
+) -> int:
+    """Answer the requests of a file, and return the exit code."""
+    # The server's packages take time to import.
+    from jaxserve.generate.batch import FAILED, run_batch
+
+    name = options.batch.served_model_name or display_name(options.model)
+    code = run_batch(llm, name, batch, output, console)
+    if code == FAILED and not isinstance(pod, SingleHost):
+        pod.fail()
+        leave(code)  # at once, as hosts that are gone would be waited for
     return code
 
 

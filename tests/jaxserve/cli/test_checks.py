@@ -80,6 +80,14 @@ REFUSED = [
     ("generate --prompt text --tensor 0", "--tensor is 0; it must be at least 1"),
     ("generate --prompt text --hosts 2", "--host-index is missing"),
     (
+        "generate --output out --batch-file /nowhere",
+        "--batch-file is /nowhere; it cannot be read: No such file",
+    ),
+    (
+        "generate --batch-file README.md --output /nowhere/out",
+        "--output is /nowhere/out; no file can be written there",
+    ),
+    (
         "generate --prompts-file /nowhere",
         "--prompts-file is /nowhere; it cannot be read: No such file",
     ),
