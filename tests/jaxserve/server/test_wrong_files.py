@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from jaxserve import llm, serve
+from jaxserve import loaded_llm, serve
 from jaxserve.server import program
 from jaxserve.server.model_steps import ModelSteps
 from tests.jaxserve.client.test_connection import signed
@@ -59,7 +59,7 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: object) -> None:
         raise Compiled
 
-    monkeypatch.setattr(llm, "load", load)
+    monkeypatch.setattr(loaded_llm, "load", load)
 
 
 TEMPLATES = [
