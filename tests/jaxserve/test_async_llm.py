@@ -296,7 +296,7 @@ def test_closing_ends_what_runs_with_one_error() -> None:
         llm = AsyncLLM(MODEL, options=OPTIONS)
         stream = llm.stream(STORY, ENDLESS)
         await anext(stream)
-        calls = [asyncio.create_task(rest_of(llm.stream(prompt))) for prompt in PROMPTS]
+        calls = [asyncio.create_task(rest_of(llm.stream(each, ENDLESS))) for each in PROMPTS]
         await asyncio.sleep(0)
         await asyncio.gather(llm.close(), llm.close())
         ends = await asyncio.gather(*calls, rest_of(stream), return_exceptions=True)
@@ -368,14 +368,12 @@ def test_calls_begin_with_the_fewest_steps(alone: dict[str, Tokens]) -> None:
 
     async def ask() -> None:
         async with AsyncLLM(MODEL, options=OPTIONS) as llm:
-            first = asyncio.create_task(rest_of(llm.stream(STORY, ENDLESS)))
             answers = await asyncio.gather(*(tokens_of(llm, prompt) for prompt in PROMPTS))
             assert answers == [alone[prompt] for prompt in PROMPTS]
-            compiled = len(llm.runner.compiled)
-            while not first.done() and len(llm.runner.compiled) == compiled:
-                await asyncio.sleep(0.01)
-            assert len(llm.runner.compiled) > compiled
-            first.cancel()
+            prepared = llm._prepare_prompts({"prompt": PROMPTS[0]}, GREEDY, {})
+            needed = list(llm.steps._needed(prepared))
+            while llm.runner.missing(needed):
+                assert await tokens_of(llm, PROMPTS[0]) == alone[PROMPTS[0]]
 
     asyncio.run(ask())
 
