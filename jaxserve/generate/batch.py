@@ -8,21 +8,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import uvloop
 from rich.console import Console
 
 from jaxserve.errors import RestartingError
-from jaxserve.generate.batch_files import (
-    LONGEST_LINE,
-    BatchOutput,
-    BatchRequest,
-    LineError,
-    parse_line,
-    read_lines,
-)
+from jaxserve.generate.batch_files import BatchOutput, read_requests
+from jaxserve.generate.batch_format import LONGEST_LINE, BatchRequest, LineError
 from jaxserve.interrupts import interrupts_kept
 from jaxserve.llm import LLM
 from jaxserve.progress import Bar
@@ -31,10 +25,14 @@ from jaxserve.server.lifecycle import FAILED
 from jaxserve.server.local_server import LocalServer
 from jaxserve.server.model_steps import ModelSteps
 
+if TYPE_CHECKING:
+    from jaxserve.cluster.bootstrap import SingleHost
+    from jaxserve.cluster.leader import Leader
+
 REQUESTS_PER_ROW = 4  # that are worked on at a time, so that a free row never waits for one
 FIRST_WAIT = 0.1  # seconds until a request is tried again that the machine had no room for
 LONGEST_WAIT = 10.0  # seconds; each wait is twice the one before
-TRIES = 60
+TRIES = 10  # of a request for which there is no room although no other one runs
 UNLIMITED = 2**62
 # What bounds a server against its clients would only end requests of a file, of which few are
 # worked on at a time.
@@ -45,7 +43,9 @@ LIMITS = replace(
     max_input_bytes=UNLIMITED,
     max_body_bytes=LONGEST_LINE,
     max_prompt_bytes=LONGEST_LINE,
+    max_tools=UNLIMITED,
     max_tool_bytes=LONGEST_LINE,
+    max_unread_tokens=UNLIMITED,
     max_request_seconds=1e9,
 )
 
@@ -87,18 +87,28 @@ class Counts:
         return f"{', '.join(parts)}; {tokens}; {seconds:,.1f} s{rate}"
 
 
-def run_batch(llm: LLM, name: str, batch: Path, output: BatchOutput, console: Console) -> int:
+def run_batch(
+    llm: LLM,
+    name: str,
+    batch: Path,
+    output: BatchOutput,
+    lines: int,
+    console: Console,
+    pod: "SingleHost | Leader",
+) -> int:
     """Answer the requests that the output has no answers to yet, and return the exit code.
 
     The code is 0 when every line has its answer or its error, and 70 when the engine has failed:
-    the same command then goes on where this one was.
+    the same command then goes on where this one was. The process ends here when a step hangs.
 
     Args:
         llm: Model that answers; nothing else may use it.
         name: Name of the model in requests.
         batch: File of requests, one per line.
         output: File of answers, open.
+        lines: Number of lines of the batch.
         console: Console for the bar and the last line.
+        pod: Hosts that run the model's steps.
 
     Raises:
         ConfigError: The output has an answer to another request with the same custom id.
@@ -106,38 +116,56 @@ def run_batch(llm: LLM, name: str, batch: Path, output: BatchOutput, console: Co
     """
     steps = ModelSteps(llm, None, bundled=False, console=console)
     steps.compile()  # here, where a Ctrl-C takes effect between two steps
-    run = BatchRun(batch, output, console)
-    with interrupts_kept():
-        return asyncio.run(run.run(llm, name, steps), loop_factory=uvloop.new_event_loop)
+    run = BatchRun(batch, output, lines, console)
+    try:
+        with interrupts_kept():
+            return asyncio.run(run.run(llm, name, steps), loop_factory=uvloop.new_event_loop)
+    finally:
+        # After an error or a Ctrl-C as well: what a step uses must not be freed, and the end of
+        # Python would wait for the step.
+        if run.hangs:
+            faulthandler.dump_traceback(sys.stderr, all_threads=True)
+            run.say_failed("a step does not end")
+            pod.fail()
+            os._exit(FAILED)
 
 
 class BatchRun:
     """One run over a batch; arguments as in `run_batch`."""
 
-    def __init__(self, batch: Path, output: BatchOutput, console: Console):
+    def __init__(self, batch: Path, output: BatchOutput, lines: int, console: Console):
         self._batch = batch
         self._output = output
+        self._lines = lines
         self._console = console
         self._counts = Counts()
-        self._ids: set[str] = set()  # custom ids of the requests that were read
+        self._running = 0  # requests that the server has
+        self._server: LocalServer | None = None
+
+    @property
+    def hangs(self) -> bool:
+        """Return whether the engine is in a step that does not end, once the run is over."""
+        return self._server is not None and self._server.hangs
 
     async def run(self, llm: LLM, name: str, steps: ModelSteps) -> int:
         """Answer the requests and return the exit code."""
-        total = sum(1 for _ in read_lines(self._batch))
         began = time.monotonic()
-        async with LocalServer(llm, name, LIMITS, steps) as server:
+        self._server = LocalServer(llm, name, LIMITS, steps)
+        async with self._server as server:
             with Bar(self._console, "answering") as bar:
-                await self._answer_all(server, lambda: self._show(bar, total))
-        if server.hangs:
-            faulthandler.dump_traceback(sys.stderr, all_threads=True)
-            os._exit(FAILED)  # the end of Python would wait for the step
+                await self._answer_all(server, lambda: self._show(bar))
         line = self._counts.summary(time.monotonic() - began)
         self._console.print(line, style="dim", soft_wrap=True, markup=False)
-        if server.failure:
-            line = f"error: the engine has failed: {server.failure} (the same command goes on)"
-            self._console.print(line, soft_wrap=True, markup=False)
-            return FAILED
-        return 0
+        if not server.failure:
+            return 0
+        if not server.hangs:  # else run_batch says so
+            self.say_failed(server.failure)
+        return FAILED
+
+    def say_failed(self, reason: object) -> None:
+        """Say why the engine has failed."""
+        line = f"error: the engine has failed: {reason} (the same command goes on)"
+        self._console.print(line, soft_wrap=True, markup=False)
 
     async def _answer_all(self, server: LocalServer, show: Callable[[], None]) -> None:
         """Answer the requests, or raise the first error that concerns all of them."""
@@ -152,50 +180,59 @@ class BatchRun:
 
         try:
             async with asyncio.TaskGroup() as tasks:
-                for number, line in read_lines(self._batch):
-                    request = self._request(number, line)
+                for number, line, found in read_requests(self._batch):
+                    request = self._to_answer(number, line, found)
                     show()
                     if request:
                         await slots.acquire()
                         tasks.create_task(answer(request))
+                    else:
+                        await asyncio.sleep(0)  # let answers come in between two lines
         except ExceptionGroup as group:
             error = group.exceptions[0]
             if not isinstance(error, RestartingError):  # the server has the reason of that
                 raise error from None
 
-    def _request(self, number: int, line: bytes) -> BatchRequest | None:
+    def _to_answer(
+        self, number: int, line: bytes, found: BatchRequest | LineError
+    ) -> BatchRequest | None:
         """Return the request of a line; None where it needs no answer, or can have none."""
-        try:
-            request = parse_line(line)
-            if request.custom_id in self._ids:
-                raise LineError("custom_id is that of an earlier line", request.custom_id)
-        except LineError as error:
-            if self._output.refuse(number, line, error):
+        if isinstance(found, LineError):
+            if self._output.refuse(number, line, found):
                 self._counts.failed += 1
             else:
                 self._counts.earlier += 1
             return None
-        self._ids.add(request.custom_id)
-        if self._output.has(request):
+        if self._output.has(found):
             self._counts.earlier += 1
             return None
-        return request
+        return found
 
     async def _answer(self, server: LocalServer, request: BatchRequest) -> None:
-        reply = await server.post(request.url, request.body)
+        reply = await self._post(server, request)
         wait = FIRST_WAIT
-        for _ in range(TRIES):
-            if server.failure:  # which is no fault of the request
-                raise RestartingError("the engine has failed")
-            if reply.headers.get("x-should-retry") != "true":
-                break
+        tries = 1
+        while reply.headers.get("x-should-retry") == "true" and tries < TRIES:
             await asyncio.sleep(wait)
             wait = min(2 * wait, LONGEST_WAIT)
-            reply = await server.post(request.url, request.body)
+            if not self._running:  # else the end of another one may make room
+                tries += 1
+            reply = await self._post(server, request)
         request_id = reply.headers.get("x-request-id", "")
         self._output.answer(request, reply.status_code, reply.content, request_id)
         self._counts.add(reply)
 
-    def _show(self, bar: Bar, total: int) -> None:
+    async def _post(self, server: LocalServer, request: BatchRequest) -> httpx.Response:
+        """Return the server's reply; RestartingError where the engine's failure is the reason."""
+        self._running += 1
+        try:
+            reply = await server.post(request.url, request.body)
+        finally:
+            self._running -= 1
+        if server.failure and reply.is_error:
+            raise RestartingError("the engine has failed")
+        return reply
+
+    def _show(self, bar: Bar) -> None:
         failed = self._counts.failed
-        bar.update(self._counts.lines, total, f"{failed:,} with an error" if failed else "")
+        bar.update(self._counts.lines, self._lines, f"{failed:,} with an error" if failed else "")

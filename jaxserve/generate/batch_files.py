@@ -1,7 +1,7 @@
 """The files of a batch in OpenAI's format: requests, one per line, and their answers.
 
-Format: https://developers.openai.com/api/docs/guides/batch. Answers may come in any order. They
-are appended as they come, so that a run that was killed goes on where it was.
+Answers may come in any order. They are appended as they come, so that a run that was killed goes on
+where it was. The last record of a custom id counts.
 """
 
 import fcntl
@@ -10,46 +10,29 @@ import os
 import stat
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Self
 
-from jaxserve.errors import JaxserveError, flag_error
-from jaxserve.server.http.json import dumps, loads
+from jaxserve.errors import flag_error
+from jaxserve.generate.batch_format import (
+    LONGEST_LINE,
+    PREFIX,
+    BatchRequest,
+    LineError,
+    answer_line,
+    digest,
+    lines_of,
+    parse_line,
+    refusal_line,
+)
 
-URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
-FIELDS = ("custom_id", "method", "url", "body")
-LONGEST_LINE = 64 * 2**20  # bytes
-BLOCK = 2**20  # bytes that are read at a time behind the end of a line that is too long
-PREFIX = "batch_req_"  # of the ids of answers
 BEGIN = f'{{"id":"{PREFIX}'.encode()  # of every answer
+# Statuses of errors that need not be there when the same command is given again, such as that of a
+# model's name, which --served-model-name changes; those from 500 on are of this kind as well.
+PASSING = (404, 408, 409, 429)
 LOCK_SECONDS = 60.0  # a process that was killed on another host may hold its lock for a while
-
-
-class LineError(JaxserveError):
-    """A line of the batch is no request; the other lines are not affected."""
-
-    def __init__(self, problem: str, custom_id: str | None = None):
-        super().__init__(problem)
-        self.custom_id = custom_id
-
-
-@dataclass(frozen=True)
-class BatchRequest:
-    """A line of the batch, which asks for one answer.
-
-    Attributes:
-        id: Id of the answer, which depends on what is asked.
-        url: Path that the body is for, one of URLS.
-        body: Body of the request, as JSON.
-    """
-
-    id: str
-    custom_id: str
-    url: str
-    body: bytes
 
 
 def check_batch_file(path: Path) -> None:
@@ -58,51 +41,26 @@ def check_batch_file(path: Path) -> None:
 
 
 def read_lines(path: Path, longest: int = LONGEST_LINE) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines with their numbers, from 1, one at a time; empty ones are left out.
-
-    Of a line of more than `longest` bytes one byte more is yielded, and the rest left out.
-    """
+    """Yield the lines of a file, see `lines_of`."""
     with path.open("rb") as file:
-        number = 0
-        while line := file.readline(longest + 1):
-            number += 1
-            is_whole = line.endswith(b"\n")
-            while not is_whole and (rest := file.readline(BLOCK)):
-                is_whole = rest.endswith(b"\n")
-            if number == 1:
-                line = line.removeprefix(b"\xef\xbb\xbf")
-            if line.strip():
-                yield number, line.rstrip(b"\r\n")
+        yield from lines_of(file, longest)
 
 
-def parse_line(line: bytes, longest: int = LONGEST_LINE) -> BatchRequest:
-    """Return the request of a line; LineError says what is wrong with it."""
-    if len(line) > longest:
-        raise LineError(f"the line has more than {longest} bytes; make several requests of it")
-    try:
-        given = loads(line)
-    except (ValueError, RecursionError) as error:
-        raise LineError(f"the line is not JSON: {error}") from None
-    if not isinstance(given, dict):
-        raise LineError("the line is no JSON object")
-    custom_id = given.get("custom_id")
-    if not isinstance(custom_id, str):
-        raise LineError(f"custom_id is {custom_id!r:.80}; give a string")
-    if unknown := [name for name in given if name not in FIELDS]:
-        raise LineError(f"{unknown[0]!r:.80} is no field of a request; leave it out", custom_id)
-    if given.get("method", "POST") != "POST":
-        raise LineError(f"method is {given['method']!r:.80}; give POST", custom_id)
-    url = given.get("url")
-    if url not in URLS:
-        raise LineError(f"url is {url!r:.80}; give one of {', '.join(URLS)}", custom_id)
-    body = given.get("body")
-    if not isinstance(body, dict):
-        raise LineError(f"body is {body!r:.80}; give a JSON object", custom_id)
-    if body.get("stream"):
-        problem = "body.stream is set, but answers of a batch are whole; leave it out"
-        raise LineError(problem, custom_id)
-    id = _digest(json.dumps([custom_id, url, body], sort_keys=True).encode())
-    return BatchRequest(id, custom_id, url, dumps(body))
+def read_requests(path: Path) -> Iterator[tuple[int, bytes, BatchRequest | LineError]]:
+    """Yield number and text of each line with its request, or with what is wrong with the line."""
+    ids: set[str | None] = set()  # custom ids of the requests
+    for number, line in read_lines(path):
+        try:
+            request = parse_line(line)
+            if request.custom_id in ids:
+                raise LineError(f"custom_id {request.custom_id!r:.80} is that of an earlier line")
+        except LineError as error:
+            if error.custom_id in ids:
+                error.custom_id = None  # it belongs to the answer to the earlier line
+            yield number, line, error
+        else:
+            ids.add(request.custom_id)
+            yield number, line, request
 
 
 class BatchOutput:
@@ -111,7 +69,8 @@ class BatchOutput:
     A torn last line, which a killed process leaves behind, is cut off.
 
     Attributes:
-        answered: Ids of the answers that the file has, by custom id.
+        answered: Ids of the answers that the file has, by custom id; without errors that are tried
+            again.
         refused: Ids of the errors that the file has of lines that are no requests.
 
     Raises:
@@ -120,8 +79,9 @@ class BatchOutput:
     """
 
     def __init__(self, path: Path):
-        self.answered: dict[str, str] = {}
+        self.answered: dict[str | None, str] = {}
         self.refused: set[str] = set()
+        self._refusals = Counter[str]()  # of this run, by the digest of the line
         self._path = path
         self._broken: OSError | None = None
         try:
@@ -141,6 +101,20 @@ class BatchOutput:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+
+    def count_lines(self, batch: Path) -> int:
+        """Return the number of lines of a batch.
+
+        Raises ConfigError where a custom id belongs to the answer to another request.
+        """
+        if not self.answered:  # as before a first run: nothing has to be compared
+            return sum(1 for _ in read_lines(batch))
+        count = 0
+        for _, _, found in read_requests(batch):
+            count += 1
+            if isinstance(found, BatchRequest):
+                self.has(found)
+        return count
 
     def has(self, request: BatchRequest) -> bool:
         """Return whether the request is answered.
@@ -164,22 +138,19 @@ class BatchOutput:
             body: JSON of the reply, in one line.
             request_id: Id that the reply has.
         """
-        head = {"status_code": status, "request_id": request_id}
-        response = dumps(head)[:-1] + b',"body":' + body + b"}"
-        self._append(request.id, request.custom_id, response, b"null")
+        self._write(answer_line(request, status, body, request_id))
 
     def refuse(self, number: int, line: bytes, error: LineError) -> bool:
         """Append the error of a line that is no request; return False if the file has it."""
-        id = _digest(b"%d %s" % (number, line))
+        # Not by its number: a line that is put before it must not bring its error once more.
+        content = digest(line)
+        self._refusals[content] += 1
+        id = digest(f"{content} {self._refusals[content]}".encode())
         if id in self.refused:
             return False
-        told = {"code": "invalid_line", "message": f"line {number}: {error}", "line": number}
-        self._append(id, error.custom_id, b"null", dumps(told))
+        self.answered.pop(error.custom_id, None)  # the last record counts
+        self._write(refusal_line(id, number, error))
         return True
-
-    def _append(self, id: str, custom_id: str | None, response: bytes, error: bytes) -> None:
-        head = dumps({"id": id, "custom_id": custom_id})
-        self._write(head[:-1] + b',"response":' + response + b',"error":' + error + b"}\n")
 
     def _write(self, line: bytes) -> None:
         if self._broken:
@@ -240,10 +211,11 @@ class BatchOutput:
             id = answer["id"]
             if not id.startswith(PREFIX):
                 return False
+            self.answered.pop(answer["custom_id"], None)  # the last record counts
             if answer["error"]:
                 self.refused.add(id)
-            else:
-                self.answered[str(answer["custom_id"])] = id
+            elif not _passes(answer["response"]["status_code"]):
+                self.answered[answer["custom_id"]] = id
         except (ValueError, TypeError, KeyError, AttributeError):
             return False
         return True
@@ -254,8 +226,9 @@ def _is_torn(line: bytes) -> bool:
     return line.startswith(BEGIN) or BEGIN.startswith(line)
 
 
-def _digest(content: bytes) -> str:
-    return PREFIX + blake2b(content, digest_size=12).hexdigest()
+def _passes(status: int) -> bool:
+    """Return whether a request with this status is worth another try."""
+    return status in PASSING or status >= 500
 
 
 def _require_regular(flag: str, path: Path, mode: int) -> None:

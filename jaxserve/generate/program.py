@@ -65,10 +65,12 @@ def generate(
         use_compilation_cache(options.engine.compilation_cache)
         with ExitStack() as resources:
             output = None
+            lines = 0
             if pod.leads and batch and options.batch.output:
                 check_file("--batch-file", batch)
                 check_batch_file(batch)
                 output = resources.enter_context(BatchOutput(options.batch.output))
+                lines = output.count_lines(batch)
             llm = resources.enter_context(open_llm(options, console, pod))
             introduce(llm, options, console)
             if pod.leads is False:  # the other hosts of a pod run the leader's steps
@@ -76,7 +78,7 @@ def generate(
             tracing = llm.trace(options.trace) if options.trace else nullcontext()
             with interrupts_raise(), tracing:
                 if batch and output:
-                    return answer_batch(llm, batch, output, options, console, pod)
+                    return answer_batch(llm, batch, output, lines, options, console, pod)
                 if chat:
                     return talk(llm, turns, params, options, console)
                 return run(llm, prompts, params, options, console)
@@ -183,16 +185,17 @@ def answer_batch(
     llm: LLM,
     batch: Path,
     output: BatchOutput,
+    lines: int,
     options: GenerateOptions,
     console: Console,
     pod: "SingleHost | Leader",
 ) -> int:
-    """Answer the requests of a file, and return the exit code."""
+    """Answer the requests of a file of so many lines, and return the exit code."""
     # The server's packages take time to import.
     from jaxserve.generate.batch import FAILED, run_batch
 
     name = options.batch.served_model_name or display_name(options.model)
-    code = run_batch(llm, name, batch, output, console)
+    code = run_batch(llm, name, batch, output, lines, console, pod)
     if code == FAILED and not isinstance(pod, SingleHost):
         pod.fail()
         leave(code)  # at once, as hosts that are gone would be waited for

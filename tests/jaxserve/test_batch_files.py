@@ -1,30 +1,37 @@
 """Batch files: every line of a file gets one answer, wherever an earlier run was killed."""
 
+import asyncio
 import errno
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import jax
 import pytest
+from rich.console import Console
 
 from jaxserve import LLM, SamplingParams
+from jaxserve.completion import TextDelta
 from jaxserve.errors import ConfigError
+from jaxserve.generate.batch import LIMITS, TRIES, BatchRun
 from jaxserve.generate.batch_files import (
-    URLS,
     BatchOutput,
-    LineError,
     check_batch_file,
-    parse_line,
     read_lines,
+    read_requests,
 )
+from jaxserve.generate.batch_format import URLS, LineError, parse_line
+from jaxserve.server.core.answer_events import Outbox
 from tests.embedding_model import BOUND, golden, with_tokenizer
 from tests.jaxserve.generate_harness import (
     BUNDLED,
@@ -53,9 +60,13 @@ def written(path: Path, *lines: Any) -> Path:
     return path
 
 
+def records(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
 def answers_of(path: Path) -> dict[str | None, Any]:
     """The answers by their custom ids; each may be there once."""
-    answers = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    answers = records(path)
     assert len({answer["id"] for answer in answers}) == len(answers)
     found = Counter(answer["custom_id"] for answer in answers)
     assert not [custom_id for custom_id, times in found.items() if times > 1]
@@ -83,6 +94,7 @@ def answers_of(path: Path) -> dict[str | None, Any]:
         (request("a") | {"url": ["x"]}, "give one of"),
         (request("a") | {"body": "x"}, "body is 'x'; give a JSON object"),
         (request("a", stream=True), "body.stream is set"),
+        (json.dumps(request("a", top_p=7)).replace("7", "-1e400"), "a number that is too large"),
     ],
 )
 def test_a_line_that_is_no_request(line: Any, problem: str) -> None:
@@ -100,6 +112,34 @@ def test_lines_are_read_one_by_one(tmp_path: Path) -> None:
     assert list(read_lines(file, LONGEST)) == [(1, b"x" * LONGEST)]
     file.write_bytes(b"")
     assert list(read_lines(file, LONGEST)) == []
+
+
+def test_how_deep_a_line_may_be() -> None:
+    """What the parser just takes must not be too deep for what follows."""
+    for depth in range(900, 1600):
+        deep = '{"a":' * depth + "1" + "}" * depth
+        try:
+            parse_line(json.dumps(request("a", user=7)).replace("7", deep).encode())
+        except LineError as error:
+            assert "recursion" in str(error) or "nested" in str(error)
+
+
+def test_lines_with_one_custom_id(tmp_path: Path) -> None:
+    """A line's error does not hide the answer to an earlier line: the last record counts."""
+    bad = request("one") | {"priority": 1}
+    batch = written(tmp_path / "in.jsonl", bad, request("one"), request("one", n=2), bad)
+    first, answered, twice, last = (found for _, _, found in read_requests(batch))
+    assert isinstance(first, LineError) and first.custom_id == "one"
+    assert not isinstance(answered, LineError) and answered.custom_id == "one"
+    assert isinstance(twice, LineError) and twice.custom_id is None
+    assert "'one' is that of an earlier line" in str(twice)
+    assert isinstance(last, LineError) and last.custom_id is None
+
+
+def test_ids_of_clients_are_left_out() -> None:
+    one, other = (parse_line(json.dumps(request("a", request_id=id)).encode()) for id in "xy")
+    assert json.loads(one.body) == json.loads(other.body) == {}
+    assert one.id != other.id
 
 
 # ---- the file of answers
@@ -176,19 +216,66 @@ def test_a_file_of_another_batch(tmp_path: Path) -> None:
         output.answer(one, 200, b"{}", "")
     with BatchOutput(file) as output:
         assert output.has(one)
-        with pytest.raises(ConfigError, match="an answer to another request with the custom_id"):
-            output.has(other)
+        for compared in (
+            partial(output.has, other),
+            partial(output.count_lines, written(tmp_path / "in.jsonl", "{", request("one"))),
+        ):
+            with pytest.raises(ConfigError, match="answer to another request with the custom_id"):
+                compared()
+        batch = written(tmp_path / "in.jsonl", "", request("one", prompt="a"), request("one"))
+        assert output.count_lines(batch) == 2
 
 
 def test_a_line_that_is_mended_is_answered(tmp_path: Path) -> None:
-    """Nor does the error of a line count for another line in its place."""
+    """The last record of a custom id counts, whether it is an answer or an error."""
+    file = tmp_path / "out.jsonl"
+    bad = ONE.replace(b"url", b"uri")
+    with pytest.raises(LineError) as problem:
+        parse_line(bad)
+    with BatchOutput(file) as output:
+        assert output.refuse(1, bad, problem.value)
+    one = parse_line(ONE)
+    with BatchOutput(file) as output:
+        assert not output.has(one)
+        output.answer(one, 200, b"{}", "")
+    first, last = records(file)
+    assert first["custom_id"] == last["custom_id"] == "one"
+    assert first["error"] and last["response"]
+    with BatchOutput(file) as output:
+        assert output.has(one) and not output.refuse(1, bad, problem.value)
+        other = bad.replace(b"uri", b"urn")
+        assert output.refuse(1, other, problem.value) and not output.has(one)
+    with BatchOutput(file) as output:
+        assert not output.has(one)
+
+
+def test_errors_of_lines_that_have_moved(tmp_path: Path) -> None:
+    """Each of two such lines has one record, wherever it stands."""
     file = tmp_path / "out.jsonl"
     error = LineError("the line is not JSON")
+    for numbers in ((1, 2), (2, 3), (2, 7)):
+        with BatchOutput(file) as output:
+            new = [output.refuse(number, b"{", error) for number in numbers]
+            assert new == [numbers == (1, 2)] * 2
+    assert [record["error"]["line"] for record in records(file)] == [1, 2]
+    assert len({record["id"] for record in records(file)}) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "again"),
+    [(200, False), (400, False), (413, False)]
+    + [(status, True) for status in (404, 408, 409, 429, 500, 503)],
+)
+def test_errors_that_are_tried_again(tmp_path: Path, status: int, again: bool) -> None:
+    file = tmp_path / "out.jsonl"
+    one = parse_line(ONE)
     with BatchOutput(file) as output:
-        assert output.refuse(1, b"{", error) and not output.has(parse_line(ONE))
+        output.answer(one, status, b"{}", "")
     with BatchOutput(file) as output:
-        assert not output.refuse(1, b"{", error) and not output.has(parse_line(ONE))
-        assert output.refuse(2, b"{", error)
+        assert output.has(one) is not again
+        output.answer(one, 200, b"{}", "")
+    with BatchOutput(file) as output:
+        assert output.has(one)
 
 
 def test_a_last_line_that_lacks_its_end(tmp_path: Path) -> None:
@@ -231,6 +318,98 @@ def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert file.read_bytes() == before
 
 
+# ---- one run
+
+
+class Server:
+    """Stands in for a LocalServer; `reply` answers a body, given with the number of the try."""
+
+    rows = 2
+
+    def __init__(self, reply: Callable[["Server", Any, int], Coroutine[Any, Any, httpx.Response]]):
+        self.failure: BaseException | None = None
+        self._reply = reply
+        self._tries = Counter[str]()
+
+    async def post(self, path: str, body: bytes) -> httpx.Response:
+        given = json.loads(body)
+        self._tries[given["prompt"]] += 1
+        return await self._reply(self, given, self._tries[given["prompt"]])
+
+
+NO_ROOM = httpx.Response(429, json={"error": {}}, headers={"x-should-retry": "true"})
+GOOD = httpx.Response(200, json={"usage": {"prompt_tokens": 1, "completion_tokens": 1}})
+
+
+def served(folder: Path, server: Server, *lines: Any) -> list[Any]:
+    """Answer lines by a server, and return the records."""
+    batch = written(folder / "in.jsonl", *lines)
+    with BatchOutput(folder / "out.jsonl") as output:
+        run = BatchRun(batch, output, len(lines), Console(quiet=True))
+        asyncio.run(run._answer_all(server, lambda: None))  # type: ignore[arg-type]
+    return records(folder / "out.jsonl")
+
+
+def test_answers_are_read_while_lines_are(tmp_path: Path) -> None:
+    """Tokens must not pile up behind a long row of lines that need no answer."""
+
+    async def reply(server: Server, body: Any, tried: int) -> httpx.Response:
+        await asyncio.sleep(0)
+        return GOOD
+
+    found = served(tmp_path, Server(reply), request("a", prompt="a"), *["{"] * 100)
+    assert [record["custom_id"] for record in found].index("a") < 50
+    outbox = Outbox(LIMITS.max_unread_tokens)
+    outbox.update(0, TextDelta("", [1] * 100_000))
+
+
+def test_a_request_waits_until_others_leave_it_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jaxserve.generate.batch.FIRST_WAIT", 0.0)
+    room = asyncio.Event()
+
+    async def reply(server: Server, body: Any, tried: int) -> httpx.Response:
+        if body["prompt"] == "long":
+            async with asyncio.timeout(60):
+                await room.wait()
+        elif tried < 10 * TRIES:
+            return NO_ROOM
+        room.set()
+        return GOOD
+
+    lines = [request(prompt, prompt=prompt) for prompt in ("long", "short")]
+    found = served(tmp_path, Server(reply), *lines)
+    assert [record["response"]["status_code"] for record in found] == [200, 200]
+
+
+def test_a_request_that_has_no_room_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxserve.generate.batch.FIRST_WAIT", 0.0)
+    tries = list[int]()
+
+    async def reply(server: Server, body: Any, tried: int) -> httpx.Response:
+        tries.append(tried)
+        return NO_ROOM
+
+    (found,) = served(tmp_path, Server(reply), request("a", prompt="a"))
+    assert found["response"]["status_code"] == 429 and max(tries) == TRIES
+
+
+def test_a_refusal_by_an_engine_that_fails_is_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever try it is that meets the failure, the last one included."""
+    monkeypatch.setattr("jaxserve.generate.batch.FIRST_WAIT", 0.0)
+
+    async def reply(failing: int, server: Server, body: Any, tried: int) -> httpx.Response:
+        if tried == failing:
+            server.failure = OSError("the device is gone")
+        return NO_ROOM
+
+    for failing in (1, 2, TRIES):
+        assert not served(tmp_path, Server(partial(reply, failing)), request("a", prompt="a"))
+
+
 # ---- the command
 
 
@@ -260,10 +439,10 @@ def test_every_kind_of_line(call: Call, tmp_path: Path) -> None:
     last = err.splitlines()[-1]
     assert last.startswith("3 answered, 6 with an error; ") and "tokens/s" in last
 
-    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    lines = records(output)
     refused = {line["error"]["line"]: line for line in lines if line["error"]}
     assert refused.keys() == {5, 9}
-    assert refused[9]["custom_id"] == "story" and "an earlier line" in str(refused[9]["error"])
+    assert "'story' is that of an earlier line" in refused[9]["error"]["message"]
     found = {line["custom_id"]: line["response"] for line in lines if not line["error"]}
     status = {custom_id: response["status_code"] for custom_id, response in found.items()}
     assert status == {
@@ -282,10 +461,45 @@ def test_every_kind_of_line(call: Call, tmp_path: Path) -> None:
     assert "max_tokens" in found["wrong"]["body"]["error"]["message"]
     assert "tiny-chat" in found["other model"]["body"]["error"]["message"]
 
+    code, _, err = call(*files, "--served-model-name", "gpt-4o")
+    assert code == 0 and err.splitlines()[-1].startswith("1 answered, 8 dealt with before; ")
     before = output.read_bytes()
+    *earlier, last = records(output)
+    assert earlier == lines
+    assert last["custom_id"] == "other model" and last["response"]["status_code"] == 200
     code, _, err = call(*files)
     assert code == 0 and output.read_bytes() == before
     assert err.splitlines()[-1].startswith("0 answered, 9 dealt with before; ")
+
+
+def test_ids_that_two_lines_have(call: Call, tmp_path: Path) -> None:
+    lines = [
+        request(f"{i}", prompt=STORY, max_tokens=8, request_id="mine", ignore_eos=True)
+        for i in range(8)
+    ]
+    batch = written(tmp_path / "in.jsonl", *lines)
+    output = tmp_path / "out.jsonl"
+    assert call("--batch-file", str(batch), "--output", str(output))[0] == 0
+    assert {a["response"]["status_code"] for a in answers_of(output).values()} == {200}
+
+
+def test_answers_of_another_batch(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are found before the model is loaded, and the file is left as it is."""
+    batch = written(tmp_path / "in.jsonl", request("new", prompt="a"), request("one", prompt="b"))
+    output = tmp_path / "out.jsonl"
+    with BatchOutput(output) as given:
+        given.answer(parse_line(ONE), 200, b"{}", "")
+    before = output.read_bytes()
+
+    def load(*_: Any) -> None:
+        raise AssertionError("the model is loaded")
+
+    monkeypatch.setattr("jaxserve.generate.program.open_llm", load)
+    result = call("--batch-file", str(batch), "--output", str(output))
+    assert_refused(result, "an answer to another request with the custom_id 'one'")
+    assert output.read_bytes() == before
 
 
 def test_embeddings(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -332,6 +546,53 @@ def test_an_engine_that_fails_leaves_its_lines_for_the_next_run(
     for i in range(30):
         usage = found[f"{i}"]["response"]["body"]["usage"]
         assert usage["completion_tokens"] <= 2 + i
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), asyncio.CancelledError()])
+def test_a_step_that_hangs_when_a_run_ends(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """The process ends before anything is freed that the step uses; the pod is told first."""
+    hangs = threading.Event()
+    goes_on = threading.Event()
+    ends: list[object] = []
+    close = LLM.close
+    original = sys.modules["jaxserve.engine.device.runner"].DeviceRunner.launch
+
+    def launch(*given: Any) -> Any:
+        hangs.set()
+        goes_on.wait(timeout=60)
+        return original(*given)
+
+    async def answer_all(run: BatchRun, server: Any, show: Any) -> None:
+        asked = asyncio.ensure_future(server.post(URLS[1], b'{"prompt": "a"}'))
+        await asyncio.to_thread(hangs.wait)
+        asked.cancel()
+        raise error
+
+    def free(llm: LLM) -> None:
+        ends.append("freed")
+        close(llm)
+
+    def leave(code: int) -> None:
+        ends.append(code)
+        goes_on.set()
+        for thread in threading.enumerate():
+            if thread.name == "engine":
+                thread.join()
+        raise SystemExit(code)
+
+    monkeypatch.setattr("jaxserve.engine.device.runner.DeviceRunner.launch", launch)
+    monkeypatch.setattr("jaxserve.generate.batch.BatchRun._answer_all", answer_all)
+    monkeypatch.setattr("jaxserve.server.local_server.CLOSING_SECONDS", 0.1)
+    monkeypatch.setattr("jaxserve.cluster.bootstrap.SingleHost.fail", lambda _: ends.append("pod"))
+    monkeypatch.setattr("jaxserve.llm.LLM.close", free)
+    monkeypatch.setattr("faulthandler.dump_traceback", lambda *_, **__: ends.append("stacks"))
+    monkeypatch.setattr("os._exit", leave)
+    batch = written(tmp_path / "in.jsonl", request("a", prompt="a"))
+    code, _, err = call("--batch-file", str(batch), "--output", str(tmp_path / "out.jsonl"))
+    assert code == 70 and ends[:3] == ["stacks", "pod", 70]
+    assert "the engine has failed: a step does not end (the same command goes on)" in err
 
 
 @pytest.mark.parametrize(
