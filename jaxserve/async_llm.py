@@ -186,7 +186,8 @@ class AsyncLLM(LoadedLLM):
             MemoryLimitError: A step needs more memory than the devices have.
         """
         self._check_usable()
-        await self._on_engine(lambda _: self.steps.compile_for(None))
+        steps = self.steps
+        await self._on_engine(lambda _: steps.compile_for(None))
 
     async def _complete(self, prepare: Callable[[], list[Prepared]]) -> list[Completion]:
         done = {}
@@ -200,9 +201,10 @@ class AsyncLLM(LoadedLLM):
         call = AsyncCall(await self._prepare(prepare))
         if not call.prompts:
             return
+        calls = self._calls  # jobs of the thread may not refer to this object
         try:
-            seeds = self._calls.add(call)
-            self._thread.do(lambda _: self._calls.submit())
+            seeds = calls.add(call)
+            self._thread.do(lambda _: calls.submit())
             unfinished = OpenPrompts(
                 call.prompts, await wrap_future(seeds), self.model.tokenizer, self._stop
             )
@@ -211,7 +213,7 @@ class AsyncLLM(LoadedLLM):
                     yield delta
         finally:
             if not self._guard.in_fork:
-                self._thread.do(lambda _: self._calls.leave(call))
+                self._thread.do(lambda _: calls.leave(call))
 
     async def _prepare(self, prepare: Callable[[], list[Prepared]]) -> list[Prepared]:
         self._check_usable()
@@ -247,10 +249,11 @@ class AsyncLLM(LoadedLLM):
 
     def _close(self) -> None:
         self._guard.close(CLOSED)
+        calls = self._calls
         try:
-            self._thread.call(lambda _: self._calls.fail(CLOSED)).result()
+            self._thread.call(lambda _: calls.fail(CLOSED)).result()
         except EngineError:  # the thread has ended: a step failed, or it is closed already
-            self._calls.fail(CLOSED)
+            calls.fail(CLOSED)
         self._end_thread.detach()
         self._thread.close(timeout=None)
         self._prepares.shutdown()

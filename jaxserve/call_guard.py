@@ -2,8 +2,9 @@
 
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Self
 
 from jaxserve.errors import EngineError
@@ -16,8 +17,64 @@ FORKED = (
 )
 
 
+class _Place:
+    """Place of a thread in a line."""
+
+    def __init__(self) -> None:
+        self.entered = 0  # times, without those that it has left again
+        self.call = threading.Lock()  # released when the thread is to look whether it is first
+        self.call.acquire()
+
+
+class _OwnPlace(threading.local):
+    """The calling thread's place."""
+
+    def __init__(self) -> None:
+        self.place = _Place()
+
+
+class _Line:
+    """Line of threads, of which the first has the turn; it may enter again.
+
+    An RLock would let a thread that leaves and enters again go before those that wait. Garbage
+    collection may enter and leave anywhere in these methods, on the same thread, so they hold no
+    lock: each change of the line is a single call of a deque.
+    """
+
+    def __init__(self) -> None:
+        self._own = _OwnPlace()
+        self._places: deque[_Place] = deque()
+
+    def enter(self, while_waiting: Callable[[], None]) -> None:
+        """Wait for the turn; an exception of `while_waiting`, called now and then, ends that."""
+        place = self._own.place
+        if not place.entered:
+            self._places.append(place)
+        place.entered += 1
+        try:
+            while self._places[0] is not place:
+                # Called too late, or not at all, the thread finds out by itself.
+                if not place.call.acquire(timeout=WAIT):
+                    while_waiting()
+        except BaseException:
+            self.leave()
+            raise
+
+    def leave(self) -> None:
+        """Let the next thread have the turn, unless this one has entered more than once."""
+        place = self._own.place
+        place.entered -= 1
+        if place.entered:
+            return
+        self._places.remove(place)
+        if self._places:
+            # It may be called already, or have left.
+            with suppress(RuntimeError, IndexError):
+                self._places[0].call.release()
+
+
 class CallGuard(HeldInterrupts):
-    """HeldInterrupts in which one thread at a time is; others wait until it leaves.
+    """HeldInterrupts in which one thread at a time is; others wait in line until it leaves.
 
     EngineError is raised in a fork of the process that made the guard, where threads of JAX would
     be waited for without end.
@@ -25,7 +82,7 @@ class CallGuard(HeldInterrupts):
 
     def __init__(self) -> None:
         super().__init__()
-        self._turn = threading.RLock()
+        self._line = _Line()
         self._process = os.getpid()
         self._closed = ""
 
@@ -62,16 +119,15 @@ class CallGuard(HeldInterrupts):
             raise EngineError(FORKED)
 
     def __enter__(self) -> Self:
-        self.check_process()  # before the lock, which a lost thread may hold
+        self.check_process()  # first, as a lost thread may have the turn
         super().__enter__()
         try:
-            while not self._turn.acquire(timeout=WAIT):
-                self.pass_on()
+            self._line.enter(self.pass_on)
         except BaseException:
             super().__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._turn.release()
+        self._line.leave()
         super().__exit__()

@@ -47,8 +47,9 @@ class DeltaStreams:
 
     Nothing runs in the background: asking any iterator for its next delta steps the engine, and the
     events of other iterators' requests go to their inboxes meanwhile. Each iterator is for one
-    thread; those of several threads wait for each other's steps. A Ctrl-C takes effect between two
-    steps; it ends the iterator that was asked, and the engine goes on.
+    thread. Several threads take turns of one step: who waits for its next delta keeps nobody else
+    from seeing a stop string, or from leaving. A Ctrl-C takes effect between two steps; it ends the
+    iterator that was asked, and the engine goes on.
 
     Args:
         steps: What compiles the steps.
@@ -66,7 +67,7 @@ class DeltaStreams:
         self._tokenizer = tokenizer
         self._guard = guard
         self._live: dict[str, _Live] = {}  # by request id
-        self._left: deque[list[str]] = deque()  # requests of iterators that could not end
+        self._left: deque[list[str]] = deque()  # requests of iterators that were left
 
     @property
     def unfinished(self) -> list[Prepared]:
@@ -84,41 +85,65 @@ class DeltaStreams:
         try:
             with self._guard:
                 # In one turn with submitting: steps are compiled for all that runs together.
-                self._end(())
+                self._end()
                 self._steps.begin([*self.unfinished, *prompts])
                 for p in prompts:
                     seeds[p.request.id] = self._engine.submit(p.request)
                     self._live[p.request.id] = _Live(p, inbox)
             unfinished = OpenPrompts(prompts, list(seeds.values()), self._tokenizer, self._stop)
             while unfinished:
-                if not inbox:
-                    self._fill(inbox, seeds)
-                event = inbox.popleft()
-                delta = unfinished.take(event)
-                if event.request_id not in unfinished:
-                    self._live.pop(event.request_id, None)
-                if delta:
-                    yield delta
+                yield from self._next(inbox, unfinished, seeds)
         finally:
-            if compiles_here():
-                # Garbage collection runs this on whatever thread it comes to, and whoever has the
-                # guard may wait for that very thread's compile.
-                self._left.append(list(seeds))
-            else:
+            # Whoever computes the next step aborts them, should this thread have to wait for that.
+            self._left.append(list(seeds))
+            # Garbage collection runs this on whatever thread it comes to, and whoever has the guard
+            # may wait for that very thread's compile.
+            if not compiles_here():
                 with self._guard:
-                    self._end(seeds)
+                    self._end()
 
-    def _fill(self, inbox: deque[TokenEvent], request_ids: Iterable[str]) -> None:
-        """Run steps until an event has come for an iterator with these requests."""
+    def _next(
+        self, inbox: deque[TokenEvent], unfinished: OpenPrompts, request_ids: Iterable[str]
+    ) -> list[Delta]:
+        """Return the next deltas of an iterator with these requests; none when all have ended."""
+        with self._guard.holding_interrupts():
+            deltas = self._take(inbox, unfinished)
+            while unfinished and not deltas:
+                deltas = self._turn(inbox, unfinished, request_ids)
+            return deltas
+
+    def _turn(
+        self, inbox: deque[TokenEvent], unfinished: OpenPrompts, request_ids: Iterable[str]
+    ) -> list[Delta]:
+        """Run a step, unless another thread's has brought events, and return what became final.
+
+        The events are taken in before another thread has its turn: a step that was computed for a
+        choice whose stop string has come would be computed for nothing.
+        """
         with self._guard:
             try:
-                while not inbox:
+                if not inbox:
                     self._step()
-                    self._guard.pass_on()
+                deltas = self._take(inbox, unfinished)
+                self._guard.pass_on()
             except BaseException:
                 # Here, where a further Ctrl-C cannot keep the requests from being aborted.
-                self._abandon(request_ids)
+                self._left.append(list(request_ids))
+                self._end()
                 raise
+            return deltas
+
+    def _take(self, inbox: deque[TokenEvent], unfinished: OpenPrompts) -> list[Delta]:
+        """Take in the events that have come for an iterator; return what became final."""
+        deltas = []
+        for _ in range(len(inbox)):
+            event = inbox.popleft()
+            delta = unfinished.take(event)
+            if event.request_id not in unfinished:
+                self._live.pop(event.request_id, None)
+            if delta:
+                deltas.append(delta)
+        return deltas
 
     def _stop(self, request_id: str, index: int) -> TokenEvent | None:
         with self._guard:
@@ -126,6 +151,7 @@ class DeltaStreams:
 
     def _step(self) -> None:
         """Run one step of the engine and put its events into the inboxes of all iterators."""
+        self._abort_left()
         self._engine.check_usable()
         if not self._engine.has_work:
             raise EngineError("the engine is idle while a request waits for its end")
@@ -135,23 +161,22 @@ class DeltaStreams:
             if live := self._live.get(event.request_id):
                 live.inbox.append(event)
 
-    def _end(self, request_ids: Iterable[str]) -> None:
-        """End an iterator with these requests, and those that could not end themselves."""
-        self._abandon(request_ids)
-        while self._left:
-            self._abandon(self._left.popleft())
-        if not self._live:
-            self._steps.rest()
-
-    def _abandon(self, request_ids: Iterable[str]) -> None:
-        """Abort the requests of an iterator that has ended, as far as they have not."""
-        for request_id in request_ids:
-            self._live.pop(request_id, None)
-            self._engine.abort(request_id)
+    def _end(self) -> None:
+        """End the iterators that were left."""
+        self._abort_left()
         while not self._live and self._engine.has_work:
             # Without another iterator no later step would run, and the aborted requests would keep
             # their pages.
             self._step()
+        if not self._live:
+            self._steps.rest()
+
+    def _abort_left(self) -> None:
+        """Abort the requests of iterators that were left, as far as they have not ended."""
+        while self._left:
+            for request_id in self._left.popleft():
+                self._live.pop(request_id, None)
+                self._engine.abort(request_id)
 
 
 def with_bar(deltas: Iterable[Delta], choices: int, bar: Bar) -> Iterator[Delta]:

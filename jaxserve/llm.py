@@ -29,8 +29,8 @@ class LLM(LoadedLLM):
     not compiled every step of the model, and on several hosts, a call waits for all steps that it
     can reach.
 
-    Threads may share an LLM: their calls run together, each thread computing a step in turn. Forks
-    may not.
+    Threads may share an LLM: their calls run together. The threads take turns, first come first
+    served, and one for which no token has come computes a step for all of them. Forks may not.
     A Ctrl-C takes effect between two steps: the call raises KeyboardInterrupt, its requests are
     aborted, and the next call is answered as if nothing had happened. For this a call on the main
     thread replaces the handler of SIGINT until it ends. A second Ctrl-C, five seconds after one

@@ -59,6 +59,7 @@ class EngineThread:
     """Runs an engine on a thread of its own.
 
     `submit`, `abort`, `stop`, `call` and `do` may be called from any thread and return at once.
+    Once the thread has ended they do nothing, but for the error of `call`.
 
     Args:
         deliver: Function called on this thread with the report of each step; it must not block.
@@ -167,6 +168,8 @@ class EngineThread:
 
     def _add(self, job: Callable[[], None]) -> None:
         with self._wake:
+            if self._ended:
+                return
             self._jobs.append(job)
             self._wake.notify()
 
@@ -180,7 +183,10 @@ class EngineThread:
         except BaseException as error:
             self._failed(error)
         finally:
-            self._ended = True
+            with self._wake:
+                self._ended = True
+                # They would keep alive what they refer to, for as long as this object is.
+                self._jobs.clear()
             self._fail_calls()
 
     def _fail_calls(self) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -360,6 +361,62 @@ def test_one_that_is_dropped_leaves_nothing_behind() -> None:
     del llm
     while held() != before:  # threads of a pool end by themselves
         time.sleep(0.001)
+
+
+def test_one_whose_engine_failed_leaves_nothing_behind() -> None:
+    """Dropped without a close, as where the error of a call ends the program's use of it."""
+
+    def held() -> tuple[int, int]:
+        gc.collect()
+        return threading.active_count(), len(jax.live_arrays())
+
+    async def fail(llm: AsyncLLM) -> None:
+        calls = [rest_of(llm.stream(prompt, ENDLESS)) for prompt in PROMPTS]
+        ends = await asyncio.gather(*calls, return_exceptions=True)
+        assert all(isinstance(end, EngineError) for end in ends)
+
+    before = held()
+    llm = AsyncLLM(MODEL, options=OPTIONS)
+    llm.runner.launch = partial(broken, "the device is gone")  # type: ignore[method-assign]
+    asyncio.run(fail(llm))
+    dropped = weakref.ref(llm)
+    del llm
+    gc.collect()
+    assert dropped() is None
+    while held() != before:  # threads of a pool end by themselves
+        time.sleep(0.001)
+
+
+def test_the_thread_of_an_engine_that_failed_keeps_no_jobs() -> None:
+    class Kept:
+        pass
+
+    done: list[str] = []
+    kept: list[weakref.ref[Kept]] = []
+
+    async def fail() -> None:
+        async with AsyncLLM(MODEL, options=OPTIONS) as llm:
+
+            def add() -> None:
+                what = Kept()
+                kept.append(weakref.ref(what))
+                llm._thread.do(lambda _: done.append(str(what)))
+
+            def launch(*_: object) -> None:
+                add()
+                raise OSError("the device is gone")
+
+            llm.runner.launch = launch  # type: ignore[method-assign]
+            with pytest.raises(EngineError, match="the device is gone"):
+                await llm.generate([STORY])
+            llm._thread._thread.join()
+            add()
+            assert [ref() for ref in kept] == [None, None]
+            with pytest.raises(EngineError, match="the device is gone"):
+                await llm._on_engine(lambda _: None)
+        assert not done
+
+    asyncio.run(fail())
 
 
 @pytest.mark.steps_come

@@ -10,7 +10,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -19,6 +21,7 @@ import pytest
 from rich.console import Console
 
 from jaxserve import LLM, Completion, EngineOptions, Structure
+from jaxserve.call_guard import CallGuard
 from jaxserve.engine.events import TokenEvent
 from jaxserve.errors import EngineError
 from jaxserve.progress import Bar
@@ -136,6 +139,188 @@ def test_calls_of_threads_run_together(llm: LLM, monkeypatch: pytest.MonkeyPatch
     goes_on.set()
     thread.join()
     assert found == [alone[0]]
+
+
+@pytest.fixture(scope="module")
+def one_row() -> Iterator[LLM]:
+    with LLM(MODEL, options=replace(OPTIONS, max_batch=1), progress=False) as llm:
+        for prompt in (STORY, "The dog"):  # prompts cost the same from now on
+            answer(llm, prompt)
+        yield llm
+
+
+LONG = {"temperature": 0, "max_tokens": 110, "ignore_eos": True}
+
+
+def cost(llm: LLM, call: Callable[[], object]) -> int:
+    """Return how many tokens a call computes, padding included."""
+    before = llm.runner.total.computed_tokens
+    call()
+    return llm.runner.total.computed_tokens - before
+
+
+def in_line(guard: CallGuard) -> int:
+    """Return how many threads have the guard or wait for it."""
+    return len(guard._line._places)
+
+
+@contextmanager
+def another_call(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
+    """Generate in another thread, which computes only while this one waits for its turn.
+
+    The list has the answer, or an error, behind the block, in which the call has begun.
+    """
+    found: list[object] = []
+    alone = threading.Event()
+    step = llm.engine.step
+
+    def step_in_turn() -> list[TokenEvent]:
+        if threading.current_thread() is not threading.main_thread():
+            wait_until(lambda: in_line(llm._guard) > 1 or alone.is_set())
+        return step()
+
+    def call() -> None:
+        try:
+            found.append(answer(llm, "The dog"))
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=call)
+    open_before = len(llm._streams.unfinished)
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine, "step", step_in_turn)
+        thread.start()
+        try:
+            wait_until(lambda: len(llm._streams.unfinished) > open_before)
+            yield found
+        finally:
+            alone.set()
+            thread.join()
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.0001)
+
+
+def test_a_stop_string_is_seen_while_another_call_waits_for_a_row(
+    one_row: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The waiting call's thread computes the other's tokens, but none behind its end."""
+    llm = one_row
+    (whole,) = llm.generate([STORY], **LONG)
+    expected = answer(llm, "The dog")
+    places = range(len(whole.text) // 4, len(whole.text))
+    at = next(i for i in places if whole.text.find(whole.text[i : i + 8]) == i)
+    stop = [whole.text[at : at + 8]]
+    separately = cost(llm, lambda: llm.generate([STORY], stop=stop, **LONG))
+    separately += cost(llm, lambda: answer(llm, "The dog"))
+    assert separately < cost(llm, lambda: llm.generate([STORY], **LONG))
+    texts: list[str] = []
+    found: list[object] = []
+
+    def together() -> None:
+        deltas = llm.stream(STORY, stop=stop, **LONG)
+        texts.append(next(deltas).text)
+        with another_call(llm, monkeypatch) as answers:
+            texts.extend(delta.text for delta in deltas)
+        found.extend(answers)
+
+    assert cost(llm, together) == separately
+    assert "".join(texts) == whole.text[:at]
+    assert found == [expected]
+
+
+def test_leaving_a_stream_while_another_call_waits_for_a_row(
+    one_row: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its request is aborted before the waiting call's thread computes a further step."""
+    llm = one_row
+    expected = answer(llm, "The dog")
+    separately = cost(llm, lambda: next(llm.stream(STORY, **LONG)))
+    separately += cost(llm, lambda: answer(llm, "The dog"))
+    found: list[object] = []
+
+    def together() -> None:
+        deltas = llm.stream(STORY, **LONG)
+        next(deltas)
+        with another_call(llm, monkeypatch) as answers:
+            deltas.close()  # type: ignore[attr-defined]
+        found.extend(answers)
+
+    assert cost(llm, together) <= separately + 1  # a step was begun already
+    assert found == [expected]
+    assert not llm.engine.has_work
+
+
+def test_a_stream_gets_each_token_while_another_call_waits_for_a_row(
+    one_row: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = one_row
+    deltas = llm.stream(STORY, **LONG)
+    next(deltas)
+    with another_call(llm, monkeypatch):
+        costs = [cost(llm, lambda: next(deltas)) for _ in range(40)]
+        list(deltas)
+    assert costs == [1] * 40
+
+
+def test_threads_get_the_guard_in_the_order_in_which_they_come() -> None:
+    """A thread that leaves it and enters again comes last."""
+    guard = CallGuard()
+    order: list[object] = []
+
+    def enter(number: int) -> None:
+        with guard, guard:
+            order.append(number)
+
+    threads = [threading.Thread(target=enter, args=(number,)) for number in range(4)]
+    with guard:
+        for number, thread in enumerate(threads):
+            thread.start()
+            wait_until(lambda number=number: in_line(guard) == number + 2)
+    with guard:
+        order.append("again")
+    for thread in threads:
+        thread.join()
+    assert order == [0, 1, 2, 3, "again"]
+
+
+def test_who_cannot_wait_any_longer_leaves_the_line() -> None:
+    guard = CallGuard()
+    errors: list[str] = []
+
+    def enter() -> None:
+        try:
+            with guard:
+                pass
+        except EngineError as error:
+            errors.append(str(error))
+
+    threads = [threading.Thread(target=enter) for _ in range(3)]
+    with pytest.raises(EngineError), guard:  # who leaves a closed guard is told as well
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: in_line(guard) == 4)
+        guard.close("it is closed")
+        for thread in threads:
+            thread.join()
+        assert errors == ["it is closed"] * 3 and in_line(guard) == 1
+    assert in_line(guard) == 0
+
+
+def test_closing_ends_the_calls_of_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also that of a thread which computes for others while it waits for its first token."""
+    llm = LLM(MODEL, options=replace(OPTIONS, max_batch=1), progress=False)
+    deltas = llm.stream(STORY, **LONG)
+    next(deltas)
+    with another_call(llm, monkeypatch) as found:
+        llm.close()
+    assert len(found) == 1 and isinstance(found[0], EngineError)
+    with pytest.raises(EngineError, match="closed"):
+        list(deltas)
 
 
 def test_ctrl_c_is_for_the_main_thread_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,6 +150,21 @@ def test_an_iterator_that_is_collected_by_a_compile_thread_holds_nothing_up() ->
         assert not llm.engine.has_work
 
 
+def test_an_iterator_that_is_collected_by_a_compile_thread_ends_with_the_next_step() -> None:
+    """An iterator that stays open computes nothing more for it."""
+    with LLM(BUNDLED, options=SMALL) as llm:
+        streams = [llm.stream(prompt, max_tokens=40, ignore_eos=True) for prompt in PROMPTS[:2]]
+        for stream in streams:
+            next(stream)
+        thread = threading.Thread(target=lambda: streams.pop().close(), name=THREAD)
+        thread.start()
+        thread.join(LONG)
+        assert len(llm._streams.unfinished) == 2
+        for _ in range(4):  # the first few came before
+            next(streams[0])
+        assert len(llm._streams.unfinished) == 1
+
+
 def test_an_iterator_that_is_collected_while_a_step_is_lowered_holds_nothing_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
