@@ -18,6 +18,7 @@ CONSTRAINTS    ?= constraints.txt
 RUNS           ?= 2
 DEVICELESS := .venv-deviceless-$(DEVICELESS_JAX)
 LM_EVAL    := .venv-lm-eval
+CLUSTER    := .venv-cluster
 
 # What an older jax may do otherwise: compile, shard, sample, lower kernels, read its cache, load.
 DIFFERS_BY_JAX := $(addprefix tests/,sharding pallas_kernels jaxserve/engine/device \
@@ -44,7 +45,7 @@ INSTALL   = sed '$(PINS)' $(or $(CONSTRAINTS),/dev/null) >$(VENV)/constraints.tx
   $(UV) pip install --quiet --python $(VENV)/bin/python --constraints $(VENV)/constraints.txt \
     --build-constraints $(VENV)/constraints.txt --editable
 
-.PHONY: help demo test test-repeat mutants test-slow test-lm-eval test-oldest test-kernels support-matrix feature-pairs deviceless deviceless-full soak check protos completions wheel lock fmt clean links
+.PHONY: help demo test test-repeat mutants test-slow test-lm-eval test-oldest test-kernels test-cluster support-matrix feature-pairs deviceless deviceless-full soak check protos completions wheel lock fmt clean links
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name text; do \
@@ -75,6 +76,11 @@ test-oldest: ## run the tests of what may differ on the oldest jax, in an enviro
 
 test-kernels: $(VENV)/.dev ## kernels in their interpreters on many random cases: an hour
 	$(RUN) pytest -q tests/pallas_kernels -m kernels $(PYTEST_ARGS)
+
+test-cluster: ## jaxserve.ray on a Ray cluster of simulated nodes, and its types, in an environment of its own
+	@$(MAKE) --no-print-directory $(CLUSTER)/.cluster VENV=$(CLUSTER)
+	$(CLUSTER)/bin/python -m pyright --pythonpath $(CLUSTER)/bin/python jaxserve/ray
+	RAY_AUTH_MODE=disabled $(CLUSTER)/bin/python -m pytest -q -W default -m cluster tests/cluster $(PYTEST_ARGS)
 
 support-matrix: $(VENV)/.dev ## every family on every mesh; writes the table in docs/support.md
 	$(RUN) pytest -q tests/jaxserve/engine/test_families_on_meshes.py -m "" --support-matrix docs/support.md $(PYTEST_ARGS)
@@ -112,7 +118,7 @@ wheel: $(VENV)/.runtime ## build the wheel and the source distribution, in dist/
 	rm -rf dist && $(UV) build --quiet --python $(VENV)/bin/python --out-dir dist
 
 lock: $(VENV)/.runtime ## write constraints.txt: the newest versions that pyproject.toml allows
-	echo hatchling | $(UV) pip compile --quiet --universal --upgrade --python-version 3.12 --extra dev --extra compilers \
+	echo hatchling | $(UV) pip compile --quiet --universal --upgrade --python-version 3.12 --extra dev --extra compilers --extra ray \
 	  --no-annotate --custom-compile-command "make lock" --output-file constraints.txt pyproject.toml -
 
 fmt: $(VENV)/.dev ## fix what can be fixed, and format
@@ -137,6 +143,10 @@ $(VENV)/.dev: pyproject.toml $(CONSTRAINTS) $(KERNELS) | links $(VENV)/bin/pytho
 
 $(VENV)/.compilers: $(VENV)/.dev
 	$(INSTALL) '.[compilers]' $(PIN)
+	@touch $@
+
+$(VENV)/.cluster: $(VENV)/.dev
+	$(INSTALL) '.[dev,ray]' $(PIN)
 	@touch $@
 
 $(LM_EVAL)/.installed: tests/jaxserve/server/lm_eval/requirements.txt

@@ -48,7 +48,8 @@ class LeakReporter:
         self, item: pytest.Item, nextitem: pytest.Item | None
     ) -> Iterator[None]:
         result = yield
-        if item.get_closest_marker("deviceless"):  # compilers keep logs and pollers open for good
+        # Compilers keep logs and pollers open for good, and Ray all that belongs to a driver.
+        if item.get_closest_marker("deviceless") or item.get_closest_marker("cluster"):
             return result
         known = self._before
         if ends_its_module(item, nextitem):

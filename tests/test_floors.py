@@ -64,6 +64,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "server/disaggregation": ("jaxserve.server.disaggregation",),
     "server": ("jaxserve.server",),
     "serve": ("jaxserve.serve",),
+    "ray": ("jaxserve.ray",),
     "convert": ("jaxserve.convert",),
     "doctor": ("jaxserve.doctor",),
     "jaxserve": ("jaxserve.__main__", "jaxserve.programs"),

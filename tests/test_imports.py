@@ -282,6 +282,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "checkpoints.safetensors_reader",
         "pallas_kernels",
     ),
+    "jaxserve.ray": ("jaxserve", "checkpoints.hub.names"),
+    "jaxserve.ray.tied_process": (),
     "jaxserve.bench": ("jaxserve", "checkpoints.hub.names", "sharding"),
     "jaxserve.tls_files": ("jaxserve.errors",),
     "jaxserve.v1": ("jaxserve.v1",),
@@ -327,7 +329,7 @@ WITHOUT_JAX = (
     "jaxserve.server.core.service",
     "jaxserve.server.grpc.inference",
 )
-BENCH = "jaxserve.bench"  # imported by nobody else
+FOR_THEMSELVES = ("jaxserve.bench", "jaxserve.ray")  # imported by nobody else
 UNSAFE_CALLS = ("eval", "exec")
 UNSAFE_MODULES = ("pickle", "marshal", "shelve", "jax.experimental.serialize_executable")
 
@@ -385,8 +387,8 @@ def forbidden_imports(module: str) -> Iterator[str]:
     """Project modules that a module imports and must not."""
     rule = max((prefix for prefix in ALLOWED if is_under(module, prefix)), key=len)
     for name in project_imports(ast.parse(SOURCES[module].read_text())):
-        load_generator = is_under(name, BENCH) and not is_under(module, BENCH)
-        if load_generator or not any(is_under(name, allowed) for allowed in ALLOWED[rule]):
+        apart = any(is_under(name, one) and not is_under(module, one) for one in FOR_THEMSELVES)
+        if apart or not any(is_under(name, allowed) for allowed in ALLOWED[rule]):
             yield name
 
 
@@ -487,6 +489,7 @@ MAY_READ_JAX_CONFIG_AND_ENVIRONMENT = {
     "jaxserve.engine.device.compiler_options",  # XLA_FLAGS, which come first
     "jaxserve.engine.device.lowering",  # precision of products
     "jaxserve.plan.platform",
+    "jaxserve.ray.host_process",  # whose variables are those of a program that it starts
 }
 
 

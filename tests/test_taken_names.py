@@ -38,7 +38,7 @@ import pkgutil, jaxserve
 from jaxserve import LLM
 names = [module.name for module in pkgutil.walk_packages(jaxserve.__path__, "jaxserve.")]
 for name in names:
-    if not name.endswith((".worker", ".smg")):
+    if not name.endswith((".worker", ".smg", ".ray")):
         __import__(name)
 from jaxserve.pallas_kernels.paged_attention import gpu_plan, tpu_plan
 assert gpu_plan._table() is not None and tpu_plan._table() is not None  # files of the package

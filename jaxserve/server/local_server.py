@@ -13,7 +13,8 @@ from jaxserve.loading.sampling_defaults import sampling_defaults
 from jaxserve.sampling_params import SamplingFields
 from jaxserve.server import cards
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.http.app import new_app
+from jaxserve.server.http.app import NO_OTHERS, new_app
+from jaxserve.server.http.checks import Callers
 from jaxserve.server.lifecycle import HungStepError
 from jaxserve.server.model_steps import ModelSteps
 from jaxserve.server.process import ServerProcess
@@ -22,6 +23,7 @@ from jaxserve.server.serving_state import ServingState
 
 STEP_SECONDS = 600.0  # no client waits, so a step may take longer than in a server
 CLOSING_SECONDS = 60.0  # for the last step to end
+NO_TOKENS = BearerTokens()
 log = logging.getLogger(__name__)
 ADDRESS = "http://localhost"  # nothing listens there; the application wants to be called by a name
 
@@ -37,14 +39,25 @@ class LocalServer:
         name: Name of the model in requests.
         limits: Limits on requests.
         steps: Compiler of the model's steps, which has compiled those to begin with.
+        tokens: Tokens that callers must send.
+        callers: Who may call from a browser, or by a name.
 
     Attributes:
         app: The ASGI application.
         failure: Error that ended the engine, and with it every request; None while it works.
-        hangs: Whether the engine's thread did not end, which the end of Python would wait for.
+        hangs: Whether the engine's thread did not end, behind the block. Nothing that it uses may
+            be freed then, and the end of Python would wait for it.
     """
 
-    def __init__(self, llm: LLM, name: str, limits: Limits, steps: ModelSteps):
+    def __init__(
+        self,
+        llm: LLM,
+        name: str,
+        limits: Limits,
+        steps: ModelSteps,
+        tokens: BearerTokens = NO_TOKENS,
+        callers: Callers = NO_OTHERS,
+    ):
         process = ServerProcess(limits)
         self._steps = steps
         self.failure: BaseException | None = None
@@ -60,7 +73,12 @@ class LocalServer:
             defaults=_defaults(llm),
         )
         self.app = new_app(
-            self._readiness, BearerTokens(), limits, process.metrics.text, process.metrics.families
+            self._readiness,
+            tokens,
+            limits,
+            process.metrics.text,
+            process.metrics.families,
+            callers,
         )
         self._client = httpx.AsyncClient(
             transport=httpx.ASGITransport(app=self.app), base_url=ADDRESS, timeout=None
@@ -70,6 +88,17 @@ class LocalServer:
     def rows(self) -> int:
         """Number of choices that run at a time."""
         return self._state.engine.rows
+
+    @property
+    def load(self) -> float:
+        """Choices that run or wait, as a multiple of those that can run at a time."""
+        loads = self._state.service.loads
+        return (loads.running + loads.waiting) / self.rows
+
+    @property
+    def queue_seconds(self) -> float:
+        """Seconds that a new request would wait for its row."""
+        return self._state.service.queue_seconds
 
     async def post(self, path: str, body: bytes) -> httpx.Response:
         """Answer a request whose body is JSON."""
@@ -105,6 +134,7 @@ class LocalServer:
         trace: TracebackType | None,
     ) -> None:
         self._watching.cancel()
+        self.hangs = True  # should another Ctrl-C end the wait for the thread
         await self._client.aclose()
         self._state.service.close()
         self.hangs = not await asyncio.to_thread(self._thread.close, CLOSING_SECONDS)

@@ -1,0 +1,258 @@
+"""One engine over several hosts of a Ray cluster, which is started again after a host was lost."""
+
+import logging
+import secrets
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import ray
+from ray.exceptions import RayError
+
+from jaxserve.cli.exits import BAD_INPUT
+from jaxserve.errors import ConfigError, EngineError
+from jaxserve.ray.host_process import ERROR, Ended
+from jaxserve.ray.host_program import HostProgram
+from jaxserve.ray.placement import NotWantedError, Place, PlacedHosts
+
+START_TRIES = 3  # in a row, of a program that ends before it is ready
+POLL_SECONDS = 0.2
+OTHERS_SECONDS = 15.0  # for the other hosts to notice that one is gone
+TERM_SECONDS = 60.0  # from SIGTERM to SIGKILL
+LOST = -9  # as if the program had been killed there
+log = logging.getLogger(__name__)
+
+
+class HostGroup:
+    """A jaxserve program that runs on one host, or as one engine on several.
+
+    A thread of this process watches it. When a host is lost, the program ends with exit code 70 on
+    the others, and all are started again: on the same hosts if those are there, else on new ones.
+    After exit code 2, which says that it cannot be done, it is never started again, and what fails
+    otherwise three times in a row before it is ready is not either.
+
+    Args:
+        arguments: Program and arguments, as behind `jaxserve` in a shell: ["serve", "org/name",
+            "--tensor", "8"]. Flags that say which hosts there are belong to the group. A server
+            without --http-port takes a free port, and one without --token-file a random token.
+        place: Hosts on which it runs.
+        environment: Variables for the processes, beside those of Ray's workers.
+        name: Name of the reservation of hosts, for a group in an actor that Ray may start again:
+            hosts that an earlier group of this name has reserved are given back first.
+
+    Attributes:
+        token: Token that the server asks for; empty where the arguments have --token-file.
+        starts: How often the program was started.
+
+    Raises:
+        ConfigError: An argument is for the group to say.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        place: Place | None = None,
+        environment: Mapping[str, str] | None = None,
+        name: str = "",
+    ):
+        self._program = HostProgram(tuple(arguments))
+        self.token = secrets.token_urlsafe() if self._program.wants_token else ""
+        self._place = place or Place()
+        self._environment = dict(environment or {})
+        self._name = name
+        self.starts = 0
+        self._hosts: PlacedHosts | None = None
+        self._closing = threading.Event()
+        self._changed = threading.Condition()
+        self._url = ""  # of the server while it is ready
+        self._has_ended = False
+        self._error: Exception | None = None  # why it has ended
+        self._thread = threading.Thread(target=self._run, name="host group", daemon=True)
+        self._thread.start()
+
+    # ---- for any thread
+
+    def ready(self, timeout: float | None = None) -> str:
+        """Wait until the server takes requests, and return its address as http://HOST:PORT.
+
+        Args:
+            timeout: Seconds to wait; None waits until it is ready or has ended.
+
+        Raises:
+            ConfigError: It cannot be done: exit code 2, or no such hosts in the cluster.
+            EngineError: It has failed several times in a row, or has ended.
+            TimeoutError: The time is over.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._url or self._has_ended, timeout)
+            if self._url:
+                return self._url
+            if self._error:
+                raise self._error
+            if self._has_ended:
+                raise EngineError("the server has ended")
+            raise TimeoutError(f"the server is not ready after {timeout:g} s")
+
+    @property
+    def url(self) -> str:
+        """Address of the server while it is ready; empty otherwise."""
+        return self._url
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until the program has ended in order on all hosts.
+
+        Args and errors as `ready` has them.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._has_ended, timeout):
+                raise TimeoutError(f"the program still runs after {timeout:g} s")
+            if self._error:
+                raise self._error
+
+    def close(self) -> None:
+        """End the program, with SIGTERM at first, and give the hosts back."""
+        self._closing.set()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- for the thread of the group
+
+    def _run(self) -> None:
+        error = None
+        try:
+            with suppress(NotWantedError):
+                self._run_until_done()
+        except Exception as failure:
+            error = failure
+            log.error("%s", error)
+        finally:
+            if self._hosts:
+                self._hosts.free()
+        with self._changed:
+            self._error = error
+            self._url = ""
+            self._has_ended = True
+            self._changed.notify_all()
+
+    def _tell(self, url: str) -> None:
+        with self._changed:
+            self._url = url
+            self._changed.notify_all()
+
+    def _run_until_done(self) -> None:
+        """Run the program, again and again, until it has ended in order or cannot be run."""
+        failed = 0  # starts in a row
+        while not self._closing.is_set():
+            hosts = self._placed()
+            was_ready, ends = self._run_once(hosts)
+            self._tell("")
+            if self._closing.is_set() or not any(end.code for end in ends):
+                return
+            failed = 0 if was_ready else failed + 1
+            self._check_ends(ends, failed, hosts.addresses)
+
+    def _placed(self) -> PlacedHosts:
+        """Return hosts that live: those of before, or new ones."""
+        if self._hosts and not self._hosts.alive:
+            log.warning("a host is gone; asking the cluster for another one")
+            self._hosts.free()
+            self._hosts = None
+        self._hosts = self._hosts or PlacedHosts(self._place, self._name, self._closing)
+        return self._hosts
+
+    def _run_once(self, hosts: PlacedHosts) -> tuple[bool, list[Ended]]:
+        """Run the program until it has ended everywhere.
+
+        Returns whether it was ready, and its end on every host.
+        """
+        try:
+            url = self._start(hosts)
+        except RayError as error:
+            return False, [_lost(error)] * len(hosts.actors)
+        waits = [actor.wait.remote() for actor in hosts.actors]
+        was_ready = self._watch(waits, url)
+        if not self._closing.is_set():
+            # An end of their own says more than SIGKILL.
+            ray.wait(waits, num_returns=len(waits), timeout=OTHERS_SECONDS)
+        seconds = TERM_SECONDS if self._closing.is_set() else 0.0
+        stops = [actor.stop.remote(seconds) for actor in hosts.actors]
+        ray.wait(stops, num_returns=len(stops))
+        return was_ready, [_end_of(wait) for wait in waits]
+
+    def _start(self, hosts: PlacedHosts) -> str:
+        """Start the program on all hosts, and return the address of its server to come."""
+        self.starts += 1
+        free = ray.get(hosts.actors[0].free_ports.remote(3))
+        starts = []
+        for number, actor in enumerate(hosts.actors):
+            arguments = self._program.of_host(number, hosts.addresses, free)
+            token = self.token if number == 0 else ""
+            starts.append(actor.start.remote(arguments, self._environment, token))
+        ray.get(starts)
+        log.info("started on %s", ", ".join(hosts.addresses))
+        return self._program.url(hosts.addresses[0], free[2]) if self._program.serves else ""
+
+    def _watch(self, waits: list[Any], url: str) -> bool:
+        """Wait until the program ends on a host or the group is closed.
+
+        Returns whether the server was ready, or the program is no server.
+        """
+        was_ready = not self._program.serves
+        while not self._closing.is_set():
+            ended, _ = ray.wait(waits, timeout=POLL_SECONDS)
+            # A program ends in order on one host after the other.
+            if any(_end_of(wait).code for wait in ended) or len(ended) == len(waits):
+                break
+            if not was_ready and _is_ready(url):
+                was_ready = True
+                log.info("ready at %s", url)
+                self._tell(url)
+        return was_ready
+
+    def _check_ends(self, ends: Sequence[Ended], failed: int, addresses: Sequence[str]) -> None:
+        """Log how the program ended, and raise the error of one that is not started again."""
+        named = {
+            f"host {number} ({address})": end
+            for number, (address, end) in enumerate(zip(addresses, ends, strict=True))
+            if end.code
+        }
+        for host, end in named.items():
+            log.warning("%s ended with exit code %d: %s", host, end.code, end.reason)
+        for host, end in named.items():
+            if end.code == BAD_INPUT:
+                raise ConfigError(f"{host}: {end.reason}")
+        if failed == START_TRIES:
+            host, end = next(iter(named.items()))
+            raise EngineError(
+                f"{host} ended with exit code {end.code} before it was ready, {failed} times in a "
+                f"row: {end.reason}"
+            )
+
+
+def _end_of(wait: Any) -> Ended:
+    try:
+        return ray.get(wait)
+    except RayError as error:
+        return _lost(error)
+
+
+def _lost(error: RayError) -> Ended:
+    return Ended(LOST, (f"{ERROR}the host was lost: {str(error).splitlines()[0]}",))
+
+
+def _is_ready(url: str) -> bool:
+    address = urlsplit(url)
+    connection = HTTPConnection(address.hostname or "", address.port, timeout=1.0)
+    with closing(connection), suppress(OSError, HTTPException):
+        connection.request("GET", "/health")
+        return connection.getresponse().status == HTTPStatus.OK
+    return False

@@ -1,0 +1,169 @@
+"""Hosts of an engine that a Ray cluster reserves, with an actor on each."""
+
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError
+from ray.util.placement_group import (
+    PlacementGroup,
+    get_placement_group,
+    placement_group,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.tpu import SlicePlacementGroup, slice_placement_group
+
+from jaxserve.errors import ConfigError
+from jaxserve.ray.host_process import HostProcess
+
+POLL_SECONDS = 0.2
+ANSWER_SECONDS = 10.0  # in which an actor that lives answers
+
+
+class NotWantedError(Exception):
+    """Nobody wants the hosts any more that were asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Hosts that an engine needs.
+
+    Attributes:
+        hosts: Number of hosts; with a TPU slice that of the slice, which need not be given.
+        resources: What each of them needs, by Ray's names: {"CPU": 8, "GPU": 8}, {"TPU": 4}. Where
+            two of them fit on one node, both may be put there.
+        tpu_slice: Topology and generation of a TPU slice that the hosts are, all of them: ("4x4",
+            "v6e").
+        seconds: Time until the cluster has to have them, in which it may grow.
+
+    Raises:
+        ConfigError: There are fewer hosts than one, or both a number and a slice.
+    """
+
+    hosts: int = 1
+    resources: Mapping[str, float] = field(default_factory=dict)
+    tpu_slice: tuple[str, str] | None = None
+    seconds: float = 1800.0
+
+    def __post_init__(self) -> None:
+        if self.hosts < 1:
+            raise ConfigError(f"hosts is {self.hosts}; it must be at least 1")
+        if self.tpu_slice and self.hosts != 1:
+            raise ConfigError(f"hosts is {self.hosts}, but tpu_slice has its own number of hosts")
+
+    @property
+    def wanted(self) -> str:
+        """Words for the hosts, for errors."""
+        if self.tpu_slice:
+            topology, version = self.tpu_slice
+            return f"a TPU slice {version} of topology {topology}"
+        each = ", ".join(f"{name} {number:g}" for name, number in self.resources.items())
+        return f"{self.hosts} host{'s' * (self.hosts > 1)} with {each or 'no resources'}"
+
+
+class PlacedHosts:
+    """Hosts that the cluster has reserved, with an actor on each, in the order of their numbers.
+
+    Attributes:
+        actors: Handles of HostProcess.
+        addresses: Addresses of the hosts within the cluster.
+
+    Args:
+        place: Hosts to ask the cluster for.
+        name: Name of the reservation. One of this name that is there is given back first: Ray keeps
+            that of an actor which it starts again. Empty for none.
+        closing: Event after which nobody wants them any more.
+
+    Raises:
+        ConfigError: The cluster did not have the hosts in time.
+        NotWantedError: The event came first.
+    """
+
+    def __init__(self, place: Place, name: str, closing: threading.Event):
+        self._slice: SlicePlacementGroup | None = None
+        _give_back(name)
+        self._group = self._reserve(place, name)
+        self.actors: list[Any] = []
+        self.addresses: list[str] = []
+        try:
+            self._wait(place, closing)
+            self._start_actors()
+        except BaseException:
+            self.free()
+            raise
+
+    def _reserve(self, place: Place, name: str) -> PlacementGroup:
+        if place.tpu_slice:
+            topology, version = place.tpu_slice
+            self._slice = slice_placement_group(
+                topology, version, {**place.resources} or None, strategy="STRICT_SPREAD", name=name
+            )
+            assert self._slice.placement_group
+            return self._slice.placement_group
+        bundles = [{"CPU": 1.0, **place.resources}] * place.hosts
+        return placement_group(bundles, strategy="SPREAD", name=name)
+
+    def _wait(self, place: Place, closing: threading.Event) -> None:
+        """Wait until the hosts are reserved."""
+        until = time.monotonic() + place.seconds
+        reserved = self._group.ready()
+        while not ray.wait([reserved], timeout=POLL_SECONDS)[0]:
+            if closing.is_set():
+                raise NotWantedError
+            if time.monotonic() > until:
+                raise ConfigError(
+                    f"the cluster does not have {place.wanted} after {place.seconds:g} s (`ray "
+                    f"status` shows what is free)"
+                )
+        ray.get(reserved)
+        if self._slice:  # it was reserved by its first host
+            self._slice.release_head_pgs()
+
+    def _start_actors(self) -> None:
+        for number, bundle in enumerate(self._group.bundle_specs):
+            self.actors.append(self._start(number, dict(bundle)))
+        if self._slice:  # its hosts have numbers of their own, by which chips find each other
+            workers = ray.get([actor.tpu_worker.remote() for actor in self.actors])
+            self.actors = [self.actors[workers.index(n)] for n in range(len(workers))]
+        self.addresses = ray.get([actor.address.remote() for actor in self.actors])
+
+    def _start(self, number: int, resources: dict[str, float]) -> Any:
+        where = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=number)
+        return HostProcess.options(
+            num_cpus=resources.pop("CPU", 0),
+            num_gpus=resources.pop("GPU", 0),
+            memory=resources.pop("memory", None),
+            resources=resources,
+            scheduling_strategy=where,
+        ).remote()
+
+    @property
+    def alive(self) -> bool:
+        """Return whether every actor answers."""
+        try:
+            ray.get([actor.address.remote() for actor in self.actors], timeout=ANSWER_SECONDS)
+        except (RayActorError, GetTimeoutError):
+            return False
+        return True
+
+    def free(self) -> None:
+        """End the actors, with the programs that they run, and give the hosts back."""
+        for actor in self.actors:
+            with suppress(RayActorError):
+                ray.kill(actor)
+        if self._slice:
+            self._slice.shutdown()
+        else:
+            remove_placement_group(self._group)
+
+
+def _give_back(name: str) -> None:
+    """Give the reservation of this name back, if there is one."""
+    if name:
+        with suppress(ValueError):  # there is none
+            remove_placement_group(get_placement_group(name))

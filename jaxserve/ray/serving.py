@@ -1,0 +1,174 @@
+"""OpenAI's API on Ray Serve: each replica is this project's own HTTP application over one model."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ray import serve
+from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
+from rich.console import Console
+
+from jaxserve.checkpoints.hub.names import display_name
+from jaxserve.config import EngineOptions
+from jaxserve.errors import ConfigError
+from jaxserve.llm import LLM
+from jaxserve.server.core.limits import Limits
+from jaxserve.server.http.checks import Callers
+from jaxserve.server.local_server import LocalServer
+from jaxserve.server.model_steps import ModelSteps
+from jaxserve.server.security.auth import BearerTokens
+
+LOAD = "engine_load"  # choices that run or wait, by rows
+TARGET_LOAD = 0.8
+HEALTH_SECONDS = 5.0  # between two checks
+START_TRIES = 3
+DRAIN_SECONDS = 600.0  # for the answers of a replica that is to end
+# Requests beyond the engine's rows wait in its own queue, whose bounds and forecasts answer them.
+REQUESTS_PER_REPLICA = 1024
+
+
+@serve.ingress()
+class ModelServer:
+    """Replica that serves one model.
+
+    Args:
+        model: Folder that all nodes have, or org/name[@revision] of a model on the hub.
+        name: Name of the model in requests.
+        options: Keyword arguments of LLM.
+        limits: Limits on requests.
+        tokens: Tokens that callers must send.
+        callers: Who may call by which name.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        name: str,
+        options: Mapping[str, Any],
+        limits: Limits,
+        tokens: BearerTokens,
+        callers: Callers,
+    ):
+        self._llm = LLM(model, **options)
+        steps = ModelSteps(self._llm, None, bundled=False, console=Console(stderr=True))
+        steps.compile()
+        self._server = LocalServer(self._llm, name, limits, steps, tokens, callers)
+
+    async def __serve_build_asgi_app__(self) -> Any:
+        """Start the engine, on the event loop that requests come on, and return the application."""
+        await self._server.__aenter__()
+        return self._server.app
+
+    def check_health(self) -> None:
+        """Raise the error that has ended the engine, upon which Serve replaces the replica."""
+        if self._server.failure:
+            raise self._server.failure
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return what `replicas_by_load` decides by, and the wait of a new request in seconds."""
+        return {LOAD: self._server.load, "queue_seconds": self._server.queue_seconds}
+
+    async def __del__(self) -> None:
+        await self._server.__aexit__(None, None, None)
+        self._llm.close()
+
+
+def replicas_by_load(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
+    """Return how many replicas the choices that run or wait need, for Serve's autoscaling.
+
+    Serve's own policy counts requests; this one counts rows of the engine, of which a request with
+    n choices needs n, and a replica with a larger batch has more.
+    """
+    loads = context.aggregated_metrics.get(LOAD, {})
+    if not loads:  # no replica has reported yet
+        return context.target_num_replicas, {}
+    return math.ceil(sum(loads.values()) / TARGET_LOAD), {}
+
+
+def openai_app(
+    model: str,
+    *,
+    name: str | None = None,
+    replicas: int | tuple[int, int] = 1,
+    scaling: Mapping[str, Any] | None = None,
+    resources: Mapping[str, float] | None = None,
+    options: Mapping[str, Any] | None = None,
+    limits: Limits | None = None,
+    tokens: Sequence[str] = (),
+    allowed_hosts: Sequence[str] = (),
+    **deployment: Any,
+) -> serve.Application:
+    """Return an application for `serve.run`, which answers OpenAI's API.
+
+    Serve's proxy streams what a replica streams. A replica whose engine has failed is replaced; one
+    that is to end gets no more requests, and ends when the last of its answers has.
+
+    Args:
+        model: Folder that all nodes have, or org/name[@revision] of a model on the hub.
+        name: Name of the model in requests; None is org/name of the hub, or that of the folder.
+        replicas: Number of replicas; or the least and the most, between which Serve scales by
+            `replicas_by_load`.
+        scaling: More fields of Serve's AutoscalingConfig, such as {"upscale_delay_s": 5}.
+        resources: What each replica needs, by Ray's names: {"TPU": 4}, {"GPU": 8}.
+        options: Keyword arguments of LLM.
+        limits: Limits on requests, those of each replica; None takes the server's defaults.
+        tokens: Tokens of clients, each of which has to send one; without any everybody is answered.
+        allowed_hosts: Names by which clients may call Serve's proxy where there are no tokens,
+            beside IP addresses and localhost; "*" allows any.
+        **deployment: More options of serve.deployment, before those that follow from the others.
+    """
+    needs = dict(resources or {})
+    settings: dict[str, Any] = {
+        "name": "jaxserve",
+        "max_ongoing_requests": REQUESTS_PER_REPLICA,
+        "graceful_shutdown_timeout_s": DRAIN_SECONDS,
+        "health_check_period_s": HEALTH_SECONDS,
+        "max_constructor_retry_count": START_TRIES,
+        "ray_actor_options": {
+            "num_cpus": needs.pop("CPU", 1),
+            "num_gpus": needs.pop("GPU", 0),
+            "resources": needs,
+        },
+    }
+    if isinstance(replicas, int):
+        settings["num_replicas"] = replicas
+    else:
+        settings["autoscaling_config"] = scaling_between(*replicas, **scaling or {})
+    made = serve.deployment(**{**settings, **deployment})(ModelServer)
+    return made.bind(
+        model,
+        name or display_name(model),
+        dict(options or {}),
+        limits or Limits(),
+        BearerTokens(tuple(tokens)),
+        Callers(frozenset(allowed_hosts)),
+    )
+
+
+def scaling_between(least: int, most: int, **fields: Any) -> AutoscalingConfig:
+    """Return Serve's configuration of scaling between two numbers of replicas by their load."""
+    policy = AutoscalingPolicy(policy_function=replicas_by_load)
+    return AutoscalingConfig(min_replicas=least, max_replicas=most, policy=policy, **fields)
+
+
+def build(arguments: dict[str, Any]) -> serve.Application:
+    """Return the application for `serve run jaxserve.ray:build model=...` and Serve's YAML files.
+
+    Args:
+        arguments: Arguments of `openai_app`, and `engine` and `limits` as mappings: fields of
+            EngineOptions and of Limits.
+
+    Raises:
+        ConfigError: There is no model.
+    """
+    given = dict(arguments)
+    if "model" not in given:
+        raise ConfigError("model is missing; give a folder or org/name of a model on the hub")
+    engine = given.pop("engine", None)
+    limits = given.pop("limits", None)
+    if engine:
+        given["options"] = {**given.get("options", {}), "options": EngineOptions(**engine)}
+    if limits:
+        given["limits"] = replace(Limits(), **limits)
+    return openai_app(given.pop("model"), **given)
