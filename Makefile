@@ -79,7 +79,7 @@ test-kernels: $(VENV)/.dev ## kernels in their interpreters on many random cases
 
 test-cluster: ## jaxserve.ray on a Ray cluster of simulated nodes, and its types, in an environment of its own
 	@$(MAKE) --no-print-directory $(CLUSTER)/.cluster VENV=$(CLUSTER)
-	$(CLUSTER)/bin/python -m pyright --pythonpath $(CLUSTER)/bin/python jaxserve/ray
+	$(CLUSTER)/bin/python -m pyright --pythonpath $(CLUSTER)/bin/python jaxserve/ray examples/ray_*.py benchmarks/ray_data.py
 	RAY_AUTH_MODE=disabled $(CLUSTER)/bin/python -m pytest -q -W default -m cluster tests/cluster $(PYTEST_ARGS)
 
 support-matrix: $(VENV)/.dev ## every family on every mesh; writes the table in docs/support.md

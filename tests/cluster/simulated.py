@@ -32,6 +32,11 @@ class SimulatedCluster:
         self._cluster.add_node(num_cpus=4)
         ray.init(address=self._cluster.address, log_to_driver=False)
 
+    @property
+    def address(self) -> str:
+        """Address by which other drivers join the cluster."""
+        return self._cluster.address
+
     def add_node(self, resources: dict[str, float] = CHIPS, **options: Any) -> Any:
         """Add a node, and return its handle."""
         return self._cluster.add_node(num_cpus=4, resources=resources, **options)

@@ -1,0 +1,55 @@
+"""The examples for Ray, as programs of their own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.cluster.simulated import MODEL, NAME, SECONDS, SimulatedCluster, eventually
+from tests.cluster.test_batches import answers, line
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[2]
+PORT = 8129
+
+
+def start(cluster: SimulatedCluster, name: str, *arguments: str) -> "subprocess.Popen[bytes]":
+    """Start an example on the cluster."""
+    command = [sys.executable, str(ROOT / "examples" / name), *arguments]
+    return subprocess.Popen(command, env=os.environ | {"RAY_ADDRESS": cluster.address})
+
+
+def test_a_batch_is_answered_and_goes_on(cluster: SimulatedCluster, tmp_path: Path) -> None:
+    requests = tmp_path / "requests.jsonl"
+    folder = tmp_path / "answers"
+    for lines in (20, 30):
+        requests.write_text("\n".join(map(line, range(lines))))
+        arguments = [str(requests), str(folder), "--model", MODEL, "--chips", "4"]
+        assert start(cluster, "ray_batch.py", *arguments).wait(SECONDS) == 0
+        found = [answer["custom_id"] for answer in answers(folder)]
+        assert sorted(found) == sorted(f"line-{i}" for i in range(lines))
+
+
+def test_a_model_is_served(cluster: SimulatedCluster) -> None:
+    arguments = ["--model", MODEL, "--chips", "4", "--most", "1", "--port", str(PORT)]
+    example = start(cluster, "ray_serve.py", *arguments)
+
+    def answer() -> str:
+        request = {"model": NAME, "prompt": "One day", "max_tokens": 4}
+        try:
+            reply = httpx.post(f"http://127.0.0.1:{PORT}/v1/completions", json=request)
+        except httpx.TransportError:
+            return ""
+        return json.loads(reply.text)["choices"][0]["text"] if reply.is_success else ""
+
+    try:
+        assert eventually(answer)
+    finally:
+        example.send_signal(signal.SIGINT)
+        example.wait(SECONDS)
