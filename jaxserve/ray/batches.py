@@ -56,8 +56,8 @@ def answer_requests(
 
     Requests are answered in any order. As soon as all requests of a batch have their answers, the
     batch goes on through the dataset. Where a server loses a host, it is started again (see
-    HostGroup) and answers what it had not; where the actor dies that watches it, another one takes
-    its batches.
+    HostGroup) and answers what it had not. Where the actor dies that watches it, Ray starts that
+    again, which starts a new server for its batches; after `restarts` failures the job fails.
 
     Args:
         requests: Dataset as `read_requests` returns it.
@@ -68,14 +68,17 @@ def answer_requests(
         environment: Variables for the servers' processes.
         batch_size: Requests of a batch.
         batches_in_flight: Batches that a server works on at a time.
-        restarts: How often the actor that watches a server is started again.
+        restarts: How often each actor that watches a server is started again. With a TPU slice it
+            is not, since Ray would keep the first reservation of the slice: the job fails, and goes
+            on by its checkpoint.
 
     Returns:
         A dataset with columns `id` and `line`, a line of the file of answers.
     """
+    place = place or Place()
     return requests.repartition(target_num_rows_per_block=batch_size).map_batches(
         RequestAnswerer,
-        fn_constructor_args=(list(arguments), place or Place(), dict(environment or {})),
+        fn_constructor_args=(list(arguments), place, dict(environment or {})),
         batch_size=batch_size,
         batch_format="pyarrow",
         compute=ActorPoolStrategy(
@@ -84,7 +87,7 @@ def answer_requests(
             max_tasks_in_flight_per_actor=2 * batches_in_flight,
         ),
         num_cpus=0,  # the server's resources are those of its place
-        ray_remote_args_fn=partial(dict, max_restarts=restarts),
+        ray_remote_args_fn=partial(dict, max_restarts=0 if place.tpu_slice else restarts),
     )
 
 

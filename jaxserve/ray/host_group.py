@@ -3,6 +3,7 @@
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from http import HTTPStatus
@@ -23,6 +24,8 @@ START_TRIES = 3  # in a row, of a program that ends before it is ready
 POLL_SECONDS = 0.2
 OTHERS_SECONDS = 15.0  # for the other hosts to notice that one is gone
 TERM_SECONDS = 60.0  # from SIGTERM to SIGKILL
+LONG_SECONDS = 300.0  # of a program that is no server, after which its failure is not its start's
+CANNOT_LISTEN = "nothing can listen on"  # in the error of a server whose port is taken
 LOST = -9  # as if the program had been killed there
 log = logging.getLogger(__name__)
 
@@ -32,8 +35,9 @@ class HostGroup:
 
     A thread of this process watches it. When a host is lost, the program ends with exit code 70 on
     the others, and all are started again: on the same hosts if those are there, else on new ones.
-    After exit code 2, which says that it cannot be done, it is never started again, and what fails
-    otherwise three times in a row before it is ready is not either.
+    After exit code 2, which says that it cannot be done, it is never started again, and neither is
+    what ends three times in a row before it is ready (or within five minutes, if it is no server).
+    A server that nobody has closed is started again after exit code 0 as well.
 
     Args:
         arguments: Program and arguments, as behind `jaxserve` in a shell: ["serve", "org/name",
@@ -155,7 +159,9 @@ class HostGroup:
             hosts = self._placed()
             was_ready, ends = self._run_once(hosts)
             self._tell("")
-            if self._closing.is_set() or not any(end.code for end in ends):
+            # A server that nobody has closed was ended by its node, as before maintenance.
+            in_order = not self._program.serves and not any(end.code for end in ends)
+            if self._closing.is_set() or in_order:
                 return
             failed = 0 if was_ready else failed + 1
             self._check_ends(ends, failed, hosts.addresses)
@@ -166,7 +172,11 @@ class HostGroup:
             log.warning("a host is gone; asking the cluster for another one")
             self._hosts.free()
             self._hosts = None
-        self._hosts = self._hosts or PlacedHosts(self._place, self._name, self._closing)
+        while not self._hosts:
+            try:
+                self._hosts = PlacedHosts(self._place, self._name, self._closing)
+            except RayError as error:
+                log.warning("a host was lost while it was reserved: %s", _first_line(error))
         return self._hosts
 
     def _run_once(self, hosts: PlacedHosts) -> tuple[bool, list[Ended]]:
@@ -174,19 +184,22 @@ class HostGroup:
 
         Returns whether it was ready, and its end on every host.
         """
+        was_ready = False
+        waits = []
         try:
             url = self._start(hosts)
-        except RayError as error:
-            return False, [_lost(error)] * len(hosts.actors)
-        waits = [actor.wait.remote() for actor in hosts.actors]
-        was_ready = self._watch(waits, url)
-        if not self._closing.is_set():
-            # An end of their own says more than SIGKILL.
-            ray.wait(waits, num_returns=len(waits), timeout=OTHERS_SECONDS)
+            waits = [actor.wait.remote() for actor in hosts.actors]
+            was_ready = self._watch(waits, url)
+            if not self._closing.is_set():
+                # An end of their own says more than SIGKILL.
+                ray.wait(waits, num_returns=len(waits), timeout=OTHERS_SECONDS)
+            ends = []
+        except RayError as error:  # it has not been started everywhere
+            ends = [_lost(error)]
         seconds = TERM_SECONDS if self._closing.is_set() else 0.0
         stops = [actor.stop.remote(seconds) for actor in hosts.actors]
         ray.wait(stops, num_returns=len(stops))
-        return was_ready, [_end_of(wait) for wait in waits]
+        return was_ready, ends or [_end_of(wait) for wait in waits]
 
     def _start(self, hosts: PlacedHosts) -> str:
         """Start the program on all hosts, and return the address of its server to come."""
@@ -204,34 +217,39 @@ class HostGroup:
     def _watch(self, waits: list[Any], url: str) -> bool:
         """Wait until the program ends on a host or the group is closed.
 
-        Returns whether the server was ready, or the program is no server.
+        Returns whether it got under way: the server was ready, or another program ran for long.
         """
-        was_ready = not self._program.serves
+        was_ready = False
+        began = time.monotonic()
         while not self._closing.is_set():
-            ended, _ = ray.wait(waits, timeout=POLL_SECONDS)
+            if not ray.is_initialized():
+                raise EngineError("Ray was shut down while the group was open; close it first")
+            ended, _ = ray.wait(waits, num_returns=len(waits), timeout=POLL_SECONDS)
             # A program ends in order on one host after the other.
             if any(_end_of(wait).code for wait in ended) or len(ended) == len(waits):
                 break
-            if not was_ready and _is_ready(url):
+            if url and not was_ready and _is_ready(url):
                 was_ready = True
                 log.info("ready at %s", url)
                 self._tell(url)
-        return was_ready
+        return was_ready or (not url and time.monotonic() - began > LONG_SECONDS)
 
     def _check_ends(self, ends: Sequence[Ended], failed: int, addresses: Sequence[str]) -> None:
         """Log how the program ended, and raise the error of one that is not started again."""
-        named = {
-            f"host {number} ({address})": end
-            for number, (address, end) in enumerate(zip(addresses, ends, strict=True))
-            if end.code
-        }
-        for host, end in named.items():
+        named = [
+            (f"host {number} ({address})", end)
+            # Where the program was not started everywhere there is one end only.
+            for number, (address, end) in enumerate(zip(addresses, ends, strict=False))
+        ]
+        named.sort(key=lambda pair: pair[1].code == 0)  # failures first
+        for host, end in named:
             log.warning("%s ended with exit code %d: %s", host, end.code, end.reason)
-        for host, end in named.items():
-            if end.code == BAD_INPUT:
+        for host, end in named:
+            # A port of the group's own choice that somebody else has taken since is no mistake.
+            if end.code == BAD_INPUT and CANNOT_LISTEN not in end.reason:
                 raise ConfigError(f"{host}: {end.reason}")
         if failed == START_TRIES:
-            host, end = next(iter(named.items()))
+            host, end = named[0]
             raise EngineError(
                 f"{host} ended with exit code {end.code} before it was ready, {failed} times in a "
                 f"row: {end.reason}"
@@ -246,7 +264,11 @@ def _end_of(wait: Any) -> Ended:
 
 
 def _lost(error: RayError) -> Ended:
-    return Ended(LOST, (f"{ERROR}the host was lost: {str(error).splitlines()[0]}",))
+    return Ended(LOST, (f"{ERROR}the host was lost: {_first_line(error)}",))
+
+
+def _first_line(error: RayError) -> str:
+    return str(error).splitlines()[0]
 
 
 def _is_ready(url: str) -> bool:

@@ -5,11 +5,9 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import ray
 
@@ -17,7 +15,7 @@ from jaxserve.ray import tied_process
 
 KEPT_LINES = 20  # of the program's last output
 ERROR = "error: "  # begins the line in which a program says why it ends
-LONGEST_LINE = 2**20  # bytes
+LONGEST_LINE = 2**16  # bytes; of a longer one the end is kept
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,6 @@ class HostProcess:
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
         self._ended: asyncio.Task[Ended] | None = None
-        self._token_file: Path | None = None
 
     async def address(self) -> str:
         """Return the address of this host within the cluster."""
@@ -83,36 +80,33 @@ class HostProcess:
         Args:
             token: Token for a --token-file of the program; empty for none.
         """
-        if token:
-            arguments = [*arguments, "--token-file", self._write_token(token)]
         command = [sys.executable, "-m", "jaxserve", *arguments]
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, tied_process.__file__, str(os.getpid()), *command),
-            env={**os.environ, **environment},
-            stdin=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            limit=LONGEST_LINE,
-        )
+        files = []
+        if token:  # in memory: nothing of it is left when a host is lost
+            files.append(os.memfd_create("token"))
+            os.write(files[0], token.encode())
+            command += ["--token-file", f"/proc/self/fd/{files[0]}"]
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, tied_process.__file__, str(os.getpid()), *command),
+                env={**os.environ, **environment},
+                pass_fds=files,
+                stdin=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+            )
+        finally:
+            for file in files:
+                os.close(file)
         self._ended = asyncio.create_task(self._run(self._process))
-
-    def _write_token(self, token: str) -> str:
-        handle, name = tempfile.mkstemp(prefix="jaxserve-token-")
-        with open(handle, "w") as file:  # which only this user can read
-            file.write(token)
-        self._token_file = Path(name)
-        return name
 
     async def _run(self, process: asyncio.subprocess.Process) -> Ended:
         assert process.stderr
         last: deque[str] = deque(maxlen=KEPT_LINES)
-        async for line in process.stderr:
+        async for line in _lines(process.stderr):
             text = line.decode(errors="replace").rstrip()
             last.append(text)
             print(text, file=sys.stderr, flush=True)
-        code = await process.wait()
-        if self._token_file:
-            self._token_file.unlink(missing_ok=True)
-        return Ended(code, tuple(last))
+        return Ended(await process.wait(), tuple(last))
 
     async def wait(self) -> Ended:
         """Wait for the end of the program."""
@@ -121,7 +115,7 @@ class HostProcess:
 
     async def stop(self, seconds: float) -> None:
         """End the program with SIGTERM, and after so many seconds with SIGKILL."""
-        if not self._process or not self._ended or self._ended.done():
+        if not self._process or self._process.returncode is not None:
             return
         self._process.terminate()
         try:
@@ -129,3 +123,15 @@ class HostProcess:
         except TimeoutError:
             self._process.kill()
             await self.wait()
+
+
+async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """Yield the lines of a stream, which may be of any length."""
+    rest = b""
+    while chunk := await stream.read(LONGEST_LINE):
+        *lines, rest = (rest + chunk).split(b"\n")
+        rest = rest[-LONGEST_LINE:]
+        for line in lines:
+            yield line
+    if rest:
+        yield rest

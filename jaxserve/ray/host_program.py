@@ -7,6 +7,7 @@ from jaxserve.errors import ConfigError
 
 SERVE = "serve"
 GROUPS_OWN = ("--hosts", "--host-index", "--coordinator", "--pod")
+WHERE_IT_LISTENS = ("--host", "--no-http")  # the group has to reach the server
 TLS = ("--tls-cert", "--tls-key", "--tls-client-ca")
 
 
@@ -25,7 +26,7 @@ class HostProgram:
     arguments: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        for flag in GROUPS_OWN:
+        for flag in (*GROUPS_OWN, *(WHERE_IT_LISTENS if self.serves else ())):
             if self._gives(flag):
                 raise ConfigError(f"{flag} is for the group of hosts to say; leave it out")
         for flag in TLS:
@@ -34,6 +35,9 @@ class HostProgram:
                     f"{flag}: the group of hosts asks its server over plain HTTP; leave it out, "
                     f"and let a proxy have the certificate"
                 )
+
+        if self.serves and self._value("--http-port") == "0":
+            raise ConfigError("--http-port is 0; leave it out, which takes a free port")
 
     @property
     def serves(self) -> bool:
@@ -65,11 +69,11 @@ class HostProgram:
             arguments += ["--coordinator", f"{_in_url(addresses[0])}:{coordinator}"]
         if self.serves:
             # Two groups may share a host, so that no port can be the usual one.
-            own = {"--host": addresses[number], "--port": str(grpc if number == 0 else 0)}
-            own["--http-port"] = str(http)
-            for flag, value in own.items():
-                if not self._gives(flag):
-                    arguments += [flag, value]
+            arguments += ["--host", addresses[number]]
+            if not self._gives("--port"):
+                arguments += ["--port", str(grpc if number == 0 else 0)]
+            if not self._gives("--http-port"):
+                arguments += ["--http-port", str(http)]
         return arguments
 
     def url(self, address: str, free: int) -> str:

@@ -22,6 +22,7 @@ from jaxserve.errors import ConfigError
 from jaxserve.ray.host_process import HostProcess
 
 POLL_SECONDS = 0.2
+HEAD_SECONDS = 5.0  # for one try to reserve the first host of a TPU slice
 ANSWER_SECONDS = 10.0  # in which an actor that lives answers
 
 
@@ -82,55 +83,74 @@ class PlacedHosts:
     Raises:
         ConfigError: The cluster did not have the hosts in time.
         NotWantedError: The event came first.
+        RayError: A host was lost meanwhile.
     """
 
     def __init__(self, place: Place, name: str, closing: threading.Event):
+        self._place = place
+        self._closing = closing
+        self._until = time.monotonic() + place.seconds
         self._slice: SlicePlacementGroup | None = None
-        _give_back(name)
-        self._group = self._reserve(place, name)
         self.actors: list[Any] = []
         self.addresses: list[str] = []
+        _give_back(name)
+        self._group = self._reserve(name)
         try:
-            self._wait(place, closing)
+            self._wait([self._group.ready()])
             self._start_actors()
         except BaseException:
             self.free()
             raise
 
-    def _reserve(self, place: Place, name: str) -> PlacementGroup:
-        if place.tpu_slice:
-            topology, version = place.tpu_slice
-            self._slice = slice_placement_group(
-                topology, version, {**place.resources} or None, strategy="STRICT_SPREAD", name=name
-            )
+    def _reserve(self, name: str) -> PlacementGroup:
+        if self._place.tpu_slice:
+            self._slice = self._reserve_slice(name, *self._place.tpu_slice)
             assert self._slice.placement_group
             return self._slice.placement_group
-        bundles = [{"CPU": 1.0, **place.resources}] * place.hosts
+        bundles = [{"CPU": 1.0, **self._place.resources}] * self._place.hosts
         return placement_group(bundles, strategy="SPREAD", name=name)
 
-    def _wait(self, place: Place, closing: threading.Event) -> None:
-        """Wait until the hosts are reserved."""
-        until = time.monotonic() + place.seconds
-        reserved = self._group.ready()
-        while not ray.wait([reserved], timeout=POLL_SECONDS)[0]:
-            if closing.is_set():
-                raise NotWantedError
-            if time.monotonic() > until:
-                raise ConfigError(
-                    f"the cluster does not have {place.wanted} after {place.seconds:g} s (`ray "
-                    f"status` shows what is free)"
+    def _reserve_slice(self, name: str, topology: str, version: str) -> SlicePlacementGroup:
+        """Reserve a TPU slice by its first host, for which Ray waits by itself."""
+        while True:
+            try:
+                return slice_placement_group(
+                    topology,
+                    version,
+                    {**self._place.resources} or None,
+                    strategy="STRICT_SPREAD",
+                    name=name,
+                    head_reservation_timeout_s=HEAD_SECONDS,
                 )
-        ray.get(reserved)
-        if self._slice:  # it was reserved by its first host
-            self._slice.release_head_pgs()
+            except TimeoutError:
+                self._check_wanted()
+            except (ValueError, RuntimeError) as error:
+                raise ConfigError(f"tpu_slice is {self._place.tpu_slice}: {error}") from None
+
+    def _check_wanted(self) -> None:
+        """Raise an error when nobody wants the hosts any more, or the cluster has had its time."""
+        if self._closing.is_set():
+            raise NotWantedError
+        if time.monotonic() > self._until:
+            raise ConfigError(
+                f"the cluster does not have {self._place.wanted} after {self._place.seconds:g} s "
+                f"(`ray status` shows what is free)"
+            )
+
+    def _wait(self, references: list[Any]) -> list[Any]:
+        """Wait for what the cluster is asked, and return it."""
+        count = len(references)
+        while len(ray.wait(references, num_returns=count, timeout=POLL_SECONDS)[0]) < count:
+            self._check_wanted()
+        return ray.get(references)
 
     def _start_actors(self) -> None:
         for number, bundle in enumerate(self._group.bundle_specs):
             self.actors.append(self._start(number, dict(bundle)))
         if self._slice:  # its hosts have numbers of their own, by which chips find each other
-            workers = ray.get([actor.tpu_worker.remote() for actor in self.actors])
+            workers = self._wait([actor.tpu_worker.remote() for actor in self.actors])
             self.actors = [self.actors[workers.index(n)] for n in range(len(workers))]
-        self.addresses = ray.get([actor.address.remote() for actor in self.actors])
+        self.addresses = self._wait([actor.address.remote() for actor in self.actors])
 
     def _start(self, number: int, resources: dict[str, float]) -> Any:
         where = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=number)

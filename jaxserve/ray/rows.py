@@ -52,7 +52,8 @@ def generate_rows(
     `seed`; a row that cannot be answered has `error` and none of these.
 
     Rows are answered in any order. As soon as all rows of a batch have their answers, the batch
-    goes on through the dataset; where an actor dies, its batches are answered by another one.
+    goes on through the dataset. Where an actor, its engine or its host fails, Ray starts the actor
+    again, which answers its batches once more; after `restarts` failures the job fails.
 
     Args:
         rows: Dataset of prompts.
@@ -63,7 +64,7 @@ def generate_rows(
         batch_size: Rows of a batch.
         batches_in_flight: Batches that an actor works on at a time. With batch_size it bounds the
             requests that an engine can choose from.
-        restarts: How often an actor whose engine or host has failed is started again.
+        restarts: How often each actor is started again.
         **sampling: Fields of SamplingParams for all rows.
 
     Returns:

@@ -1,6 +1,7 @@
 """OpenAI's API on Ray Serve: each replica is this project's own HTTP application over one model."""
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from jaxserve.errors import ConfigError
 from jaxserve.llm import LLM
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.http.checks import Callers
+from jaxserve.server.lifecycle import FAILED
 from jaxserve.server.local_server import LocalServer
 from jaxserve.server.model_steps import ModelSteps
 from jaxserve.server.security.auth import BearerTokens
@@ -23,6 +25,7 @@ LOAD = "engine_load"  # choices that run or wait, by rows
 TARGET_LOAD = 0.8
 HEALTH_SECONDS = 5.0  # between two checks
 START_TRIES = 3
+STEP_SECONDS = 60.0  # after which a step counts as hung
 DRAIN_SECONDS = 600.0  # for the answers of a replica that is to end
 # Requests beyond the engine's rows wait in its own queue, whose bounds and forecasts answer them.
 REQUESTS_PER_REPLICA = 1024
@@ -53,7 +56,7 @@ class ModelServer:
         self._llm = LLM(model, **options)
         steps = ModelSteps(self._llm, None, bundled=False, console=Console(stderr=True))
         steps.compile()
-        self._server = LocalServer(self._llm, name, limits, steps, tokens, callers)
+        self._server = LocalServer(self._llm, name, limits, steps, tokens, callers, STEP_SECONDS)
 
     async def __serve_build_asgi_app__(self) -> Any:
         """Start the engine, on the event loop that requests come on, and return the application."""
@@ -71,6 +74,8 @@ class ModelServer:
 
     async def __del__(self) -> None:
         await self._server.__aexit__(None, None, None)
+        if self._server.hangs:
+            os._exit(FAILED)  # the end of Python would wait for the step
         self._llm.close()
 
 

@@ -21,7 +21,7 @@ from jaxserve.server.process import ServerProcess
 from jaxserve.server.security.auth import BearerTokens
 from jaxserve.server.serving_state import ServingState
 
-STEP_SECONDS = 600.0  # no client waits, so a step may take longer than in a server
+STEP_SECONDS = 600.0  # longer than in a server: of a batch no client waits
 CLOSING_SECONDS = 60.0  # for the last step to end
 NO_TOKENS = BearerTokens()
 log = logging.getLogger(__name__)
@@ -41,6 +41,7 @@ class LocalServer:
         steps: Compiler of the model's steps, which has compiled those to begin with.
         tokens: Tokens that callers must send.
         callers: Who may call from a browser, or by a name.
+        step_seconds: Seconds after which a step counts as hung.
 
     Attributes:
         app: The ASGI application.
@@ -57,9 +58,11 @@ class LocalServer:
         steps: ModelSteps,
         tokens: BearerTokens = NO_TOKENS,
         callers: Callers = NO_OTHERS,
+        step_seconds: float = STEP_SECONDS,
     ):
         process = ServerProcess(limits)
         self._steps = steps
+        self._step_seconds = step_seconds
         self.failure: BaseException | None = None
         self.hangs = False
         self._readiness = process.readiness
@@ -116,9 +119,9 @@ class LocalServer:
 
     async def _watch_steps(self) -> None:
         """Fail when a step does not end, as when a device has died."""
-        while self._thread.stuck_for < STEP_SECONDS:
+        while self._thread.stuck_for < self._step_seconds:
             await asyncio.sleep(1.0)
-        self._fail(HungStepError(f"a step takes longer than {STEP_SECONDS:g} s"))
+        self._fail(HungStepError(f"a step takes longer than {self._step_seconds:g} s"))
 
     async def __aenter__(self) -> Self:
         self._thread.start()

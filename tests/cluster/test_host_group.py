@@ -1,5 +1,8 @@
 """Engines over hosts of a Ray cluster: they come again, or say why they do not."""
 
+import json
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -69,6 +72,30 @@ def test_programs_end_with_the_process_that_watches_them(two_hosts: HostGroup) -
     eventually(lambda: two_hosts.starts == 2)
     assert two_hosts.ready(SECONDS)
     assert len(processes(*OF_A_SERVER)) == 2
+
+
+def test_a_program_that_ends_in_order_on_all_hosts(
+    cluster: SimulatedCluster, tmp_path: Path, texts: Callable[[Sequence[str], int], list[str]]
+) -> None:
+    request = {"model": NAME, "prompt": "One day", "max_tokens": 12, "temperature": 0}
+    line = {"custom_id": "a", "url": "/v1/completions", "body": request}
+    (tmp_path / "in").write_text(json.dumps(line))
+    files = ["--batch-file", str(tmp_path / "in"), "--output", str(tmp_path / "out")]
+    program = ["generate", *SERVE[1:], *ON_TWO_HOSTS, *files]
+    with HostGroup(program, TWO_HOSTS, DEVICES) as group:
+        group.wait(SECONDS)
+    answer = json.loads((tmp_path / "out").read_text())
+    assert [answer["response"]["body"]["choices"][0]["text"]] == texts(["One day"], 12)
+    assert group.starts == 1
+
+
+def test_a_server_that_its_node_ends_comes_again(cluster: SimulatedCluster) -> None:
+    with HostGroup(SERVE, Place(resources=CHIPS), DEVICES) as group:
+        group.ready(SECONDS)
+        (server,) = processes(*OF_A_SERVER)
+        os.kill(server, signal.SIGTERM)
+        eventually(lambda: group.starts == 2)
+        assert group.ready(SECONDS)
 
 
 def test_what_cannot_be_done_is_one_line_and_is_not_tried_again(cluster: SimulatedCluster) -> None:

@@ -29,8 +29,8 @@ def test_a_host_alone_is_told_of_nobody() -> None:
 
 
 def test_what_is_given_stays() -> None:
-    program = HostProgram(("serve", "m", "--host", "0.0.0.0", "--http-port=80", "--port", "9"))
-    assert program.of_host(0, ["10.0.0.1"], FREE) == list(program.arguments)
+    program = HostProgram(("serve", "m", "--http-port=80", "--port", "9"))
+    assert program.of_host(0, ["10.0.0.1"], FREE) == [*(*program.arguments, "--host", "10.0.0.1")]
     assert program.url("fd00::1", 1003) == "http://[fd00::1]:80"
 
 
@@ -44,6 +44,9 @@ def test_followers_take_any_port() -> None:
     [
         (("serve", "--hosts", "2"), "--hosts is for the group of hosts to say; leave it out"),
         (("serve", "--pod"), "--pod is for the group of hosts to say; leave it out"),
+        (("serve", "--host=0.0.0.0"), "--host is for the group of hosts to say; leave it out"),
+        (("serve", "--no-http"), "--no-http is for the group of hosts to say; leave it out"),
+        (("serve", "--http-port", "0"), "--http-port is 0; leave it out, which takes a free port"),
         (("serve", "--tls-cert=a"), "--tls-cert: the group of hosts asks its server over plain"),
     ],
 )
