@@ -111,7 +111,7 @@ def test_no_stream_is_lost_while_replicas_end(
 def figure(name: str) -> float:
     """Return a figure of the only replica."""
     reply = httpx.get(f"{URL}/metrics", timeout=SECONDS)
-    (found,) = [line for line in reply.text.splitlines() if line.startswith(f"jaxserve_{name}{{")]
+    (found,) = [line for line in reply.text.splitlines() if line.startswith(f"jaxserve:{name} ")]
     return float(found.split()[-1])
 
 

@@ -34,7 +34,7 @@ def run(
 def test_every_example_is_tested() -> None:
     names = [path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb")]
     on_ray = [name for name in names if name.startswith("ray_")]  # tests/cluster/test_examples.py
-    assert sorted(names) == sorted(TESTED + NOTEBOOKS + on_ray)
+    assert sorted(names) == sorted([*TESTED, *NOTEBOOKS, *on_ray])
 
 
 def test_batch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
