@@ -15,9 +15,11 @@ from ray.data import ActorPoolStrategy, Dataset, read_datasource
 from ray.data.block import BlockAccessor
 from ray.data.datasource import BlockBasedFileDatasink, FileBasedDatasource
 
+from jaxserve.errors import ConfigError
 from jaxserve.generate.batch_format import LineError, id_of_line, lines_of, parse_line, refusal_line
 from jaxserve.ray.group_client import GroupClient
 from jaxserve.ray.host_group import HostGroup
+from jaxserve.ray.host_program import HostProgram
 from jaxserve.ray.placement import Place
 
 BLOCK_ROWS = 1024  # of the blocks that a file is read as
@@ -74,7 +76,15 @@ def answer_requests(
 
     Returns:
         A dataset with columns `id` and `line`, a line of the file of answers.
+
+    Raises:
+        ConfigError: The arguments are not those of a server that the group can ask.
     """
+    if not HostProgram(tuple(arguments)).wants_token:
+        raise ConfigError(
+            f"arguments are {' '.join(arguments)!r:.80}; give those of a server, `serve MODEL`, "
+            f"without --token-file: it gets a token of its own"
+        )
     place = place or Place()
     return requests.repartition(target_num_rows_per_block=batch_size).map_batches(
         RequestAnswerer,

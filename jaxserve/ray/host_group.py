@@ -87,10 +87,13 @@ class HostGroup:
             timeout: Seconds to wait; None waits until it is ready or has ended.
 
         Raises:
-            ConfigError: It cannot be done: exit code 2, or no such hosts in the cluster.
+            ConfigError: It cannot be done: exit code 2, no such hosts in the cluster, or the
+                program is no server.
             EngineError: It has failed several times in a row, or has ended.
             TimeoutError: The time is over.
         """
+        if not self._program.serves:
+            raise ConfigError("the program of this group is no server; call wait instead of ready")
         with self._changed:
             self._changed.wait_for(lambda: self._url or self._has_ended, timeout)
             if self._url:

@@ -10,10 +10,12 @@ import pytest
 import ray.data
 from ray.data.checkpoint import CheckpointConfig
 
+from jaxserve.errors import ConfigError
 from jaxserve.ray import Place, answer_requests, read_requests, write_answers
 from tests.cluster.simulated import (
     CHIPS,
     DEVICES,
+    MODEL,
     NAME,
     ON_TWO_HOSTS,
     SERVE,
@@ -116,3 +118,11 @@ def test_a_server_that_cannot_start_is_one_line(cluster: SimulatedCluster, tmp_p
     served = answer_requests(asked, ["serve", "/not/here"], place=Place(resources=CHIPS))
     with pytest.raises(Exception, match=r"host 0 \(.*\): /not/here: there is no such folder"):
         served.take_all()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["generate", MODEL], [MODEL], ["serve", MODEL, "--token-file", "a"]]
+)
+def test_arguments_that_are_not_those_of_a_server(arguments: list[str]) -> None:
+    with pytest.raises(ConfigError, match="give those of a server, `serve MODEL`, without"):
+        answer_requests(ray.data.from_items([]), arguments)
