@@ -3,7 +3,8 @@
 python -m benchmarks.ray_data --rows 3000
 
 Everything runs on this machine, one after the other. Engines that are fed by hand have answered a
-batch before; of Ray Data the second half is timed, when both of its actors have loaded and compiled.
+batch before; of Ray Data the second half is timed, when both of its actors have loaded and
+compiled.
 """
 
 import argparse
