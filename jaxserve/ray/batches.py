@@ -11,12 +11,13 @@ from typing import Any
 
 import pyarrow as pa
 import ray
-from ray.data import ActorPoolStrategy, Dataset, read_datasource
+from ray.data import Dataset, read_datasource
 from ray.data.block import BlockAccessor
 from ray.data.datasource import BlockBasedFileDatasink, FileBasedDatasource
 
 from jaxserve.errors import ConfigError
 from jaxserve.generate.batch_format import LineError, id_of_line, lines_of, parse_line, refusal_line
+from jaxserve.ray.actor_pools import actor_pool
 from jaxserve.ray.group_client import GroupClient
 from jaxserve.ray.host_group import HostGroup
 from jaxserve.ray.host_program import HostProgram
@@ -91,11 +92,7 @@ def answer_requests(
         fn_constructor_args=(list(arguments), place, dict(environment or {})),
         batch_size=batch_size,
         batch_format="pyarrow",
-        compute=ActorPoolStrategy(
-            size=replicas,
-            max_concurrent_calls_per_actor=batches_in_flight,
-            max_tasks_in_flight_per_actor=2 * batches_in_flight,
-        ),
+        compute=actor_pool(replicas, batches_in_flight),
         num_cpus=0,  # the server's resources are those of its place
         ray_remote_args_fn=partial(dict, max_restarts=0 if place.tpu_slice else restarts),
     )

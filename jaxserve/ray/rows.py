@@ -8,11 +8,12 @@ from functools import partial
 from typing import Any, Unpack
 
 import pyarrow as pa
-from ray.data import ActorPoolStrategy, Dataset
+from ray.data import Dataset
 
 from jaxserve.async_llm import AsyncLLM
 from jaxserve.completion import Completion
 from jaxserve.errors import ConfigError, EngineError, JaxserveError, RequestError
+from jaxserve.ray.actor_pools import actor_pool
 from jaxserve.ray.plain_values import without_nulls
 from jaxserve.sampling_params import SamplingFields, SamplingParams
 from jaxserve.server.lifecycle import FAILED
@@ -80,11 +81,7 @@ def generate_rows(
         fn_constructor_args=(model, dict(options or {}), dict(sampling)),
         batch_size=batch_size,
         batch_format="pyarrow",
-        compute=ActorPoolStrategy(
-            size=replicas,
-            max_concurrent_calls_per_actor=batches_in_flight,
-            max_tasks_in_flight_per_actor=2 * batches_in_flight,
-        ),
+        compute=actor_pool(replicas, batches_in_flight),
         num_cpus=needs.pop("CPU", 1),
         num_gpus=needs.pop("GPU", 0),
         resources=needs,
