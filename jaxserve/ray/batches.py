@@ -8,6 +8,7 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 import ray
@@ -71,9 +72,7 @@ def answer_requests(
         environment: Variables for the servers' processes.
         batch_size: Requests of a batch.
         batches_in_flight: Batches that a server works on at a time.
-        restarts: How often each actor that watches a server is started again. With a TPU slice it
-            is not, since Ray would keep the first reservation of the slice: the job fails, and goes
-            on by its checkpoint.
+        restarts: How often each actor that watches a server is started again.
 
     Returns:
         A dataset with columns `id` and `line`, a line of the file of answers.
@@ -94,7 +93,7 @@ def answer_requests(
         batch_format="pyarrow",
         compute=actor_pool(replicas, batches_in_flight),
         num_cpus=0,  # the server's resources are those of its place
-        ray_remote_args_fn=partial(dict, max_restarts=0 if place.tpu_slice else restarts),
+        ray_remote_args_fn=partial(_options_of_an_actor, restarts),
     )
 
 
@@ -107,6 +106,10 @@ def write_answers(answers: Dataset, folder: str, **options: Any) -> None:
         **options: More options of Ray Data's file sinks, such as `filesystem`.
     """
     answers.write_datasink(AnswerFiles(folder, file_format="jsonl", **options))
+
+
+def _options_of_an_actor(restarts: int) -> dict[str, Any]:
+    return {"name": f"jaxserve answerer {uuid4()}", "max_restarts": restarts}
 
 
 class RequestFiles(FileBasedDatasource):
@@ -145,8 +148,8 @@ class RequestAnswerer:
     """
 
     def __init__(self, arguments: Sequence[str], place: Place, environment: Mapping[str, str]):
-        name = f"jaxserve hosts of {ray.get_runtime_context().get_actor_id()}"
-        self._group = HostGroup(arguments, place, environment, name)
+        owner = ray.get_runtime_context().get_actor_name() or ""
+        self._group = HostGroup(arguments, place, environment, owner)
         self._group.ready()
         self._client = GroupClient(self._group)
 
@@ -156,6 +159,10 @@ class RequestAnswerer:
         lines = await asyncio.gather(*(self._answer(row["number"], row["line"]) for row in rows))
         answers = [{"id": row["id"], "line": line} for row, line in zip(rows, lines, strict=True)]
         return pa.Table.from_pylist(answers, schema=ANSWERS)
+
+    def __del__(self) -> None:
+        """End the server; Ray Data calls it when the actor has nothing more to do."""
+        self._group.close()
 
     async def _answer(self, number: int, line: bytes) -> bytes:
         try:

@@ -45,8 +45,9 @@ class HostGroup:
             without --http-port takes a free port, and one without --token-file a random token.
         place: Hosts on which it runs.
         environment: Variables for the processes, beside those of Ray's workers.
-        name: Name of the reservation of hosts, for a group in an actor that Ray may start again:
-            hosts that an earlier group of this name has reserved are given back first.
+        owner: Name of the actor in which the group is, for an actor that Ray may start again or
+            end without closing the group: its hosts are then given back as soon as this or another
+            group asks for some. Otherwise Ray keeps them until the job ends.
 
     Attributes:
         token: Token that the server asks for; empty where the arguments have --token-file.
@@ -61,13 +62,13 @@ class HostGroup:
         arguments: Sequence[str],
         place: Place | None = None,
         environment: Mapping[str, str] | None = None,
-        name: str = "",
+        owner: str = "",
     ):
         self._program = HostProgram(tuple(arguments))
         self.token = secrets.token_urlsafe() if self._program.wants_token else ""
         self._place = place or Place()
         self._environment = dict(environment or {})
-        self._name = name
+        self._owner = owner
         self.starts = 0
         self._hosts: PlacedHosts | None = None
         self._closing = threading.Event()
@@ -177,7 +178,7 @@ class HostGroup:
             self._hosts = None
         while not self._hosts:
             try:
-                self._hosts = PlacedHosts(self._place, self._name, self._closing)
+                self._hosts = PlacedHosts(self._place, self._owner, self._closing)
             except RayError as error:
                 log.warning("a host was lost while it was reserved: %s", _first_line(error))
         return self._hosts

@@ -9,19 +9,16 @@ from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError
-from ray.util.placement_group import (
-    PlacementGroup,
-    get_placement_group,
-    placement_group,
-    remove_placement_group,
-)
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from ray.util.tpu import SlicePlacementGroup, slice_placement_group
 
 from jaxserve.errors import ConfigError
 from jaxserve.ray.host_process import HostProcess
+from jaxserve.ray.reservations import give_back, give_back_of_the_gone, reservation_name
 
 POLL_SECONDS = 0.2
+GONE_SECONDS = 5.0  # between two looks for reservations of actors that are gone
 HEAD_SECONDS = 5.0  # for one try to reserve the first host of a TPU slice
 ANSWER_SECONDS = 10.0  # in which an actor that lives answers
 
@@ -76,8 +73,8 @@ class PlacedHosts:
 
     Args:
         place: Hosts to ask the cluster for.
-        name: Name of the reservation. One of this name that is there is given back first: Ray keeps
-            that of an actor which it starts again. Empty for none.
+        owner: Name of the actor whose hosts they are; empty for a program's own. Hosts that an
+            actor has reserved before it was started again, or that has ended, are given back.
         closing: Event after which nobody wants them any more.
 
     Raises:
@@ -86,17 +83,21 @@ class PlacedHosts:
         RayError: A host was lost meanwhile.
     """
 
-    def __init__(self, place: Place, name: str, closing: threading.Event):
+    def __init__(self, place: Place, owner: str, closing: threading.Event):
         self._place = place
         self._closing = closing
         self._until = time.monotonic() + place.seconds
         self._slice: SlicePlacementGroup | None = None
         self.actors: list[Any] = []
         self.addresses: list[str] = []
-        _give_back(name)
-        self._group = self._reserve(name)
+        self._look_for_gone = 0.0
+        if owner:
+            give_back(owner)
+        self._group = self._reserve(reservation_name(owner))
         try:
             self._wait([self._group.ready()])
+            if self._slice:  # the reservation of its first host, which has no name
+                self._slice.release_head_pgs()
             self._start_actors()
         except BaseException:
             self.free()
@@ -128,10 +129,17 @@ class PlacedHosts:
                 raise ConfigError(f"tpu_slice is {self._place.tpu_slice}: {error}") from None
 
     def _check_wanted(self) -> None:
-        """Raise an error when nobody wants the hosts any more, or the cluster has had its time."""
+        """Raise an error when nobody wants the hosts any more, or the cluster has had its time.
+
+        Until then look now and then whether somebody has hosts who needs them no longer.
+        """
         if self._closing.is_set():
             raise NotWantedError
-        if time.monotonic() > self._until:
+        now = time.monotonic()
+        if now > self._look_for_gone:
+            self._look_for_gone = now + GONE_SECONDS
+            give_back_of_the_gone()
+        if now > self._until:
             raise ConfigError(
                 f"the cluster does not have {self._place.wanted} after {self._place.seconds:g} s "
                 f"(`ray status` shows what is free)"
@@ -180,10 +188,3 @@ class PlacedHosts:
             self._slice.shutdown()
         else:
             remove_placement_group(self._group)
-
-
-def _give_back(name: str) -> None:
-    """Give the reservation of this name back, if there is one."""
-    if name:
-        with suppress(ValueError):  # there is none
-            remove_placement_group(get_placement_group(name))

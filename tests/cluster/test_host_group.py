@@ -14,6 +14,7 @@ import ray
 from jaxserve.errors import ConfigError, EngineError
 from jaxserve.ray import HostGroup, Place
 from jaxserve.ray.placement import PlacedHosts
+from tests.cluster.conftest import HOSTS
 from tests.cluster.simulated import (
     CHIPS,
     DEVICES,
@@ -177,6 +178,36 @@ def test_hosts_that_the_cluster_does_not_have(cluster: SimulatedCluster) -> None
     wanted = r"the cluster does not have 2 hosts with TPU 8 after 0\.5 s"
     with HostGroup(SERVE, place) as group, pytest.raises(ConfigError, match=wanted):
         group.ready(SECONDS)
+
+
+@ray.remote
+class Reserver:
+    """Reserves all simulated hosts."""
+
+    def __init__(self, owner: str):
+        place = Place(hosts=HOSTS, resources=CHIPS)
+        self._hosts = PlacedHosts(place, owner, threading.Event())
+
+    def reserved(self) -> int:
+        """Return the number of hosts."""
+        return len(self._hosts.actors)
+
+
+def test_hosts_of_an_actor_that_is_gone_are_given_back(cluster: SimulatedCluster) -> None:
+    gone, there = (Reserver.options(name=name) for name in ("gone", "there"))
+    actor = gone.remote("gone")
+    assert ray.get(actor.reserved.remote()) == HOSTS
+    ray.kill(actor)
+    actor = there.remote("there")
+    assert ray.get(actor.reserved.remote()) == HOSTS
+    with (
+        HostGroup(SERVE, Place(resources=CHIPS, seconds=8.0)) as group,  # two looks at least
+        pytest.raises(ConfigError, match="the cluster does not have 1 host with TPU 4"),
+    ):
+        group.ready(SECONDS)
+    ray.kill(actor)
+    hosts = PlacedHosts(Place(resources=CHIPS), "", threading.Event())
+    hosts.free()
 
 
 def test_a_group_that_nobody_waits_for_is_closed(cluster: SimulatedCluster) -> None:
