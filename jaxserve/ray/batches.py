@@ -6,12 +6,9 @@ Files and lines are those of `jaxserve generate --batch-file`.
 import asyncio
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
-from uuid import uuid4
 
 import pyarrow as pa
-import ray
 from ray.data import Dataset, read_datasource
 from ray.data.block import BlockAccessor
 from ray.data.datasource import BlockBasedFileDatasink, FileBasedDatasource
@@ -93,7 +90,7 @@ def answer_requests(
         batch_format="pyarrow",
         compute=actor_pool(replicas, batches_in_flight),
         num_cpus=0,  # the server's resources are those of its place
-        ray_remote_args_fn=partial(_options_of_an_actor, restarts),
+        max_restarts=restarts,
     )
 
 
@@ -106,10 +103,6 @@ def write_answers(answers: Dataset, folder: str, **options: Any) -> None:
         **options: More options of Ray Data's file sinks, such as `filesystem`.
     """
     answers.write_datasink(AnswerFiles(folder, file_format="jsonl", **options))
-
-
-def _options_of_an_actor(restarts: int) -> dict[str, Any]:
-    return {"name": f"jaxserve answerer {uuid4()}", "max_restarts": restarts}
 
 
 class RequestFiles(FileBasedDatasource):
@@ -148,8 +141,7 @@ class RequestAnswerer:
     """
 
     def __init__(self, arguments: Sequence[str], place: Place, environment: Mapping[str, str]):
-        owner = ray.get_runtime_context().get_actor_name() or ""
-        self._group = HostGroup(arguments, place, environment, owner)
+        self._group = HostGroup(arguments, place, environment)
         self._group.ready()
         self._client = GroupClient(self._group)
 
@@ -162,7 +154,7 @@ class RequestAnswerer:
 
     def __del__(self) -> None:
         """End the server; Ray Data calls it when the actor has nothing more to do."""
-        self._group.close()
+        self._group.kill()
 
     async def _answer(self, number: int, line: bytes) -> bytes:
         try:

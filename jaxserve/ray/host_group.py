@@ -45,9 +45,6 @@ class HostGroup:
             without --http-port takes a free port, and one without --token-file a random token.
         place: Hosts on which it runs.
         environment: Variables for the processes, beside those of Ray's workers.
-        owner: Name of the actor in which the group is, for an actor that Ray may start again or
-            end without closing the group: its hosts are then given back as soon as this or another
-            group asks for some. Otherwise Ray keeps them until the job ends.
 
     Attributes:
         token: Token that the server asks for; empty where the arguments have --token-file.
@@ -62,13 +59,11 @@ class HostGroup:
         arguments: Sequence[str],
         place: Place | None = None,
         environment: Mapping[str, str] | None = None,
-        owner: str = "",
     ):
         self._program = HostProgram(tuple(arguments))
         self.token = secrets.token_urlsafe() if self._program.wants_token else ""
         self._place = place or Place()
         self._environment = dict(environment or {})
-        self._owner = owner
         self.starts = 0
         self._hosts: PlacedHosts | None = None
         self._closing = threading.Event()
@@ -126,6 +121,15 @@ class HostGroup:
         self._closing.set()
         self._thread.join()
 
+    def kill(self) -> None:
+        """End the program with SIGKILL and give the hosts back, without waiting for anything.
+
+        For an actor that Ray is about to end: `close` would wait for replies that no longer come.
+        """
+        self._closing.set()
+        if hosts := self._hosts:
+            hosts.free()
+
     def __enter__(self) -> Self:
         return self
 
@@ -178,7 +182,7 @@ class HostGroup:
             self._hosts = None
         while not self._hosts:
             try:
-                self._hosts = PlacedHosts(self._place, self._owner, self._closing)
+                self._hosts = PlacedHosts(self._place, self._closing)
             except RayError as error:
                 log.warning("a host was lost while it was reserved: %s", _first_line(error))
         return self._hosts
@@ -188,22 +192,15 @@ class HostGroup:
 
         Returns whether it was ready, and its end on every host.
         """
-        was_ready = False
-        waits = []
         try:
             url = self._start(hosts)
-            waits = [actor.wait.remote() for actor in hosts.actors]
-            was_ready = self._watch(waits, url)
-            if not self._closing.is_set():
-                # An end of their own says more than SIGKILL.
-                ray.wait(waits, num_returns=len(waits), timeout=OTHERS_SECONDS)
-            ends = []
         except RayError as error:  # it has not been started everywhere
-            ends = [_lost(error)]
-        seconds = TERM_SECONDS if self._closing.is_set() else 0.0
-        stops = [actor.stop.remote(seconds) for actor in hosts.actors]
-        ray.wait(stops, num_returns=len(stops))
-        return was_ready, ends or [_end_of(wait) for wait in waits]
+            self._stop(hosts)
+            return False, [_lost(error)]
+        was_ready = self._watch(hosts, url)
+        self._wait_for_others(hosts)
+        self._stop(hosts)
+        return was_ready, [end for end in _ends(hosts) if end]
 
     def _start(self, hosts: PlacedHosts) -> str:
         """Start the program on all hosts, and return the address of its server to come."""
@@ -218,7 +215,7 @@ class HostGroup:
         log.info("started on %s", ", ".join(hosts.addresses))
         return self._program.url(hosts.addresses[0], free[2]) if self._program.serves else ""
 
-    def _watch(self, waits: list[Any], url: str) -> bool:
+    def _watch(self, hosts: PlacedHosts, url: str) -> bool:
         """Wait until the program ends on a host or the group is closed.
 
         Returns whether it got under way: the server was ready, or another program ran for long.
@@ -228,15 +225,28 @@ class HostGroup:
         while not self._closing.is_set():
             if not ray.is_initialized():
                 raise EngineError("Ray was shut down while the group was open; close it first")
-            ended, _ = ray.wait(waits, num_returns=len(waits), timeout=POLL_SECONDS)
+            ends = _ends(hosts)
             # A program ends in order on one host after the other.
-            if any(_end_of(wait).code for wait in ended) or len(ended) == len(waits):
+            if any(end and end.code for end in ends) or all(ends):
                 break
             if url and not was_ready and _is_ready(url):
                 was_ready = True
                 log.info("ready at %s", url)
                 self._tell(url)
+            self._closing.wait(POLL_SECONDS)
         return was_ready or (not url and time.monotonic() - began > LONG_SECONDS)
+
+    def _wait_for_others(self, hosts: PlacedHosts) -> None:
+        """Wait a while for ends of their own on the other hosts, which say more than SIGKILL."""
+        until = time.monotonic() + OTHERS_SECONDS
+        while time.monotonic() < until and not all(_ends(hosts)):
+            if self._closing.wait(POLL_SECONDS):
+                return
+
+    def _stop(self, hosts: PlacedHosts) -> None:
+        seconds = TERM_SECONDS if self._closing.is_set() else 0.0
+        stops = [actor.stop.remote(seconds) for actor in hosts.actors]
+        ray.wait(stops, num_returns=len(stops))
 
     def _check_ends(self, ends: Sequence[Ended], failed: int, addresses: Sequence[str]) -> None:
         """Log how the program ended, and raise the error of one that is not started again."""
@@ -260,9 +270,19 @@ class HostGroup:
             )
 
 
-def _end_of(wait: Any) -> Ended:
+def _ends(hosts: PlacedHosts) -> list[Ended | None]:
+    """Return the end of the program on every host; None where it runs.
+
+    No call to an actor lasts as long as a program: Ray would wait for it before it ends, in good
+    order, the actor that a group is in.
+    """
+    calls = [actor.end.remote() for actor in hosts.actors]
+    return [_end_of(call) for call in calls]
+
+
+def _end_of(call: Any) -> Ended | None:
     try:
-        return ray.get(wait)
+        return ray.get(call)
     except RayError as error:
         return _lost(error)
 

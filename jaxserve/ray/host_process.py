@@ -108,21 +108,20 @@ class HostProcess:
             print(text, file=sys.stderr, flush=True)
         return Ended(await process.wait(), tuple(last))
 
-    async def wait(self) -> Ended:
-        """Wait for the end of the program."""
-        assert self._ended, "no program was started"
-        return await asyncio.shield(self._ended)
+    async def end(self) -> Ended | None:
+        """Return the end of the program; None while it runs, or before one was started."""
+        return self._ended.result() if self._ended and self._ended.done() else None
 
     async def stop(self, seconds: float) -> None:
         """End the program with SIGTERM, and after so many seconds with SIGKILL."""
-        if not self._process or self._process.returncode is not None:
+        if not self._process or not self._ended or self._ended.done():
             return
-        self._process.terminate()
-        try:
-            await asyncio.wait_for(self.wait(), seconds)
-        except TimeoutError:
+        if self._process.returncode is None:
+            self._process.terminate()
+        await asyncio.wait([self._ended], timeout=seconds)
+        if self._process.returncode is None:
             self._process.kill()
-            await self.wait()
+        await self._ended
 
 
 async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:

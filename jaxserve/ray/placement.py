@@ -15,10 +15,10 @@ from ray.util.tpu import SlicePlacementGroup, slice_placement_group
 
 from jaxserve.errors import ConfigError
 from jaxserve.ray.host_process import HostProcess
-from jaxserve.ray.reservations import give_back, give_back_of_the_gone, reservation_name
+from jaxserve.ray.reservations import AbandonedReservations, new_name
 
 POLL_SECONDS = 0.2
-GONE_SECONDS = 5.0  # between two looks for reservations of actors that are gone
+LOOK_SECONDS = 2.0  # between two looks for hosts that are reserved for nobody
 HEAD_SECONDS = 5.0  # for one try to reserve the first host of a TPU slice
 ANSWER_SECONDS = 10.0  # in which an actor that lives answers
 
@@ -73,8 +73,6 @@ class PlacedHosts:
 
     Args:
         place: Hosts to ask the cluster for.
-        owner: Name of the actor whose hosts they are; empty for a program's own. Hosts that an
-            actor has reserved before it was started again, or that has ended, are given back.
         closing: Event after which nobody wants them any more.
 
     Raises:
@@ -83,22 +81,23 @@ class PlacedHosts:
         RayError: A host was lost meanwhile.
     """
 
-    def __init__(self, place: Place, owner: str, closing: threading.Event):
+    def __init__(self, place: Place, closing: threading.Event):
         self._place = place
         self._closing = closing
         self._until = time.monotonic() + place.seconds
         self._slice: SlicePlacementGroup | None = None
         self.actors: list[Any] = []
         self.addresses: list[str] = []
-        self._look_for_gone = 0.0
-        if owner:
-            give_back(owner)
-        self._group = self._reserve(reservation_name(owner))
+        self._next_look = 0.0
+        self._abandoned = AbandonedReservations()
+        name = new_name()
+        self._group = self._reserve(name)
         try:
+            self._start_actors(name)
             self._wait([self._group.ready()])
-            if self._slice:  # the reservation of its first host, which has no name
-                self._slice.release_head_pgs()
-            self._start_actors()
+            if self._slice:
+                self._order_slice(self._slice)
+            self.addresses = self._wait([actor.address.remote() for actor in self.actors])
         except BaseException:
             self.free()
             raise
@@ -131,14 +130,14 @@ class PlacedHosts:
     def _check_wanted(self) -> None:
         """Raise an error when nobody wants the hosts any more, or the cluster has had its time.
 
-        Until then look now and then whether somebody has hosts who needs them no longer.
+        Until then, now and then, give back what is reserved for nobody.
         """
         if self._closing.is_set():
             raise NotWantedError
         now = time.monotonic()
-        if now > self._look_for_gone:
-            self._look_for_gone = now + GONE_SECONDS
-            give_back_of_the_gone()
+        if now > self._next_look:
+            self._next_look = now + LOOK_SECONDS
+            self._abandoned.give_back()
         if now > self._until:
             raise ConfigError(
                 f"the cluster does not have {self._place.wanted} after {self._place.seconds:g} s "
@@ -152,23 +151,27 @@ class PlacedHosts:
             self._check_wanted()
         return ray.get(references)
 
-    def _start_actors(self) -> None:
+    def _start_actors(self, name: str) -> None:
+        """Start an actor for every host; the first gets the name of the reservation."""
         for number, bundle in enumerate(self._group.bundle_specs):
-            self.actors.append(self._start(number, dict(bundle)))
-        if self._slice:  # its hosts have numbers of their own, by which chips find each other
-            workers = self._wait([actor.tpu_worker.remote() for actor in self.actors])
-            self.actors = [self.actors[workers.index(n)] for n in range(len(workers))]
-        self.addresses = self._wait([actor.address.remote() for actor in self.actors])
+            self.actors.append(self._start(None if number else name, number, dict(bundle)))
 
-    def _start(self, number: int, resources: dict[str, float]) -> Any:
+    def _start(self, name: str | None, number: int, resources: dict[str, float]) -> Any:
         where = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=number)
         return HostProcess.options(
+            name=name,
             num_cpus=resources.pop("CPU", 0),
             num_gpus=resources.pop("GPU", 0),
             memory=resources.pop("memory", None),
             resources=resources,
             scheduling_strategy=where,
         ).remote()
+
+    def _order_slice(self, placed: SlicePlacementGroup) -> None:
+        """Order the actors of a slice by the numbers by which its chips find each other."""
+        placed.release_head_pgs()  # the reservation of the first host alone, until all were there
+        workers = self._wait([actor.tpu_worker.remote() for actor in self.actors])
+        self.actors = [self.actors[workers.index(n)] for n in range(len(workers))]
 
     @property
     def alive(self) -> bool:

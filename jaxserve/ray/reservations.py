@@ -1,9 +1,12 @@
-"""Names of reservations of hosts, by which those of actors that are gone are found.
+"""Reservations of hosts that are given back when the process is gone that asked for them.
 
-Ray gives a placement group back when its job ends, not when the actor ends that asked for it.
+Ray gives a placement group back when its job ends, even where an actor asked for it that ended long
+before. The actors on the hosts end with whoever started them, so the first one has the
+reservation's name: a reservation whose actor is gone is nobody's.
 """
 
 from contextlib import suppress
+from uuid import uuid4
 
 from ray.util import list_named_actors
 from ray.util.placement_group import (
@@ -12,31 +15,35 @@ from ray.util.placement_group import (
     remove_placement_group,
 )
 
-PREFIX = "jaxserve hosts of "
+PREFIX = "jaxserve hosts "
 REMOVED = "REMOVED"  # state of a placement group in Ray's table
 
 
-def reservation_name(owner: str) -> str:
-    """Return the name of the reservation of an actor; empty for none, which Ray gives no name."""
-    return f"{PREFIX}{owner}" if owner else ""
+def new_name() -> str:
+    """Return a name for a reservation and the actor on its first host."""
+    return f"{PREFIX}{uuid4()}"
 
 
-def give_back(owner: str) -> None:
-    """Give the reservation of an actor back, if there is one."""
-    with suppress(ValueError):  # there is none in this namespace
-        remove_placement_group(get_placement_group(reservation_name(owner)))
+class AbandonedReservations:
+    """Reservations of this namespace whose actor is gone."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def give_back(self) -> None:
+        """Give those back that had no actor at the last call either.
+
+        One that was made a moment ago has no actor yet.
+        """
+        without_actor = _reserved() - set(list_named_actors())
+        for name in without_actor & self._seen:
+            with suppress(ValueError):  # somebody else was faster
+                remove_placement_group(get_placement_group(name))
+        self._seen = without_actor
 
 
-def give_back_of_the_gone() -> None:
-    """Give the reservations of all actors back that have ended, and are not started again."""
-    reserved = {group["name"] for group in _groups() if group["state"] != REMOVED}
-    # After the reservations: whoever had reserved by then is an actor by now.
-    actors = set(list_named_actors())
-    for name in reserved:
-        owner = name.removeprefix(PREFIX)
-        if name.startswith(PREFIX) and owner not in actors:
-            give_back(owner)
-
-
-def _groups() -> list[dict[str, str]]:
-    return list(placement_group_table().values())
+def _reserved() -> set[str]:
+    """Return the names of all reservations."""
+    groups = placement_group_table().values()
+    names = {group["name"] for group in groups if group["state"] != REMOVED}
+    return {name for name in names if name.startswith(PREFIX)}

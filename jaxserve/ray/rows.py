@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, Unpack
 
 import pyarrow as pa
@@ -85,7 +84,7 @@ def generate_rows(
         num_cpus=needs.pop("CPU", 1),
         num_gpus=needs.pop("GPU", 0),
         resources=needs,
-        ray_remote_args_fn=partial(dict, max_restarts=restarts),
+        max_restarts=restarts,
     )
 
 

@@ -13,7 +13,7 @@ import ray
 
 from jaxserve.errors import ConfigError, EngineError
 from jaxserve.ray import HostGroup, Place
-from jaxserve.ray.placement import PlacedHosts
+from jaxserve.ray.placement import LOOK_SECONDS, PlacedHosts
 from tests.cluster.conftest import HOSTS
 from tests.cluster.simulated import (
     CHIPS,
@@ -184,9 +184,9 @@ def test_hosts_that_the_cluster_does_not_have(cluster: SimulatedCluster) -> None
 class Reserver:
     """Reserves all simulated hosts."""
 
-    def __init__(self, owner: str):
+    def __init__(self) -> None:
         place = Place(hosts=HOSTS, resources=CHIPS)
-        self._hosts = PlacedHosts(place, owner, threading.Event())
+        self._hosts = PlacedHosts(place, threading.Event())
 
     def reserved(self) -> int:
         """Return the number of hosts."""
@@ -194,20 +194,21 @@ class Reserver:
 
 
 def test_hosts_of_an_actor_that_is_gone_are_given_back(cluster: SimulatedCluster) -> None:
-    gone, there = (Reserver.options(name=name) for name in ("gone", "there"))
-    actor = gone.remote("gone")
-    assert ray.get(actor.reserved.remote()) == HOSTS
-    ray.kill(actor)
-    actor = there.remote("there")
-    assert ray.get(actor.reserved.remote()) == HOSTS
+    gone = Reserver.remote()
+    assert ray.get(gone.reserved.remote()) == HOSTS
+    waiting = Reserver.remote()
+    lost = Reserver.remote()  # before it has hosts
+    seconds = 4 * LOOK_SECONDS
     with (
-        HostGroup(SERVE, Place(resources=CHIPS, seconds=8.0)) as group,  # two looks at least
+        HostGroup(SERVE, Place(resources=CHIPS, seconds=seconds)) as group,
         pytest.raises(ConfigError, match="the cluster does not have 1 host with TPU 4"),
     ):
         group.ready(SECONDS)
-    ray.kill(actor)
-    hosts = PlacedHosts(Place(resources=CHIPS), "", threading.Event())
-    hosts.free()
+    ray.kill(lost)
+    ray.kill(gone)
+    assert ray.get(waiting.reserved.remote()) == HOSTS
+    ray.kill(waiting)
+    PlacedHosts(Place(resources=CHIPS), threading.Event()).free()
 
 
 def test_a_group_that_nobody_waits_for_is_closed(cluster: SimulatedCluster) -> None:
@@ -227,7 +228,7 @@ def test_hosts_of_a_tpu_slice_are_in_the_order_of_its_workers(cluster: Simulated
         head = {"TPU-v6e-16-head": 1.0} if worker == 0 else {}
         found = {"TPU_NAME": "slice", "TPU_WORKER_ID": str(worker)}
         nodes.append(cluster.add_node(CHIPS | head, labels=labels, env_vars=found))
-    hosts = PlacedHosts(Place(tpu_slice=("4x4", "v6e")), "", threading.Event())
+    hosts = PlacedHosts(Place(tpu_slice=("4x4", "v6e")), threading.Event())
     try:
         workers = [ray.get(actor.tpu_worker.remote()) for actor in hosts.actors]
     finally:
