@@ -21,7 +21,7 @@ from jaxserve.loading.match import by_parameter, match_tensors, stored_tensors
 from jaxserve.loading.orbax_layout import match_parameters, unquantized_dtypes
 from jaxserve.loading.spec import ModelCheckpoint
 from jaxserve.models.declarations import Declaration, declarations
-from jaxserve.models.decoder import ALWAYS_FLOAT32, param_specs
+from jaxserve.models.decoder import kept_float32, param_specs
 from jaxserve.models.families.weight_table import ParamPath, Stored, Tensor
 from jaxserve.models.matmul_w8a8 import check_chip
 from jaxserve.models.precision import XLA, check_dtype
@@ -130,14 +130,14 @@ def plan_load(
     check_chip(scheme, mesh)
     if isinstance(checkpoint, OrbaxCheckpoint):
         tensors: Mapping[str, Stored] = checkpoint.tensors
-        kept = _dtype(dtype, unquantized_dtypes(checkpoint))
+        kept = _dtype(dtype, unquantized_dtypes(checkpoint), spec)
         # A folder has every parameter in the order in which it is declared for XLA.
         table = match_parameters(source, param_specs(held, kept, scheme), held)
     else:
         tensors = stored_tensors(checkpoint)
         table = match_tensors(source.family, spec, tensors)
         stored = [(row.path, tensors[row.name].dtype) for row in table]
-        kept = _dtype(dtype, stored)
+        kept = _dtype(dtype, stored, spec)
     declared = param_specs(held, kept, scheme, product)
     published = source.family.tensors(spec)
     parameters = _plan_parameters(declared, by_parameter(table), by_parameter(published))
@@ -146,18 +146,19 @@ def plan_load(
     return LoadPlan(mesh, spec, held, scheme, declared, parameters, tensors)
 
 
-def _dtype(asked: str, stored: Sequence[tuple[ParamPath, np.dtype]]) -> jnp.dtype:
+def _dtype(asked: str, stored: Sequence[tuple[ParamPath, np.dtype]], spec: ModelSpec) -> jnp.dtype:
     """Return the dtype of weights that are not quantized.
 
     Of auto it is float32 if any weight is stored wider than 16 bits, else bfloat16. Parameters that
-    are float32 in every model say nothing about that.
+    the architecture keeps in float32 say nothing about that.
 
     Args:
         stored: Paths of parameters, each with its dtype.
     """
     if asked in DTYPES:
         return jnp.dtype(DTYPES[asked])
-    wide = any(dtype.itemsize > 2 for path, dtype in stored if path[-1] not in ALWAYS_FLOAT32)
+    kept = kept_float32(spec)
+    wide = any(dtype.itemsize > 2 for path, dtype in stored if path[-1] not in kept)
     return jnp.dtype(DTYPES["float32" if wide else "bfloat16"])
 
 

@@ -34,8 +34,6 @@ NORMS = {
     "after": ("attn_out_norm", "mlp_out_norm"),
     "around": ("attn_norm", "attn_out_norm", "mlp_norm", "mlp_out_norm"),
 }
-# Parameters that keep float32: rounding them would change which experts are chosen.
-ALWAYS_FLOAT32 = frozenset({"correction"})
 MIN_LENGTH = 1e-12  # divisor of shorter vectors, so that a vector of zeros stays one
 
 
@@ -90,6 +88,11 @@ def param_specs(
     return specs if product == XLA else summed_last_specs(specs, product)
 
 
+def kept_float32(spec: ModelSpec) -> frozenset[str]:
+    """Return the names of parameters that are float32 whatever the dtype of the others."""
+    return spec.mixture.kept_float32 if spec.mixture else frozenset()
+
+
 def _specs(spec: ModelSpec, axes: dict, dtype: jnp.dtype, block: str = "") -> dict:
     specs: dict = {}
     for name, own in axes.items():
@@ -105,8 +108,7 @@ def _spec(
 ) -> ParamSpec:
     shape = tuple(spec.sizes(block)[letter] for letter in axes)
     mean = 1.0 if name.endswith("norm") and not spec.norm_plus_one else 0.0
-    keeps_router = spec.mixture is not None and spec.mixture.router_float32
-    if name in ALWAYS_FLOAT32 or (name == "router" and keeps_router):
+    if name in kept_float32(spec):
         dtype = jnp.dtype(np.float32)
     return ParamSpec(axes, shape, dtype, mean)
 

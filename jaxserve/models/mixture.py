@@ -66,6 +66,12 @@ class Mixture:
                 f"the scale of the experts' weights is {self.scale}; it must be a positive number"
             )
 
+    @property
+    def kept_float32(self) -> frozenset[str]:
+        """Names of parameters that are not rounded, since it would change the choice of experts."""
+        names = {"correction"} if self.corrected else set()
+        return frozenset(names | ({"router"} if self.router_float32 else set()))
+
     def sizes(self, block: str) -> dict[str, int]:
         """Return the size of the dimensions that mixtures add or change, by letter."""
         sizes = {"E": self.experts, "O": self.experts}

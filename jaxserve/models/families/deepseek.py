@@ -143,6 +143,7 @@ def _mixture(
         d_expert=d_expert,
         layers=layers,
         d_shared=d_expert * shared,
+        router_float32=True,
         **routing,
     )
 

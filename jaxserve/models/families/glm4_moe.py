@@ -64,6 +64,7 @@ def _mixture(read: ConfigReader, layers: int) -> Mixture | None:
         d_expert=d_expert,
         layers=tuple(range(dense, layers)),
         d_shared=d_expert * shared,
+        router_float32=True,
         **routing,
     )
 

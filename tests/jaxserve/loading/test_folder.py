@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tokenizers
+from safetensors.numpy import load_file, save_file
 from tokenizers import models, pre_tokenizers
 
 from jaxserve.checkpoints.hf import HFCheckpoint
@@ -175,6 +176,29 @@ def test_every_tensor_of_deepseek_r1_has_its_parameter(data_folder: Path) -> Non
         ), path
     count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params, is_leaf=is_param_spec))
     assert count == 671_026_419_200  # as published
+
+
+@pytest.mark.parametrize(
+    "name", ["deepseek_v3_q_lora", "glm4_moe_groups", "ernie4_5_moe_every_second"]
+)
+def test_routers_stay_float32_in_a_checkpoint_of_bfloat16(name: str, tmp_path: Path) -> None:
+    golden = GOLDEN.parent / name
+    shutil.copy(golden / "config.json", tmp_path)
+    stored = load_file(golden / "model.safetensors")
+    routers = [name for name in stored if name.endswith("mlp.gate.weight")]
+    assert routers
+    kept = {name for name in stored if "mlp.gate." in name or "moe_statics" in name}
+    rounded = {
+        name: x if name in kept else x.astype(ml_dtypes.bfloat16) for name, x in stored.items()
+    }
+    save_file(rounded, tmp_path / "model.safetensors")
+
+    params = load_params(HFCheckpoint.open(tmp_path), one_device_mesh())
+    assert params["embed"].dtype == jnp.bfloat16
+    held = [layer["router"] for layer in params["layers"] if "router" in layer]
+    for router, stored_name in zip(held, routers, strict=True):
+        assert router.dtype == jnp.float32
+        np.testing.assert_array_equal(router, stored[stored_name].T)
 
 
 def test_a_name_table_that_forgets_a_part_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
