@@ -4,6 +4,7 @@ DeepSeek-V3 has a scale for each block of 128 x 128, Mistral one for each matrix
 """
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -24,7 +25,7 @@ STRIP = 1 << 19
 
 
 class Matrix(Protocol):
-    """An array [R, C], or an object that returns parts of one for two slices."""
+    """An array [R, C] or [E, R, C], or an object that returns parts of one for slices."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -106,18 +107,47 @@ class Transposed:
         return self.stored[columns, rows].T
 
 
+@dataclass(frozen=True, eq=False)
+class StackedBlockScaled:
+    """Weights [E, R, C] of experts in one tensor, each with scales of its blocks.
+
+    Indexing with three slices of step 1 gives float32, as BlockScaled does.
+    """
+
+    values: Matrix  # [E, R, C]
+    scales: np.ndarray  # [E, ceil(R / rows), ceil(C / columns)]
+    block: tuple[int, int]  # rows and columns of a block
+    dtype: np.dtype = BFLOAT16
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.values.shape
+
+    def __getitem__(self, index: tuple[slice, slice, slice]) -> np.ndarray:
+        experts, rows, columns = index
+        values = self.values[experts]
+        scales = self.scales[experts]
+        _, *sizes = values.shape
+        shares = [len(range(size)[part]) for size, part in zip(sizes, index[1:], strict=True)]
+        found = np.empty((len(values), *shares), np.float32)
+        for at in range(len(values)):
+            found[at] = BlockScaled(values[at], scales[at], self.block)[rows, columns]
+        return found
+
+
 def check_scales(name: str, values: Matrix, scales: np.ndarray, block: tuple[int, int]) -> None:
-    """Raise CheckpointError unless a matrix has one scale for each block."""
+    """Raise CheckpointError unless a matrix, or each of a stack, has one scale for each block."""
     if scales.dtype.kind in "biu":
         raise CheckpointError(
             f"tensor {name} has {scales.dtype} scales; they must be floating point"
         )
-    if len(values.shape) != 2:
+    if len(values.shape) not in (2, 3):
         raise CheckpointError(
             f"tensor {name} of shape {list(values.shape)} is quantized in blocks; it must be a "
-            "matrix"
+            "matrix, or matrices of experts"
         )
-    wanted = tuple(-(-size // max(each, 1)) for size, each in zip(values.shape, block, strict=True))
+    *stacked, rows, columns = values.shape
+    wanted = (*stacked, -(-rows // block[0]), -(-columns // block[1]))
     if scales.shape != wanted:
         raise CheckpointError(
             f"tensor {name} of shape {list(values.shape)} has scales of shape "
@@ -191,11 +221,14 @@ class Fp8:
     static: bool  # modules have the scale of their activations as well
 
     def scales_of(self, weight: Matrix, scales: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
-        """Return the scales as a matrix, and the rows and columns that share one."""
+        """Return the scales of blocks, and the rows and columns that share one."""
         if self.block:
             return scales, self.block
-        rows, columns = weight.shape if len(weight.shape) == 2 else (1, 1)
-        return scales.reshape(1, 1) if scales.size == 1 else scales, (rows, columns)
+        *stacked, rows, columns = weight.shape if len(weight.shape) in (2, 3) else (1, 1)
+        whole = (*stacked, 1, 1)
+        if scales.size == math.prod(stacked):
+            scales = scales.reshape(whole)
+        return scales, (max(rows, 1), max(columns, 1))
 
 
 def read(fields: Fields) -> Fp8:
@@ -236,7 +269,8 @@ def dequantized(tensors: Mapping[str, np.ndarray], stored: Fp8) -> dict[str, Any
                 )
             scales, block = stored.scales_of(values, scales)
             check_scales(weight, values, scales, block)
-            found[weight] = BlockScaled(values, scales, block)
+            kind = BlockScaled if len(values.shape) == 2 else StackedBlockScaled
+            found[weight] = kind(values, scales, block)
         elif tensors[name].dtype in FLOAT8 and f"{name}_scale_inv" not in tensors:
             raise CheckpointError(
                 f"tensor {name} is quantized, and its scales, {name}_scale_inv, are missing"

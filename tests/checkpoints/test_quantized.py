@@ -55,6 +55,23 @@ def test_fp8_with_one_scale_for_a_matrix(
     assert "left out 1 scales of activations" in caplog.text
 
 
+def test_fp8_of_experts_in_one_tensor() -> None:
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((3, 10, 19)).astype(ml_dtypes.float8_e4m3fn)
+    scales = rng.random((3, 3, 3)).astype(np.float32)
+    weight = dequantized({"a": values, "a_scale_inv": scales}, FP8)["a"]
+    spread = scales.repeat(4, axis=1)[:, :10].repeat(8, axis=2)[:, :, :19]
+    expected = values.astype(np.float32) * spread
+    assert weight.shape == (3, 10, 19) and weight.dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(weight[WHOLE, WHOLE, WHOLE], expected)
+    np.testing.assert_array_equal(weight[1:, 3:9, 7:18], expected[1:, 3:9, 7:18])
+    assert weight[3:, 1:2, :].shape == (0, 1, 19)
+
+    one_each = dequantized({"a": values, "a_scale_inv": scales[:, 0, 0]}, STATIC)["a"]
+    expected = values.astype(np.float32) * scales[:, :1, :1]
+    np.testing.assert_array_equal(one_each[WHOLE, WHOLE, WHOLE], expected)
+
+
 def test_scales_of_activations_are_left_over_where_they_are_not_static() -> None:
     tensors = {"a.activation_scale": np.zeros((), np.float32)}
     assert set(dequantized(tensors, FP8)) == {"a.activation_scale"}
@@ -159,7 +176,23 @@ def test_every_number_and_power_of_mxfp4() -> None:
                 "a_scale_inv": np.zeros((), np.float32),
             },
             STATIC,
-            "is quantized in blocks; it must be a matrix",
+            r"of shape \[2, 8, 8\] has scales of shape \[\]; blocks of 8 x 8 make them \[2, 1, 1\]",
+        ),
+        (
+            {
+                "a": np.zeros((2, 8, 8), ml_dtypes.float8_e4m3fn),
+                "a_scale_inv": np.zeros((2, 2), np.float32),
+            },
+            FP8,
+            r"blocks of 4 x 8 make them \[2, 2, 1\]",
+        ),
+        (
+            {
+                "a": np.zeros(8, ml_dtypes.float8_e4m3fn),
+                "a_scale_inv": np.zeros((), np.float32),
+            },
+            STATIC,
+            "is quantized in blocks; it must be a matrix, or matrices of experts",
         ),
         (
             {"a": np.zeros((8, 8), ml_dtypes.float8_e4m3fn)},

@@ -74,6 +74,42 @@ def test_two_devices_hold_what_one_holds(case: str) -> None:
         np.testing.assert_array_equal(whole, halves)
 
 
+BLOCK = (8, 8)
+
+
+def in_fp8(checkpoint: HFCheckpoint) -> tuple[HFCheckpoint, HFCheckpoint]:
+    """Return a checkpoint with experts in FP8, and one with the float32 numbers that these are.
+
+    Names and the order of the scales' dimensions are those that vLLM's loader of Qwen3-VL expects,
+    which divides gate_up_proj and gate_up_proj_scale_inv [E, D / rows, 2F / columns] alike.
+    """
+    stored = dict(checkpoint.tensors)
+    plain = dict(checkpoint.tensors)
+    rng = np.random.default_rng(0)
+    for name in [name for name in stored if ".experts." in name]:
+        values = np.asarray(stored[name]).astype(ml_dtypes.float8_e4m3fn)
+        experts, *sizes = values.shape
+        blocks = [-(-size // each) for size, each in zip(sizes, BLOCK, strict=True)]
+        scales = rng.uniform(0.5, 2, (experts, *blocks)).astype(np.float32)
+        stored[name] = values
+        stored[f"{name}_scale_inv"] = scales
+        spread = scales.repeat(BLOCK[0], axis=1).repeat(BLOCK[1], axis=2)
+        plain[name] = values.astype(np.float32) * spread[:, : sizes[0], : sizes[1]]
+    quantization = {"quant_method": "fp8", "weight_block_size": list(BLOCK)}
+    config = {**checkpoint.config, "quantization_config": quantization}
+    return replace(checkpoint, tensors=stored, config=config), replace(checkpoint, tensors=plain)
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl_moe", "qwen3_vl_moe_newer"])
+@pytest.mark.parametrize("axes", [{}, {"tensor": 2}, {"expert": 2}])
+def test_stacked_experts_in_fp8(name: str, axes: dict[str, int]) -> None:
+    mesh = MeshSpec(**axes).build(jax.devices())
+    both = in_fp8(HFCheckpoint.open(GOLDEN.parent / name))
+    ours, plain = (load_params(each, mesh, dtype="float32") for each in both)
+    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_a_bias_of_zeros_adds_nothing() -> None:
     """A bias of zeros, which old AutoGPTQ gave every layer, is ignored; another is refused."""
     checkpoint = HFCheckpoint.open(GOLDEN / "gptq_4bit")
