@@ -33,7 +33,8 @@ many parameters of the text model are read, or why the file is refused. `python 
 tests.published_models` writes this table. The files are in [tests/published](../tests/published);
 the repository that each one is from, and its SHA-256, is in
 [sources.json](../tests/published/sources.json); that of Seed-OSS was put together from the figures
-that its source lists. That a config is read says nothing about the
+that its source lists, that of ERNIE-4.5-21B-A3B-PT from such figures and the other fields of
+ERNIE-4.5-21B-A3B. That a config is read says nothing about the
 tokenizer and the weights of the same model; what was proved of each family is in
 [support.md](support.md#model-families).
 """
