@@ -1,5 +1,6 @@
 """OpenAI's API on Ray Serve: each replica is this project's own HTTP application over one model."""
 
+import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ from jaxserve.server.security.auth import BearerTokens
 
 LOAD = "engine_load"  # choices that run or wait, by rows
 TARGET_LOAD = 0.8
+TEXTS = ("model", "name")  # arguments that are texts in a command too
 HEALTH_SECONDS = 5.0  # between two checks
 START_TRIES = 3
 STEP_SECONDS = 60.0  # after which a step counts as hung
@@ -162,12 +164,13 @@ def build(arguments: dict[str, Any]) -> serve.Application:
 
     Args:
         arguments: Arguments of `openai_app`, and `engine` and `limits` as mappings: fields of
-            EngineOptions and of Limits.
+            EngineOptions and of Limits. Texts, as the command has them, are JSON but for `model`
+            and `name`: replicas=2, resources='{"TPU": 4}'.
 
     Raises:
-        ConfigError: There is no model.
+        ConfigError: There is no model, or a text is no JSON.
     """
-    given = dict(arguments)
+    given = {name: _value(name, value) for name, value in arguments.items()}
     if "model" not in given:
         raise ConfigError("model is missing; give a folder or org/name of a model on the hub")
     engine = given.pop("engine", None)
@@ -177,3 +180,13 @@ def build(arguments: dict[str, Any]) -> serve.Application:
     if limits:
         given["limits"] = replace(Limits(), **limits)
     return openai_app(given.pop("model"), **given)
+
+
+def _value(name: str, value: Any) -> Any:
+    """Return the value of an argument, which is text if it comes from a command."""
+    if name in TEXTS or not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        raise ConfigError(f"{name} is {value!r:.80}, which is no JSON") from None

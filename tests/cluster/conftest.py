@@ -18,6 +18,12 @@ if importlib.util.find_spec("ray") is None:  # the environment of `make test`
     collect_ignore_glob = ["test_*.py"]
 
 HOSTS = 4
+OF_NODES = {  # variables, which their workers inherit
+    "JAX_PLATFORMS": "cpu",
+    "RAY_worker_niceness": "0",  # not 15, with which programs starve beside pytest
+    "RAY_enable_worker_prestart": "0",
+    "RAY_prestart_worker_first_driver": "0",
+}
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +31,7 @@ def cluster() -> Iterator["SimulatedCluster"]:
     """Return a cluster of a head and HOSTS nodes of four TPU chips each, which are simulated."""
     from tests.cluster.simulated import SimulatedCluster
 
-    os.environ["JAX_PLATFORMS"] = "cpu"  # which nodes and their workers inherit
+    os.environ.update(OF_NODES)
     with SimulatedCluster() as simulated:
         for _ in range(HOSTS):
             simulated.add_node()

@@ -21,6 +21,7 @@ DEVICES = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
 SERVE = ["serve", MODEL, *SMALL, *CACHE]
 ON_TWO_HOSTS = ["--data", "2", "--tensor", "2"]
 OPTIONS = {"dtype": "float32", "compilation_cache": compiled_steps_folder()}  # of an LLM
+CPUS = 2  # of a node: each may become a process of Ray
 SECONDS = 200.0  # for what takes a few
 
 
@@ -29,7 +30,7 @@ class SimulatedCluster:
 
     def __init__(self) -> None:
         self._cluster = Cluster()
-        self._cluster.add_node(num_cpus=4)
+        self._cluster.add_node(num_cpus=CPUS)
         ray.init(address=self._cluster.address, log_to_driver=False)
 
     @property
@@ -39,7 +40,7 @@ class SimulatedCluster:
 
     def add_node(self, resources: dict[str, float] = CHIPS, **options: Any) -> Any:
         """Add a node, and return its handle."""
-        return self._cluster.add_node(num_cpus=4, resources=resources, **options)
+        return self._cluster.add_node(num_cpus=CPUS, resources=resources, **options)
 
     def remove_node(self, node: Any) -> None:
         """Kill a node, with all processes on it."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from ray import serve
 
 from tests.cluster.simulated import MODEL, NAME, SECONDS, SimulatedCluster, eventually
 from tests.cluster.test_batches import answers, line
@@ -19,10 +20,14 @@ ROOT = Path(__file__).parents[2]
 PORT = 8129
 
 
-def start(cluster: SimulatedCluster, name: str, *arguments: str) -> "subprocess.Popen[bytes]":
-    """Start an example on the cluster."""
-    command = [sys.executable, str(ROOT / "examples" / name), *arguments]
-    return subprocess.Popen(command, env=os.environ | {"RAY_ADDRESS": cluster.address})
+def start(cluster: SimulatedCluster, *command: str) -> "subprocess.Popen[bytes]":
+    """Start a Python program on the cluster."""
+    environment = os.environ | {"RAY_ADDRESS": cluster.address}
+    return subprocess.Popen([sys.executable, *command], env=environment)
+
+
+def example(name: str) -> str:
+    return str(ROOT / "examples" / name)
 
 
 def test_a_batch_is_answered_and_goes_on(cluster: SimulatedCluster, tmp_path: Path) -> None:
@@ -31,19 +36,28 @@ def test_a_batch_is_answered_and_goes_on(cluster: SimulatedCluster, tmp_path: Pa
     for lines in (20, 30):
         requests.write_text("\n".join(map(line, range(lines))))
         arguments = [str(requests), str(folder), "--model", MODEL, "--chips", "4"]
-        assert start(cluster, "ray_batch.py", *arguments).wait(SECONDS) == 0
+        assert start(cluster, example("ray_batch.py"), *arguments).wait(SECONDS) == 0
         found = [answer["custom_id"] for answer in answers(folder)]
         assert sorted(found) == sorted(f"line-{i}" for i in range(lines))
 
 
-def test_a_model_is_served(cluster: SimulatedCluster) -> None:
-    arguments = ["--model", MODEL, "--chips", "4", "--most", "1", "--port", str(PORT)]
-    example = start(cluster, "ray_serve.py", *arguments)
+ASKED = f"--model {MODEL} --chips 4 --most 1 --port {PORT}".split()
+
+
+@pytest.mark.parametrize(
+    ("command", "port"),
+    [
+        ([example("ray_serve.py"), *ASKED], PORT),
+        (["-m", "ray.serve.scripts", "run", "jaxserve.ray:build", f"model={MODEL}"], 8000),
+    ],
+)
+def test_a_model_is_served(cluster: SimulatedCluster, command: list[str], port: int) -> None:
+    program = start(cluster, *command)
 
     def answer() -> str:
         request = {"model": NAME, "prompt": "One day", "max_tokens": 4}
         try:
-            reply = httpx.post(f"http://127.0.0.1:{PORT}/v1/completions", json=request)
+            reply = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=request)
         except httpx.TransportError:
             return ""
         return json.loads(reply.text)["choices"][0]["text"] if reply.is_success else ""
@@ -51,5 +65,6 @@ def test_a_model_is_served(cluster: SimulatedCluster) -> None:
     try:
         assert eventually(answer)
     finally:
-        example.send_signal(signal.SIGINT)
-        example.wait(SECONDS)
+        program.send_signal(signal.SIGINT)
+        program.wait(SECONDS)
+        serve.shutdown()  # an application goes on without the program that has started it

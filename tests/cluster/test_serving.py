@@ -211,3 +211,5 @@ def test_arguments_of_the_command() -> None:
     assert app is not None
     with pytest.raises(ConfigError, match="model is missing"):
         build({})
+    with pytest.raises(ConfigError, match="replicas is 'two', which is no JSON"):
+        build({"model": MODEL, "replicas": "two"})
