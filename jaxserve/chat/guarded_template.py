@@ -5,12 +5,15 @@ from functools import cached_property
 from typing import Any
 
 from jaxserve.chat.answers import AnswerFormats, choose_formats
-from jaxserve.chat.errors import ChatError
+from jaxserve.chat.errors import LeftOutError, RefusedByTemplateError
 from jaxserve.chat.marking import Marker, lowered
 from jaxserve.chat.marks import is_mark_like
 from jaxserve.chat.renderer import Look, TemplateRenderer
 from jaxserve.chat.source import ChatTemplate
 from jaxserve.chat.tools import Tools, with_arguments
+from jaxserve.chat.traces import left_out
+from jaxserve.chat.turns import SYSTEM, Turns, forms
+from jaxserve.errors import ChatError
 from jaxserve.tokenizer import Tokenizer
 from jaxserve.tokenizer.special import NO_WORD
 
@@ -18,7 +21,7 @@ DEVELOPER = "developer"  # OpenAI's newer name of the system's role
 # Keys of OpenAI's messages that nobody misses in a prompt. Those of its answers that say something
 # (refusal, audio, function_call) are missed.
 KEYS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "annotations"})
-ROLES = frozenset({"system", DEVELOPER, "user", "assistant", "tool"})
+ROLES = frozenset({SYSTEM, DEVELOPER, "user", "assistant", "tool"})
 
 
 class GuardedTemplate:
@@ -65,18 +68,43 @@ class GuardedTemplate:
         """Return the text of a conversation, with marks in what clients wrote.
 
         `messages` are plain messages, `name` their path in the request. With
-        `add_generation_prompt` the assistant's turn is opened. RequestError is raised for
-        arguments of calls that the template cannot use, ChatError where it fails or refuses.
+        `add_generation_prompt` the assistant's turn is opened. Where the template refuses them or
+        leaves one out, it gets them in other forms (see turns.forms). RequestError is raised for
+        arguments of calls that the template cannot use, ChatError where it fails, or takes them in
+        no form.
         """
-        messages = self._with_known_roles(messages)
         variables = {
-            "messages": self._marked(with_arguments(messages, self._look.joins_arguments, name)),
             # None and not an empty list: templates ask whether tools are none.
             "tools": self._marker.marked(list(tools.offered)) if tools else None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        return self._renderer.render(self._template.source, self._template.tokens | variables)
+        problem: ChatError | None = None
+        for form in forms(self._with_known_roles(messages)):
+            try:
+                return self._render(form, name, variables)
+            except (LeftOutError, RefusedByTemplateError) as error:
+                problem = problem or error  # of the messages as they were sent
+        assert problem
+        raise problem
+
+    def _render(self, messages: Turns, name: str, variables: Mapping[str, Any]) -> str:
+        """Return the text of a conversation; LeftOutError if a message is not in it."""
+        marked = self._marked(with_arguments(messages, self._look.joins_arguments, name))
+
+        def render(messages: Sequence[Mapping[str, Any]]) -> str:
+            known = self._template.tokens | {**variables, "messages": messages}
+            return self._renderer.render(self._template.source, known)
+
+        text = render(marked)
+        missed = left_out(marked, text, render)
+        if missed is not None:
+            role = messages[missed]["role"]
+            raise LeftOutError(
+                f"the chat template leaves this message of role {role!r:.80} out of the prompt",
+                f"{name}[{missed}].content",
+            )
+        return text
 
     def unread_keys(
         self, messages: list[dict[str, Any]], name: str, tools: Tools | None, text: str
@@ -106,7 +134,7 @@ class GuardedTemplate:
         """
         if DEVELOPER in self._template.source:
             return messages
-        system = {"role": "system"}
+        system = {"role": SYSTEM}
         return [turn | system if turn["role"] == DEVELOPER else turn for turn in messages]
 
     @cached_property

@@ -216,10 +216,10 @@ def test_a_role_completes_the_templates_names_only_if_it_is_one(
 def test_templates_see_their_own_words_unmarked(chat_of: Callable[..., Chat]) -> None:
     chat = chat_of(
         "{% if messages[0].kind == 'os' and messages[0].content|trim == 'x' %}{{ messages[0].s "
-        "}}{% endif %}"
+        "}}{% endif %}{{ messages[0].content|trim }}"
     )
     assert (
-        chat.render([{"role": "user", "content": " x\n", "kind": "os", "s": "yes"}]).text == "yes"
+        chat.render([{"role": "user", "content": " x\n", "kind": "os", "s": "yes"}]).text == "yesx"
     )
 
 
@@ -318,8 +318,10 @@ def test_a_developer_is_the_system_where_the_template_has_no_such_role(
     chat_of: Callable[..., Chat],
 ) -> None:
     assert chat_of(NAMED_ROLES).render(DEVELOPER).text == "<s>RULE<u>hi<a>"
-    knowing = NAMED_ROLES.replace("{% elif", "{% elif m.role == 'developer' %}<d>{% elif", 1)
-    assert chat_of(knowing).render(DEVELOPER).text == "<d><u>hi<a>"
+    knowing = NAMED_ROLES.replace(
+        "{% elif", "{% elif m.role == 'developer' %}<d>{{ m.content }}{% elif", 1
+    )
+    assert chat_of(knowing).render(DEVELOPER).text == "<d>RULE<u>hi<a>"
 
 
 def test_a_developer_is_the_system_in_every_published_template(
