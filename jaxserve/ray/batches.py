@@ -154,7 +154,9 @@ class RequestAnswerer:
 
     def __del__(self) -> None:
         """End the server; Ray Data calls it when the actor has nothing more to do."""
-        self._group.kill()
+        # There is none where the arguments were refused.
+        if group := getattr(self, "_group", None):
+            group.kill()
 
     async def _answer(self, number: int, line: bytes) -> bytes:
         try:

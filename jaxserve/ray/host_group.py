@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
-from typing import Any, Self
+from typing import Self
 from urllib.parse import urlsplit
 
 import ray
@@ -16,17 +16,19 @@ from ray.exceptions import RayError
 
 from jaxserve.cli.exits import BAD_INPUT
 from jaxserve.errors import ConfigError, EngineError
-from jaxserve.ray.host_process import ERROR, Ended
+from jaxserve.ray.host_process import Ended
 from jaxserve.ray.host_program import HostProgram
 from jaxserve.ray.placement import NotWantedError, Place, PlacedHosts
+from jaxserve.ray.program_ends import ProgramEnds, first_line, lost
 
 START_TRIES = 3  # in a row, of a program that ends before it is ready
 POLL_SECONDS = 0.2
 OTHERS_SECONDS = 15.0  # for the other hosts to notice that one is gone
 TERM_SECONDS = 60.0  # from SIGTERM to SIGKILL
+STOP_SECONDS = 10.0  # for the actors to say that the program has ended
+RESERVE_SECONDS = 1.0  # between two tries to reserve hosts
 LONG_SECONDS = 300.0  # of a program that is no server, after which its failure is not its start's
 CANNOT_LISTEN = "nothing can listen on"  # in the error of a server whose port is taken
-LOST = -9  # as if the program had been killed there
 log = logging.getLogger(__name__)
 
 
@@ -122,9 +124,11 @@ class HostGroup:
         self._thread.join()
 
     def kill(self) -> None:
-        """End the program with SIGKILL and give the hosts back, without waiting for anything.
+        """End the program with SIGKILL and give the hosts back, without a reply of their actors.
 
-        For an actor that Ray is about to end: `close` would wait for replies that no longer come.
+        For an actor that Ray is about to end: `close` would wait for replies of other actors, which
+        no longer come. A group that is looking for hosts leaves its reservation to the next group
+        that waits for some.
         """
         self._closing.set()
         if hosts := self._hosts:
@@ -146,14 +150,15 @@ class HostGroup:
         except Exception as failure:
             error = failure
             log.error("%s", error)
-        finally:
+        try:
             if self._hosts:
                 self._hosts.free()
-        with self._changed:
-            self._error = error
-            self._url = ""
-            self._has_ended = True
-            self._changed.notify_all()
+        finally:
+            with self._changed:
+                self._error = error
+                self._url = ""
+                self._has_ended = True
+                self._changed.notify_all()
 
     def _tell(self, url: str) -> None:
         with self._changed:
@@ -180,11 +185,17 @@ class HostGroup:
             log.warning("a host is gone; asking the cluster for another one")
             self._hosts.free()
             self._hosts = None
+        until = time.monotonic() + self._place.seconds
         while not self._hosts:
             try:
-                self._hosts = PlacedHosts(self._place, self._closing)
+                self._hosts = PlacedHosts(self._place, until, self._closing)
             except RayError as error:
-                log.warning("a host was lost while it was reserved: %s", _first_line(error))
+                problem = f"hosts could not be reserved: {first_line(error)}"
+                log.warning("%s", problem)
+                if self._closing.wait(RESERVE_SECONDS):
+                    raise NotWantedError from None
+                if time.monotonic() > until or not ray.is_initialized():
+                    raise EngineError(problem) from None
         return self._hosts
 
     def _run_once(self, hosts: PlacedHosts) -> tuple[bool, list[Ended]]:
@@ -196,11 +207,12 @@ class HostGroup:
             url = self._start(hosts)
         except RayError as error:  # it has not been started everywhere
             self._stop(hosts)
-            return False, [_lost(error)]
-        was_ready = self._watch(hosts, url)
-        self._wait_for_others(hosts)
+            return False, [lost(error)]
+        ends = ProgramEnds(hosts.actors)
+        was_ready = self._watch(ends, url)
+        self._wait_for_others(ends)
         self._stop(hosts)
-        return was_ready, [end for end in _ends(hosts) if end]
+        return was_ready, ends.at_last()
 
     def _start(self, hosts: PlacedHosts) -> str:
         """Start the program on all hosts, and return the address of its server to come."""
@@ -215,7 +227,7 @@ class HostGroup:
         log.info("started on %s", ", ".join(hosts.addresses))
         return self._program.url(hosts.addresses[0], free[2]) if self._program.serves else ""
 
-    def _watch(self, hosts: PlacedHosts, url: str) -> bool:
+    def _watch(self, ends: ProgramEnds, url: str) -> bool:
         """Wait until the program ends on a host or the group is closed.
 
         Returns whether it got under way: the server was ready, or another program ran for long.
@@ -225,9 +237,9 @@ class HostGroup:
         while not self._closing.is_set():
             if not ray.is_initialized():
                 raise EngineError("Ray was shut down while the group was open; close it first")
-            ends = _ends(hosts)
+            known = ends.look()
             # A program ends in order on one host after the other.
-            if any(end and end.code for end in ends) or all(ends):
+            if any(end and end.code for end in known) or all(known):
                 break
             if url and not was_ready and _is_ready(url):
                 was_ready = True
@@ -236,17 +248,18 @@ class HostGroup:
             self._closing.wait(POLL_SECONDS)
         return was_ready or (not url and time.monotonic() - began > LONG_SECONDS)
 
-    def _wait_for_others(self, hosts: PlacedHosts) -> None:
+    def _wait_for_others(self, ends: ProgramEnds) -> None:
         """Wait a while for ends of their own on the other hosts, which say more than SIGKILL."""
         until = time.monotonic() + OTHERS_SECONDS
-        while time.monotonic() < until and not all(_ends(hosts)):
+        while time.monotonic() < until and not all(ends.look()):
             if self._closing.wait(POLL_SECONDS):
                 return
 
     def _stop(self, hosts: PlacedHosts) -> None:
         seconds = TERM_SECONDS if self._closing.is_set() else 0.0
         stops = [actor.stop.remote(seconds) for actor in hosts.actors]
-        ray.wait(stops, num_returns=len(stops))
+        # A host that is lost does not answer; its actor is killed when the hosts are given back.
+        ray.wait(stops, num_returns=len(stops), timeout=seconds + STOP_SECONDS)
 
     def _check_ends(self, ends: Sequence[Ended], failed: int, addresses: Sequence[str]) -> None:
         """Log how the program ended, and raise the error of one that is not started again."""
@@ -268,31 +281,6 @@ class HostGroup:
                 f"{host} ended with exit code {end.code} before it was ready, {failed} times in a "
                 f"row: {end.reason}"
             )
-
-
-def _ends(hosts: PlacedHosts) -> list[Ended | None]:
-    """Return the end of the program on every host; None where it runs.
-
-    No call to an actor lasts as long as a program: Ray would wait for it before it ends, in good
-    order, the actor that a group is in.
-    """
-    calls = [actor.end.remote() for actor in hosts.actors]
-    return [_end_of(call) for call in calls]
-
-
-def _end_of(call: Any) -> Ended | None:
-    try:
-        return ray.get(call)
-    except RayError as error:
-        return _lost(error)
-
-
-def _lost(error: RayError) -> Ended:
-    return Ended(LOST, (f"{ERROR}the host was lost: {_first_line(error)}",))
-
-
-def _first_line(error: RayError) -> str:
-    return str(error).splitlines()[0]
 
 
 def _is_ready(url: str) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from ray.util.tpu import SlicePlacementGroup, slice_placement_group
@@ -73,6 +73,7 @@ class PlacedHosts:
 
     Args:
         place: Hosts to ask the cluster for.
+        until: Time of time.monotonic() at which the cluster has to have them.
         closing: Event after which nobody wants them any more.
 
     Raises:
@@ -81,10 +82,10 @@ class PlacedHosts:
         RayError: A host was lost meanwhile.
     """
 
-    def __init__(self, place: Place, closing: threading.Event):
+    def __init__(self, place: Place, until: float, closing: threading.Event):
         self._place = place
         self._closing = closing
-        self._until = time.monotonic() + place.seconds
+        self._until = until
         self._slice: SlicePlacementGroup | None = None
         self.actors: list[Any] = []
         self.addresses: list[str] = []
@@ -137,7 +138,8 @@ class PlacedHosts:
         now = time.monotonic()
         if now > self._next_look:
             self._next_look = now + LOOK_SECONDS
-            self._abandoned.give_back()
+            with suppress(RayError):  # the next look finds them
+                self._abandoned.give_back()
         if now > self._until:
             raise ConfigError(
                 f"the cluster does not have {self._place.wanted} after {self._place.seconds:g} s "
@@ -183,9 +185,14 @@ class PlacedHosts:
         return True
 
     def free(self) -> None:
-        """End the actors, with the programs that they run, and give the hosts back."""
+        """End the actors, with the programs that they run, and give the hosts back.
+
+        Without Ray there is nothing to do, and every call would start a cluster.
+        """
+        if not ray.is_initialized():
+            return
         for actor in self.actors:
-            with suppress(RayActorError):
+            with suppress(RayError):
                 ray.kill(actor)
         if self._slice:
             self._slice.shutdown()

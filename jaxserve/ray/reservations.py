@@ -5,6 +5,7 @@ before. The actors on the hosts end with whoever started them, so the first one 
 reservation's name: a reservation whose actor is gone is nobody's.
 """
 
+import time
 from contextlib import suppress
 from uuid import uuid4
 
@@ -17,6 +18,7 @@ from ray.util.placement_group import (
 
 PREFIX = "jaxserve hosts "
 REMOVED = "REMOVED"  # state of a placement group in Ray's table
+ABANDONED_SECONDS = 10.0  # without an actor; one that was made a moment ago has none yet
 
 
 def new_name() -> str:
@@ -28,18 +30,17 @@ class AbandonedReservations:
     """Reservations of this namespace whose actor is gone."""
 
     def __init__(self) -> None:
-        self._seen: set[str] = set()
+        self._since: dict[str, float] = {}  # time at which a name was first seen without an actor
 
     def give_back(self) -> None:
-        """Give those back that had no actor at the last call either.
-
-        One that was made a moment ago has no actor yet.
-        """
+        """Give those back that have had no actor since an earlier call."""
         without_actor = _reserved() - set(list_named_actors())
-        for name in without_actor & self._seen:
-            with suppress(ValueError):  # somebody else was faster
-                remove_placement_group(get_placement_group(name))
-        self._seen = without_actor
+        now = time.monotonic()
+        self._since = {name: self._since.get(name, now) for name in without_actor}
+        for name, since in self._since.items():
+            if now - since > ABANDONED_SECONDS:
+                with suppress(ValueError):  # somebody else was faster
+                    remove_placement_group(get_placement_group(name))
 
 
 def _reserved() -> set[str]:

@@ -24,7 +24,9 @@ from jaxserve.server.security.auth import BearerTokens
 
 LOAD = "engine_load"  # choices that run or wait, by rows
 TARGET_LOAD = 0.8
-TEXTS = ("model", "name")  # arguments that are texts in a command too
+# Arguments that are JSON where a command gives them as texts.
+PARSED = frozenset({"replicas", "scaling", "resources", "options", "limits", "engine"})
+PARSED_LISTS = frozenset({"tokens", "allowed_hosts"})
 HEALTH_SECONDS = 5.0  # between two checks
 START_TRIES = 3
 STEP_SECONDS = 60.0  # after which a step counts as hung
@@ -124,7 +126,11 @@ def openai_app(
         allowed_hosts: Names by which clients may call Serve's proxy where there are no tokens,
             beside IP addresses and localhost; "*" allows any.
         **deployment: More options of serve.deployment, before those that follow from the others.
+
+    Raises:
+        ConfigError: An argument is of another type.
     """
+    _check_types(replicas, tokens, allowed_hosts)
     needs = dict(resources or {})
     settings: dict[str, Any] = {
         "name": "jaxserve",
@@ -153,6 +159,16 @@ def openai_app(
     )
 
 
+def _check_types(replicas: object, tokens: object, allowed_hosts: object) -> None:
+    """Raise ConfigError for what a file or a command may get wrong without notice."""
+    both = replicas if isinstance(replicas, tuple | list) else (replicas, replicas)
+    if len(both) != 2 or any(type(each) is not int for each in both):
+        raise ConfigError(f"replicas is {replicas!r:.80}; give a number, or the least and the most")
+    for name, texts in (("tokens", tokens), ("allowed_hosts", allowed_hosts)):
+        if isinstance(texts, str) or not all(isinstance(each, str) for each in texts):  # pyright: ignore[reportGeneralTypeIssues]
+            raise ConfigError(f"{name} is of type {type(texts).__name__}; give a list of texts")
+
+
 def scaling_between(least: int, most: int, **fields: Any) -> AutoscalingConfig:
     """Return Serve's configuration of scaling between two numbers of replicas by their load."""
     policy = AutoscalingPolicy(policy_function=replicas_by_load)
@@ -164,11 +180,11 @@ def build(arguments: dict[str, Any]) -> serve.Application:
 
     Args:
         arguments: Arguments of `openai_app`, and `engine` and `limits` as mappings: fields of
-            EngineOptions and of Limits. Texts, as the command has them, are JSON but for `model`
-            and `name`: replicas=2, resources='{"TPU": 4}'.
+            EngineOptions and of Limits. Texts, as the command has them, are JSON but for `model`,
+            `name` and options of the deployment: replicas=2, resources='{"TPU": 4}'.
 
     Raises:
-        ConfigError: There is no model, or a text is no JSON.
+        ConfigError: There is no model, or an argument is of another type.
     """
     given = {name: _value(name, value) for name, value in arguments.items()}
     if "model" not in given:
@@ -184,9 +200,10 @@ def build(arguments: dict[str, Any]) -> serve.Application:
 
 def _value(name: str, value: Any) -> Any:
     """Return the value of an argument, which is text if it comes from a command."""
-    if name in TEXTS or not isinstance(value, str):
+    if name not in PARSED | PARSED_LISTS or not isinstance(value, str):
         return value
     try:
         return json.loads(value)
     except ValueError:
-        raise ConfigError(f"{name} is {value!r:.80}, which is no JSON") from None
+        example = '["a"]' if name in PARSED_LISTS else "2 or {}"
+        raise ConfigError(f"{name} is {value!r:.80}, which is no JSON such as {example}") from None

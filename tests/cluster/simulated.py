@@ -43,8 +43,12 @@ class SimulatedCluster:
         return self._cluster.add_node(num_cpus=CPUS, resources=resources, **options)
 
     def remove_node(self, node: Any) -> None:
-        """Kill a node, with all processes on it."""
+        """Kill a node, with all processes on it, and wait until the cluster knows.
+
+        Until then actors may be started on it.
+        """
         self._cluster.remove_node(node, allow_graceful=False)
+        eventually(lambda: not any(is_alive(each, node.node_id) for each in ray.nodes()))
 
     def __enter__(self) -> Self:
         return self
@@ -52,6 +56,11 @@ class SimulatedCluster:
     def __exit__(self, *_: object) -> None:
         ray.shutdown()
         self._cluster.shutdown()
+
+
+def is_alive(node: dict[str, Any], node_id: str) -> bool:
+    """Return whether a node of Ray's list is this one and lives."""
+    return node["NodeID"] == node_id and node["Alive"]
 
 
 def processes(*words: str) -> list[int]:

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import ray.data
 from ray.data.checkpoint import CheckpointConfig
+from ray.util.placement_group import placement_group_table
 
 from jaxserve.errors import ConfigError
 from jaxserve.ray import Place, answer_requests, read_requests, write_answers
+from jaxserve.ray.reservations import REMOVED
 from tests.cluster.simulated import (
     CHIPS,
     DEVICES,
@@ -89,6 +91,12 @@ def test_every_line_is_answered_once_though_a_host_and_a_replica_are_killed(
     eventually(lambda: not processes(*OF_A_SERVER))
 
 
+def reserved() -> list[str]:
+    """Return the names of reservations that the cluster keeps."""
+    groups = placement_group_table().values()
+    return [group["name"] for group in groups if group["state"] != REMOVED]
+
+
 def test_a_job_that_was_stopped_goes_on(cluster: SimulatedCluster, tmp_path: Path) -> None:
     batch = tmp_path / "requests.jsonl"
     batch.write_text("\n".join(map(line, range(64))))
@@ -105,6 +113,7 @@ def test_a_job_that_was_stopped_goes_on(cluster: SimulatedCluster, tmp_path: Pat
         answered(batch, folder, batch_size=16)
     finally:
         context.checkpoint_config = None
+    eventually(lambda: not reserved())
     assert before < {file.name for file in folder.glob("*.jsonl")}
     assert sorted(answer["custom_id"] for answer in answers(folder)) == sorted(
         f"line-{i}" for i in range(96)

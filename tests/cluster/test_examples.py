@@ -41,6 +41,7 @@ def test_a_batch_is_answered_and_goes_on(cluster: SimulatedCluster, tmp_path: Pa
         assert sorted(found) == sorted(f"line-{i}" for i in range(lines))
 
 
+ARGUMENTS = [f"model={MODEL}", "replicas=[1, 2]", 'resources={"TPU": 4}']
 ASKED = f"--model {MODEL} --chips 4 --most 1 --port {PORT}".split()
 
 
@@ -48,7 +49,7 @@ ASKED = f"--model {MODEL} --chips 4 --most 1 --port {PORT}".split()
     ("command", "port"),
     [
         ([example("ray_serve.py"), *ASKED], PORT),
-        (["-m", "ray.serve.scripts", "run", "jaxserve.ray:build", f"model={MODEL}"], 8000),
+        (["-m", "ray.serve.scripts", "run", "jaxserve.ray:build", *ARGUMENTS], 8000),
     ],
 )
 def test_a_model_is_served(cluster: SimulatedCluster, command: list[str], port: int) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -13,7 +14,8 @@ import ray
 
 from jaxserve.errors import ConfigError, EngineError
 from jaxserve.ray import HostGroup, Place
-from jaxserve.ray.placement import LOOK_SECONDS, PlacedHosts
+from jaxserve.ray.placement import PlacedHosts
+from jaxserve.ray.reservations import ABANDONED_SECONDS
 from tests.cluster.conftest import HOSTS
 from tests.cluster.simulated import (
     CHIPS,
@@ -180,13 +182,18 @@ def test_hosts_that_the_cluster_does_not_have(cluster: SimulatedCluster) -> None
         group.ready(SECONDS)
 
 
+def placed(place: Place) -> PlacedHosts:
+    """Return hosts of the cluster."""
+    return PlacedHosts(place, time.monotonic() + SECONDS, threading.Event())
+
+
 @ray.remote
 class Reserver:
     """Reserves all simulated hosts."""
 
     def __init__(self) -> None:
         place = Place(hosts=HOSTS, resources=CHIPS)
-        self._hosts = PlacedHosts(place, threading.Event())
+        self._hosts = placed(place)
 
     def reserved(self) -> int:
         """Return the number of hosts."""
@@ -198,7 +205,7 @@ def test_hosts_of_an_actor_that_is_gone_are_given_back(cluster: SimulatedCluster
     assert ray.get(gone.reserved.remote()) == HOSTS
     waiting = Reserver.remote()
     lost = Reserver.remote()  # before it has hosts
-    seconds = 4 * LOOK_SECONDS
+    seconds = 2 * ABANDONED_SECONDS
     with (
         HostGroup(SERVE, Place(resources=CHIPS, seconds=seconds)) as group,
         pytest.raises(ConfigError, match="the cluster does not have 1 host with TPU 4"),
@@ -208,7 +215,7 @@ def test_hosts_of_an_actor_that_is_gone_are_given_back(cluster: SimulatedCluster
     ray.kill(gone)
     assert ray.get(waiting.reserved.remote()) == HOSTS
     ray.kill(waiting)
-    PlacedHosts(Place(resources=CHIPS), threading.Event()).free()
+    placed(Place(resources=CHIPS)).free()
 
 
 def test_a_group_that_nobody_waits_for_is_closed(cluster: SimulatedCluster) -> None:
@@ -228,7 +235,7 @@ def test_hosts_of_a_tpu_slice_are_in_the_order_of_its_workers(cluster: Simulated
         head = {"TPU-v6e-16-head": 1.0} if worker == 0 else {}
         found = {"TPU_NAME": "slice", "TPU_WORKER_ID": str(worker)}
         nodes.append(cluster.add_node(CHIPS | head, labels=labels, env_vars=found))
-    hosts = PlacedHosts(Place(tpu_slice=("4x4", "v6e")), threading.Event())
+    hosts = placed(Place(tpu_slice=("4x4", "v6e")))
     try:
         workers = [ray.get(actor.tpu_worker.remote()) for actor in hosts.actors]
     finally:

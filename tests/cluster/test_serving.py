@@ -211,5 +211,23 @@ def test_arguments_of_the_command() -> None:
     assert app is not None
     with pytest.raises(ConfigError, match="model is missing"):
         build({})
-    with pytest.raises(ConfigError, match="replicas is 'two', which is no JSON"):
-        build({"model": MODEL, "replicas": "two"})
+    assert build({"model": MODEL, "replicas": "[1, 2]", "tokens": '["a"]', "resources": "{}"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"replicas": "two"}, "replicas is 'two', which is no JSON such as 2"),
+        ({"replicas": "2.0"}, "replicas is 2.0; give a number, or the least and the most"),
+        ({"replicas": "true"}, "replicas is True; give"),
+        ({"replicas": [1, 2, 3]}, r"replicas is \[1, 2, 3\]; give"),
+        ({"tokens": '"secret"'}, "tokens is of type str; give a list of texts"),
+        (
+            {"allowed_hosts": "example.org"},
+            r"allowed_hosts is 'example.org', which is no JSON such",
+        ),
+    ],
+)
+def test_arguments_of_another_type(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build({"model": MODEL, **arguments})
