@@ -185,7 +185,7 @@ def http() -> Iterator[str]:
     yield (
         "`X-Request-Timeout` (seconds, such as 30 or 0.5) is the deadline; `x-request-id`, of at "
         "most 128 bytes, is sent back. Bodies are sent without Content-Encoding. Messages are "
-        "put into another order where the chat template insists ([roles](clients.md#roles)). "
+        "joined, or get another role, where the chat template insists ([roles](clients.md#roles)). "
         "Errors are OpenAI's error"
     )
     yield "objects, in the middle of a stream as an event. Bounds are those of SamplingParams;"

@@ -132,14 +132,14 @@ class Chat:
         if tools:
             self._check_tools()
         plain = plain_messages(messages, name)
-        text = template.render(plain, name, tools, add_generation_prompt)
-        unread = template.unread_keys(plain, name, tools, text) if add_generation_prompt else ()
+        turns = template.render(plain, name, tools, add_generation_prompt)
+        unread = template.unread_keys(plain, name, tools, turns) if add_generation_prompt else ()
         try:
-            ids = self._tokenizer.encode_special(text)
+            ids = self._tokenizer.encode_special(turns.text)
         except TokenizerError as error:
             raise RequestError(name, f"cannot be tokenized: {error}") from None
         # The marks have done their work once the ids exist; the text is for people.
-        text = text.replace(MARK, "")
+        text = turns.text.replace(MARK, "")
         reading = self._reading(text, tools, template.formats)
         return Rendered(text, tuple(ids), reading, self._structure(tools, reading), unread)
 

@@ -1,6 +1,7 @@
 """A chat template whose marks of turns no client can write."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -8,20 +9,28 @@ from jaxserve.chat.answers import AnswerFormats, choose_formats
 from jaxserve.chat.errors import LeftOutError, RefusedByTemplateError
 from jaxserve.chat.marking import Marker, lowered
 from jaxserve.chat.marks import is_mark_like
+from jaxserve.chat.messages import OF_THE_MODEL
 from jaxserve.chat.renderer import Look, TemplateRenderer
 from jaxserve.chat.source import ChatTemplate
 from jaxserve.chat.tools import Tools, with_arguments
 from jaxserve.chat.traces import left_out
-from jaxserve.chat.turns import SYSTEM, Turns, forms
+from jaxserve.chat.turns import DEVELOPER, SYSTEM, TOOL, USER, Turns, forms
 from jaxserve.errors import ChatError
 from jaxserve.tokenizer import Tokenizer
 from jaxserve.tokenizer.special import NO_WORD
 
-DEVELOPER = "developer"  # OpenAI's newer name of the system's role
 # Keys of OpenAI's messages that nobody misses in a prompt. Those of its answers that say something
 # (refusal, audio, function_call) are missed.
 KEYS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "annotations"})
-ROLES = frozenset({SYSTEM, DEVELOPER, "user", "assistant", "tool"})
+ROLES = frozenset({SYSTEM, DEVELOPER, USER, OF_THE_MODEL, TOOL})
+
+
+@dataclass(frozen=True)
+class RenderedTurns:
+    """Text of a conversation with marks in what clients wrote, and the turns that it is of."""
+
+    text: str
+    turns: Turns
 
 
 class GuardedTemplate:
@@ -60,11 +69,11 @@ class GuardedTemplate:
 
     def render(
         self,
-        messages: list[dict[str, Any]],
+        messages: Turns,
         name: str,
         tools: Tools | None,
         add_generation_prompt: bool = True,
-    ) -> str:
+    ) -> RenderedTurns:
         """Return the text of a conversation, with marks in what clients wrote.
 
         `messages` are plain messages, `name` their path in the request. With
@@ -73,59 +82,75 @@ class GuardedTemplate:
         arguments of calls that the template cannot use, ChatError where it fails, or takes them in
         no form.
         """
-        variables = {
+        variables = self._variables(tools, add_generation_prompt)
+        read = self._look.attributes | self._look.words
+        tries = forms(self._with_known_roles(messages), read)
+        try:
+            return self._whole(next(tries), name, variables)
+        except (LeftOutError, RefusedByTemplateError) as error:
+            problem: ChatError = error
+        for form in tries:
+            try:
+                return self._whole(form, name, variables)
+            except RefusedByTemplateError as error:
+                # Of turns in order a template refuses what is really wrong with them.
+                problem = problem if isinstance(problem, LeftOutError) else error
+            except ChatError:
+                continue
+        raise problem
+
+    def _variables(self, tools: Tools | None, add_generation_prompt: bool) -> dict[str, Any]:
+        """Return the variables of the template beside the messages."""
+        return {
+            **self._template.tokens,
             # None and not an empty list: templates ask whether tools are none.
             "tools": self._marker.marked(list(tools.offered)) if tools else None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        problem: ChatError | None = None
-        for form in forms(self._with_known_roles(messages)):
-            try:
-                return self._render(form, name, variables)
-            except (LeftOutError, RefusedByTemplateError) as error:
-                problem = problem or error  # of the messages as they were sent
-        assert problem
-        raise problem
 
-    def _render(self, messages: Turns, name: str, variables: Mapping[str, Any]) -> str:
+    def _whole(self, turns: Turns, name: str, variables: Mapping[str, Any]) -> RenderedTurns:
         """Return the text of a conversation; LeftOutError if a message is not in it."""
-        marked = self._marked(with_arguments(messages, self._look.joins_arguments, name))
-
-        def render(messages: Sequence[Mapping[str, Any]]) -> str:
-            known = self._template.tokens | {**variables, "messages": messages}
-            return self._renderer.render(self._template.source, known)
-
-        text = render(marked)
-        missed = left_out(marked, text, render)
+        shown = self._shown(turns, name)
+        text = self._text(shown, variables)
+        missed = left_out(turns, shown, text, lambda other: self._text(other, variables))
         if missed is not None:
-            role = messages[missed]["role"]
+            role = turns[missed]["role"]
             raise LeftOutError(
                 f"the chat template leaves this message of role {role!r:.80} out of the prompt",
                 f"{name}[{missed}].content",
             )
-        return text
+        return RenderedTurns(text, turns)
+
+    def _shown(self, turns: Turns, name: str) -> list[Mapping[str, Any]]:
+        """Return the messages as the template gets them."""
+        return self._marked(with_arguments(turns, self._look.joins_arguments, name))
+
+    def _text(self, shown: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+        return self._renderer.render(self._template.source, {**variables, "messages": shown})
 
     def unread_keys(
-        self, messages: list[dict[str, Any]], name: str, tools: Tools | None, text: str
+        self, messages: Turns, name: str, tools: Tools | None, rendered: RenderedTurns
     ) -> tuple[str, ...]:
         """Return the keys of messages that changed nothing, apart from KEYS.
 
         Args:
             messages: Those that were rendered; so are `name` and `tools`.
-            text: What `render` has made of them.
+            rendered: What `render` has made of them.
         """
         named = self._look.attributes | self._look.words | KEYS
         keys = dict.fromkeys(key for message in messages for key in message if key not in named)
         if not keys:
             return ()
         # A template may also use a message as a whole, or names that it puts together.
-        others = [{key: message[key] for key in message if key not in keys} for message in messages]
+        others = [
+            {key: message[key] for key in message if key not in keys} for message in rendered.turns
+        ]
         try:
-            is_same = self.render(others, name, tools) == text
+            text = self._text(self._shown(others, name), self._variables(tools, True))
         except ChatError:
             return ()
-        return tuple(keys) if is_same else ()
+        return tuple(keys) if text == rendered.text else ()
 
     def _with_known_roles(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the messages, the developer's as the system's if the template has no such role.
@@ -176,5 +201,5 @@ class GuardedTemplate:
 
     def _marked(self, messages: list[dict[str, Any]]) -> list[Mapping[str, Any]]:
         """Return the messages with marks in the names of tokens that a client wrote."""
-        markers = {"assistant": self._answer_marker}
+        markers = {OF_THE_MODEL: self._answer_marker}
         return [markers.get(turn["role"], self._marker).marked(turn) for turn in messages]

@@ -9,6 +9,7 @@ from jaxserve.tokenizer import MARK
 
 LEAST_TOO_LONG = 10**MAX_DIGITS  # of integers
 OF_THE_MODEL = "assistant"  # role
+LISTS = frozenset({"tool_calls", "annotations"})  # that may be empty in what servers answer
 OPTIONAL_STRINGS = ("name", "tool_call_id")  # fields of messages
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 LONGEST_KEY = 80  # characters of a key in the path of an error
@@ -21,8 +22,8 @@ def plain_messages(messages: object, name: str = "messages") -> list[dict[str, A
 
     Each message is an object with role and content, both strings, as are name and tool_call_id.
     Other fields (tool_calls, ...) are left to the template; fields that are None are left out, as
-    templates expect. A message with tool_calls needs no content, which is None then, since some
-    templates ask for it.
+    templates expect, and so are empty lists of calls: templates ask whether the field is there. A
+    message with tool_calls needs no content, which is None then, since some templates ask for it.
     RequestError names the path of the first thing that is wrong.
     """
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
@@ -51,7 +52,7 @@ def _message(message: object, path: str) -> dict[str, Any]:
     return {
         key: value
         for key, value in plain(message, path).items()
-        if value is not None or key == "content"
+        if key == "content" or not (value is None or (key in LISTS and value == []))
     }
 
 

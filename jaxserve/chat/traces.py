@@ -1,6 +1,9 @@
 """Search for messages whose text a chat template leaves out of the prompt."""
 
+import re
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from jaxserve.chat.answers.thinking import CLOSE
@@ -10,6 +13,7 @@ from jaxserve.tokenizer import MARK
 
 # Letters of a text that stands in a prompt only because somebody says it, and not by chance.
 LONG = 16
+KEYS = 10**9  # numbers that tell the marks of a search from those of any other
 
 Message = Mapping[str, Any]
 
@@ -18,40 +22,51 @@ class Said(NamedTuple):
     """Text that a message has to leave in the prompt, without white space around it."""
 
     index: int  # of the message
-    begin: int  # of the text in its content
+    field: str  # key of its content, which may have marks against tokens' names itself
+    begin: int  # of the text in the content
     text: str
 
 
 def left_out(
-    messages: Sequence[Message], text: str, render: Callable[[Sequence[Message]], str]
+    messages: Sequence[Message],
+    shown: Sequence[Message],
+    text: str,
+    render: Callable[[Sequence[Message]], str],
 ) -> int | None:
     """Return the index of the first message that left no trace in a rendered text; None if all did.
 
+    A part of a text is a trace, as templates may cut thoughts or shorten results. Nobody misses
+    messages without a text, those with calls, and what an assistant thought before it spoke.
+
     Args:
-        messages: Messages as the template got them. Nobody misses those without a text, those with
-            calls, and what an assistant thought before it spoke.
+        messages: Plain messages.
+        shown: Messages as the template got them, with marks in names of tokens.
         text: What the template made of them.
-        render: Function that renders other messages likewise.
+        render: Function that renders other messages likewise. Where it fails, nothing is missed: a
+            template may take some texts only.
     """
-    said = list(_said(messages))
+    said = list(_said(messages, shown))
     if _stand_in_order(said, text):
         return None
+    key = secrets.randbelow(KEYS)
     try:
-        marked = render(_with_marks(messages, said))
-    except ChatError:  # the template judges what is said: nobody can tell
+        marked = render(_with_marks(shown, said, key))
+    except ChatError:
         return None
-    return next((each.index for each in said if _mark(each.index) not in marked), None)
+    found = set(map(int, re.findall(f"{MARK}{key}-([0-9]+){MARK}", marked)))
+    return next((each.index for each in said if each.index not in found), None)
 
 
-def _said(messages: Sequence[Message]) -> Iterator[Said]:
-    for index, message in enumerate(messages):
-        content = message["content"] or ""
+def _said(messages: Sequence[Message], shown: Sequence[Message]) -> Iterator[Said]:
+    for index, (plain, marked) in enumerate(zip(messages, shown, strict=True)):
+        field = list(marked)[list(plain).index("content")]
+        content = marked[field] or ""
         begin = 0
-        if message["role"] == OF_THE_MODEL and CLOSE in content:
+        if plain["role"] == OF_THE_MODEL and CLOSE in content:
             begin = content.rindex(CLOSE) + len(CLOSE)
         text = content[begin:].strip()
-        if text and not message.get("tool_calls"):
-            yield Said(index, content.index(text, begin), text)
+        if text.replace(MARK, "") and not plain.get("tool_calls"):
+            yield Said(index, field, content.index(text, begin), text)
 
 
 def _stand_in_order(said: Sequence[Said], text: str) -> bool:
@@ -61,27 +76,24 @@ def _stand_in_order(said: Sequence[Said], text: str) -> bool:
     """
     at = 0
     for each in said:
-        at = text.find(each.text, at)
-        if at < 0 or len(each.text) < LONG:
+        at = text.find(each.text, at) if len(each.text) >= LONG else -1
+        if at < 0:
             return False
         at += len(each.text)
     return True
 
 
-def _with_marks(messages: Sequence[Message], said: Sequence[Said]) -> list[Message]:
-    """Return the messages with a mark in the middle of each text.
+def _with_marks(shown: Sequence[Message], said: Sequence[Said], key: int) -> list[Message]:
+    """Return the messages with marks inside of each text.
 
     Templates look at both ends of a text, and remove white space there.
     """
-    marked = list(messages)
-    for index, begin, text in said:
-        content = messages[index]["content"]
-        middle = begin + (len(text) + 1) // 2
-        with_mark = content[:middle] + _mark(index) + content[middle:]
-        marked[index] = {**messages[index], "content": with_mark}
+    marked = list(shown)
+    for index, field, begin, text in said:
+        mark = f"{MARK}{key}-{index}{MARK}"
+        content = shown[index][field]
+        places = sorted({len(text) * share // 4 for share in (1, 2, 3)} | {len(text) - 1})
+        cuts = [0, *(begin + max(1, place) for place in places), len(content)]
+        parts = [content[a:b] for a, b in pairwise(cuts)]
+        marked[index] = {**shown[index], field: mark.join(parts)}
     return marked
-
-
-def _mark(index: int) -> str:
-    """Return a mark that no client can write, nor the marks in names of tokens make."""
-    return f"{MARK * 3}{index}{MARK}"
