@@ -203,7 +203,7 @@ def test_texts_that_a_template_changes_are_found(chat_of: OpenChat) -> None:
     assert chat_of("{% for m in messages %}{{ m.content | upper }}{% endfor %}").render(messages)
     assert chat_of("{{ messages | tojson }}").render(messages)
     assert chat_of("{% for m in messages %}{{ m.content[:40] }}{% endfor %}").render(
-        said("user: a", "tool: A long result of which the beginning is enough, as some templates have it.")
+        said("user: a", "tool: A long result of which templates take the beginning only.")
     )
     last = "{% for m in messages %}{{ m.content.split('ANSWER')[-1] }}{% endfor %}"
     assert chat_of(last).render(
