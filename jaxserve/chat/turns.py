@@ -39,23 +39,14 @@ def forms(messages: Turns, named: Collection[str] = ()) -> Iterator[Turns]:
     yield messages
     seen = [messages]
     opening = _opening(messages)
-    for first, behind_results in _STEPS:
-        kept = {"all": len(messages), "opening": opening, "none": 0}[first]
+    # How many messages of the system may stay its own, and whether results are extended.
+    steps = [(len(messages), False), (opening, False), (opening, True), (0, False), (0, True)]
+    for kept, behind_results in steps:
         turns = [*messages[:kept], *map(_said_by_user, messages[kept:])]
         form = _joined(turns, named, behind_results)
         if form not in seen:
             yield form
         seen.append(form)
-
-
-# Messages of the system that stay its own, and whether the user may speak behind a result.
-_STEPS = (
-    ("all", False),
-    ("opening", False),
-    ("opening", True),
-    ("none", False),
-    ("none", True),
-)
 
 
 def _opening(messages: Turns) -> int:

@@ -76,6 +76,12 @@ def processes(*words: str) -> list[int]:
     return found
 
 
+def parent(pid: int) -> int:
+    """Return the id of the process that has started another one."""
+    fields = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
+    return int(fields[1])
+
+
 def kill(pid: int) -> None:
     """End a process as the end of its machine would."""
     os.kill(pid, signal.SIGKILL)

@@ -27,6 +27,7 @@ from tests.cluster.simulated import (
     SimulatedCluster,
     eventually,
     kill,
+    parent,
     processes,
 )
 
@@ -66,6 +67,18 @@ def test_a_group_comes_again_after_a_host_was_killed(
     eventually(lambda: two_hosts.url != url)
     assert answer(two_hosts) == alone
     assert two_hosts.starts == 2
+
+
+def test_a_host_that_is_silent_holds_up_nobody(two_hosts: HostGroup) -> None:
+    two_hosts.ready(SECONDS)
+    (leader,) = processes(*OF_A_SERVER, "--host-index 0")
+    (follower,) = processes(*OF_A_SERVER, "--host-index 1")
+    actor = parent(follower)
+    os.kill(actor, signal.SIGSTOP)
+    kill(leader)
+    eventually(lambda: not two_hosts.url)
+    os.kill(actor, signal.SIGCONT)
+    assert two_hosts.ready(SECONDS)
 
 
 def test_programs_end_with_the_process_that_watches_them(two_hosts: HostGroup) -> None:

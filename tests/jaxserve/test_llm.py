@@ -26,6 +26,7 @@ BUNDLED = Path(__file__).parents[2] / "checkpoints" / "bundled" / "tiny-chat-dra
 TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'system' and not loop.first %}"
     "{{ raise_exception('the system speaks first') }}{% endif %}"
+    "{% if message.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
     "{{ bos_token + message.role + ': ' + message.content + eos_token }}{% endfor %}{{ bos_token "
     "+ 'assistant:' }}"
 )
@@ -312,9 +313,9 @@ def test_chat_of_several_conversations(llm: LLM) -> None:
         ),
         ([HELLO, []], RequestError, r"^messages\[1\] is empty"),
         (
-            [*HELLO, {"role": "system", "content": "x"}],
+            [*HELLO, {"role": "tool", "content": "x"}],
             ChatError,
-            r"refuses: the system speaks first$",
+            r"refuses: no tools$",
         ),
         (
             [{"role": "user", "content": "word " * 2000}],
