@@ -26,6 +26,7 @@ POLL_SECONDS = 0.2
 OTHERS_SECONDS = 15.0  # for the other hosts to notice that one is gone
 TERM_SECONDS = 60.0  # from SIGTERM to SIGKILL
 STOP_SECONDS = 10.0  # for the actors to say that the program has ended
+KILL_SECONDS = 2.0  # for the group's thread to give the hosts back
 RESERVE_SECONDS = 1.0  # between two tries to reserve hosts
 LONG_SECONDS = 300.0  # of a program that is no server, after which its failure is not its start's
 CANNOT_LISTEN = "nothing can listen on"  # in the error of a server whose port is taken
@@ -69,6 +70,7 @@ class HostGroup:
         self.starts = 0
         self._hosts: PlacedHosts | None = None
         self._closing = threading.Event()
+        self._killed = threading.Event()
         self._changed = threading.Condition()
         self._url = ""  # of the server while it is ready
         self._has_ended = False
@@ -127,12 +129,13 @@ class HostGroup:
         """End the program with SIGKILL and give the hosts back, without a reply of their actors.
 
         For an actor that Ray is about to end: `close` would wait for replies of other actors, which
-        no longer come. A group that is looking for hosts leaves its reservation to the next group
-        that waits for some.
+        no longer come, and a thread that still calls Ray then makes it abort.
         """
+        self._killed.set()
         self._closing.set()
-        if hosts := self._hosts:
-            hosts.free()
+        self._thread.join(KILL_SECONDS)
+        if self._thread.is_alive() and self._hosts:
+            self._hosts.free()
 
     def __enter__(self) -> Self:
         return self
@@ -210,6 +213,8 @@ class HostGroup:
             return False, [lost(error)]
         ends = ProgramEnds(hosts.actors)
         was_ready = self._watch(ends, url)
+        if self._killed.is_set():
+            raise NotWantedError
         self._wait_for_others(ends)
         self._stop(hosts)
         return was_ready, ends.at_last()
