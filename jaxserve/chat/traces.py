@@ -13,7 +13,7 @@ from jaxserve.tokenizer import MARK
 
 # Letters of a text that stands in a prompt only because somebody says it, and not by chance.
 LONG = 16
-KEYS = 10**9  # numbers that tell the marks of a search from those of any other
+LARGEST_KEY = 10**9  # of the numbers that tell the marks of a search from all others
 
 Message = Mapping[str, Any]
 
@@ -48,7 +48,7 @@ def left_out(
     said = list(_said(messages, shown))
     if _stand_in_order(said, text):
         return None
-    key = secrets.randbelow(KEYS)
+    key = secrets.randbelow(LARGEST_KEY)
     try:
         marked = render(_with_marks(shown, said, key))
     except ChatError:

@@ -37,6 +37,7 @@ _HOMES = {
     "write_answers": "batches",
 }
 _OLDEST = (2, 60)  # release of Ray; older ones were not tested
+_TOO_NEW = (2, 64)  # ends the option of Ray Data that bounds restarts
 
 
 def _check_ray() -> None:
@@ -46,10 +47,11 @@ def _check_ray() -> None:
         installed = version("ray")
     except PackageNotFoundError:
         raise ImportError(f"jaxserve.ray needs Ray, which is not installed ({remedy})") from None
-    if tuple(map(int, installed.split(".")[:2])) < _OLDEST:
-        oldest = ".".join(map(str, _OLDEST))
+    if not _OLDEST <= tuple(map(int, installed.split(".")[:2])) < _TOO_NEW:
+        oldest, too_new = (".".join(map(str, each)) for each in (_OLDEST, _TOO_NEW))
         raise ImportError(
-            f"Ray {installed} is installed; jaxserve.ray needs {oldest} or newer ({remedy})"
+            f"Ray {installed} is installed; jaxserve.ray needs {oldest} or newer, below {too_new} "
+            f"({remedy})"
         )
 
 

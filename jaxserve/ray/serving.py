@@ -130,7 +130,11 @@ def openai_app(
     Raises:
         ConfigError: An argument is of another type.
     """
-    _check_types(replicas, tokens, allowed_hosts)
+    _check_replicas(replicas)
+    _check_texts("tokens", tokens)
+    _check_texts("allowed_hosts", allowed_hosts)
+    for argument, value in (("scaling", scaling), ("resources", resources), ("options", options)):
+        _check_mapping(argument, value)
     needs = dict(resources or {})
     settings: dict[str, Any] = {
         "name": "jaxserve",
@@ -159,14 +163,22 @@ def openai_app(
     )
 
 
-def _check_types(replicas: object, tokens: object, allowed_hosts: object) -> None:
-    """Raise ConfigError for what a file or a command may get wrong without notice."""
+def _check_replicas(replicas: object) -> None:
     both = replicas if isinstance(replicas, tuple | list) else (replicas, replicas)
     if len(both) != 2 or any(type(each) is not int for each in both):
         raise ConfigError(f"replicas is {replicas!r:.80}; give a number, or the least and the most")
-    for name, texts in (("tokens", tokens), ("allowed_hosts", allowed_hosts)):
-        if isinstance(texts, str) or not all(isinstance(each, str) for each in texts):  # pyright: ignore[reportGeneralTypeIssues]
-            raise ConfigError(f"{name} is of type {type(texts).__name__}; give a list of texts")
+
+
+def _check_texts(name: str, texts: object) -> None:
+    """Raise ConfigError unless it is a list of texts; the error repeats none, which are secret."""
+    is_list = isinstance(texts, Sequence) and not isinstance(texts, str)
+    if not is_list or not all(isinstance(each, str) for each in texts):
+        raise ConfigError(f"{name} is no list of texts; give one")
+
+
+def _check_mapping(name: str, value: object) -> None:
+    if value is not None and not isinstance(value, Mapping):
+        raise ConfigError(f"{name} is {value!r:.80}; give a mapping of names to values")
 
 
 def scaling_between(least: int, most: int, **fields: Any) -> AutoscalingConfig:
@@ -191,6 +203,8 @@ def build(arguments: dict[str, Any]) -> serve.Application:
         raise ConfigError("model is missing; give a folder or org/name of a model on the hub")
     engine = given.pop("engine", None)
     limits = given.pop("limits", None)
+    for name, value in (("engine", engine), ("limits", limits), ("options", given.get("options"))):
+        _check_mapping(name, value)
     if engine:
         given["options"] = {**given.get("options", {}), "options": EngineOptions(**engine)}
     if limits:

@@ -221,7 +221,12 @@ def test_arguments_of_the_command() -> None:
         ({"replicas": "2.0"}, "replicas is 2.0; give a number, or the least and the most"),
         ({"replicas": "true"}, "replicas is True; give"),
         ({"replicas": [1, 2, 3]}, r"replicas is \[1, 2, 3\]; give"),
-        ({"tokens": '"secret"'}, "tokens is of type str; give a list of texts"),
+        ({"tokens": '"secret"'}, "tokens is no list of texts"),
+        ({"tokens": "5"}, "tokens is no list of texts"),
+        ({"tokens": "[5]"}, "tokens is no list of texts"),
+        ({"resources": "4"}, "resources is 4; give a mapping"),
+        ({"engine": "[]"}, r"engine is \[\]; give a mapping"),
+        ({"limits": "1"}, "limits is 1; give a mapping"),
         (
             {"allowed_hosts": "example.org"},
             r"allowed_hosts is 'example.org', which is no JSON such",
