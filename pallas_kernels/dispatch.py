@@ -10,6 +10,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from jaxserve.pallas_kernels.errors import KernelError
+from jaxserve.pallas_kernels.gated_delta import api as gated_delta
+from jaxserve.pallas_kernels.gated_delta import chunked as gated_delta_chunked
 from jaxserve.pallas_kernels.grouped_matmul import api as grouped
 from jaxserve.pallas_kernels.grouped_matmul import reference as grouped_reference
 from jaxserve.pallas_kernels.implementations import Implementations
@@ -61,6 +63,18 @@ def _quantized_tpu() -> quantized.QuantizedMatmul:
     return tpu
 
 
+def _gated_delta_gpu() -> gated_delta.GatedDelta:
+    from jaxserve.pallas_kernels.gated_delta import gpu
+
+    return gpu
+
+
+def _gated_delta_tpu() -> gated_delta.GatedDelta:
+    from jaxserve.pallas_kernels.gated_delta import tpu
+
+    return tpu
+
+
 IMPLEMENTATIONS: Final[Mapping[str, paged.PagedAttention]] = Implementations(
     {
         "reference": lambda: reference,
@@ -74,6 +88,9 @@ GROUPED: Final[Mapping[str, grouped.GroupedMatmul]] = Implementations(
 )
 QUANTIZED: Final[Mapping[str, quantized.QuantizedMatmul]] = Implementations(
     {"reference": lambda: quantized_reference, "gpu": _quantized_gpu, "tpu": _quantized_tpu}
+)
+RECURRENCES: Final[Mapping[str, gated_delta.GatedDelta]] = Implementations(
+    {"reference": lambda: gated_delta_chunked, "gpu": _gated_delta_gpu, "tpu": _gated_delta_tpu}
 )
 # The platform of each implementation that runs on one alone.
 PLATFORMS: Final[Mapping[str, str]] = MappingProxyType({"cpu": "cpu", "gpu": "gpu", "tpu": "tpu"})
@@ -90,6 +107,7 @@ GROUPED_CANDIDATES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 QUANTIZED_CANDIDATES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {**GROUPED_CANDIDATES, "tpu": ("tpu", "reference")}
 )
+RECURRENCE_CANDIDATES: Final = QUANTIZED_CANDIDATES
 
 
 def choose(
@@ -147,6 +165,28 @@ def choose_quantized(
         lambda kernel: [asked],
         refused,
         QUANTIZED_CANDIDATES,
+    )
+
+
+def choose_recurrence(
+    name: str,
+    platform: str,
+    asked: Sequence[tuple[gated_delta.Options, gated_delta.Demand]],
+    refused: Callable[[str, KernelError], None] = lambda name, error: None,
+) -> str:
+    """Return the name of the implementation of the gated delta rule; see `choose`.
+
+    Args:
+        asked: States that are to be advanced.
+    """
+    return _choose(
+        "recurrence",
+        RECURRENCES,
+        name,
+        platform,
+        lambda kernel: asked,
+        refused,
+        RECURRENCE_CANDIDATES,
     )
 
 

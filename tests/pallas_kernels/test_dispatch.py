@@ -8,6 +8,7 @@ import pytest
 
 from jaxserve.pallas_kernels import dispatch
 from jaxserve.pallas_kernels.errors import KernelError
+from jaxserve.pallas_kernels.gated_delta import api as gated_delta
 from jaxserve.pallas_kernels.grouped_matmul import api as grouped
 from jaxserve.pallas_kernels.paged_attention.api import Demand, Layout, Options
 from jaxserve.pallas_kernels.quantized_matmul import api as quantized
@@ -26,6 +27,8 @@ WEIGHT = (
     quantized.Options("some chip"),
     quantized.Demand(256, (2, 256), 128, jnp.dtype("bfloat16")),
 )
+
+STATES = gated_delta.Options("some chip"), gated_delta.Demand(16, 3, 128, 128, 4)
 
 
 def fake_implementation(most_rows: int) -> SimpleNamespace:
@@ -110,6 +113,30 @@ def test_quantized_products_that_no_kernel_takes_are_the_references(platform: st
         KernelError, match=r"activations of float32: .* --quantized-matmul reference\)"
     ):
         dispatch.choose_quantized(platform, platform, exact)
+
+
+@pytest.mark.parametrize("platform", dispatch.RECURRENCE_CANDIDATES)
+def test_every_candidate_for_recurrent_states_exists(platform: str) -> None:
+    assert set(dispatch.RECURRENCE_CANDIDATES[platform]) <= set(dispatch.RECURRENCES)
+    assert (
+        dispatch.choose_recurrence("auto", platform, [STATES])
+        == dispatch.RECURRENCE_CANDIDATES[platform][0]
+    )
+
+
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+def test_states_that_no_kernel_takes_are_the_references(platform: str) -> None:
+    said: list[str] = []
+    narrow = STATES[0], STATES[1]._replace(v=64)
+    chosen = dispatch.choose_recurrence(
+        "auto", platform, [narrow], lambda name, error: said.append(f"{name}: {error}")
+    )
+    assert chosen == "reference" and said[0].startswith(f"{platform}: states of 128 x 64 numbers")
+    with pytest.raises(KernelError, match=r"states of 128 x 64 .*\(--recurrence reference\)"):
+        dispatch.choose_recurrence(platform, platform, [narrow])
+    with pytest.raises(KernelError, match=r"recurrence 'gpu' runs on 'gpu', and this is 'cpu'"):
+        dispatch.choose_recurrence("gpu", "cpu", [STATES])
+    assert dispatch.choose_recurrence("reference", platform, [STATES]) == "reference"
 
 
 @pytest.fixture

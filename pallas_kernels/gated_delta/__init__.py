@@ -1,0 +1,1 @@
+"""Recurrent states of the gated delta rule."""
