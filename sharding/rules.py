@@ -20,6 +20,18 @@ Multi-head latent attention adds:
     u    dimensions of a head that are not rotated
     w    dimensions of a head's value
     c = y + m + 2i numbers that a token is compressed to
+
+Layers with a recurrent state add:
+
+    k    key heads       r  value heads of a key head     d, v  numbers of a key and of a value
+    f = 2d + rv          numbers of a key head that are convolved: its query, its key, its values
+    e = f + rv           those, and the gates of its values
+    b = 2r               writing strengths of a key head's value heads, then their decays
+    t    taps of the convolution                          s     slots, each with one state
+
+and where the convolution is all of such a layer:
+
+    k    heads           f  numbers of a head             e = 3f  those, and the gates around them
 """
 
 import math
@@ -41,6 +53,7 @@ RULES: Final[Rules] = MappingProxyType(
         "N": ("tensor",),
         "K": ("tensor",),
         "F": ("tensor",),
+        "k": ("tensor",),
     }
 )
 WORDS: Final[Mapping[str, str]] = MappingProxyType(  # for error messages
@@ -51,6 +64,7 @@ WORDS: Final[Mapping[str, str]] = MappingProxyType(  # for error messages
         "N": "query heads",
         "K": "kv heads",
         "F": "mlp",
+        "k": "heads of layers with a state",
     }
 )
 

@@ -14,7 +14,7 @@ import numpy as np
 from jaxserve.checkpoints.orbax_store import AS_STORED, OrbaxCheckpoint
 from jaxserve.checkpoints.safetensors_reader import check_finite
 from jaxserve.errors import ModelError
-from jaxserve.loading.match import by_parameter
+from jaxserve.loading.match import by_parameter, weight_table
 from jaxserve.loading.orbax_layout import parameter_name
 from jaxserve.loading.spec import read_spec
 from jaxserve.loading.tensor_names import naming_of
@@ -103,7 +103,9 @@ def _rows(
     """Yield the rows of the weight table, each with its parameter's axes and stored array."""
     declared = declarations(param_specs(spec, jnp.dtype(jnp.float32)))
     axes = {path: param.axes for path, param in declared if isinstance(param, ParamSpec)}
-    for path, group in by_parameter(family.tensors(spec)).items():
+    naming = naming_of(checkpoint.source)
+    table = weight_table(family, spec, naming, checkpoint.source)
+    for path, group in by_parameter(table).items():
         stored = checkpoint.tensors.get(parameter_name(path))
         if stored is None:
             raise ModelError(

@@ -21,7 +21,7 @@ from jaxserve.loading.match import by_parameter, match_tensors, stored_tensors
 from jaxserve.loading.orbax_layout import match_parameters, unquantized_dtypes
 from jaxserve.loading.spec import ModelCheckpoint
 from jaxserve.models.declarations import Declaration, declarations
-from jaxserve.models.decoder import kept_float32, param_specs
+from jaxserve.models.decoder import param_specs, stored_float32
 from jaxserve.models.families.weight_table import ParamPath, Stored, Tensor
 from jaxserve.models.matmul_w8a8 import check_chip
 from jaxserve.models.precision import XLA, check_dtype
@@ -150,15 +150,15 @@ def _dtype(asked: str, stored: Sequence[tuple[ParamPath, np.dtype]], spec: Model
     """Return the dtype of weights that are not quantized.
 
     Of auto it is float32 if any weight is stored wider than 16 bits, else bfloat16. Parameters that
-    the architecture keeps in float32 say nothing about that.
+    files have in float32 whatever the others are say nothing about that.
 
     Args:
         stored: Paths of parameters, each with its dtype.
     """
     if asked in DTYPES:
         return jnp.dtype(DTYPES[asked])
-    kept = kept_float32(spec)
-    wide = any(dtype.itemsize > 2 for path, dtype in stored if path[-1] not in kept)
+    apart = stored_float32(spec)
+    wide = any(dtype.itemsize > 2 for path, dtype in stored if path[-1] not in apart)
     return jnp.dtype(DTYPES["float32" if wide else "bfloat16"])
 
 

@@ -67,7 +67,8 @@ def match_tensors(family: Family, spec: ModelSpec, tensors: Mapping[str, Stored]
     """
     naming = naming_of(tensors)
     table = [
-        replace(row, name=_own_name(row.name, naming, tensors)) for row in family.tensors(spec)
+        replace(row, name=_own_name(row.name, naming, tensors))
+        for row in weight_table(family, spec, naming, tensors)
     ]
     wanted = {row.name for row in table}
     missing = sorted(wanted - tensors.keys())
@@ -85,6 +86,23 @@ def match_tensors(family: Family, spec: ModelSpec, tensors: Mapping[str, Stored]
             f"{first_names(extra)}"
         )
     return [row.as_stored(tensors[row.name].shape, row.sizes(spec)) for row in table]
+
+
+def weight_table(
+    family: Family, spec: ModelSpec, naming: Naming, names: Collection[str]
+) -> list[Tensor]:
+    """Return the family's weight table of which a checkpoint lacks fewest tensors.
+
+    Names in the table are plain ones.
+
+    Args:
+        names: Names of the checkpoint's tensors.
+    """
+    tables = [of_spec(spec) for of_spec in (family.tensors, *family.other_tensors)]
+    return min(
+        tables,
+        key=lambda table: sum(_own_name(row.name, naming, names) not in names for row in table),
+    )
 
 
 def _own_name(plain: str, naming: Naming, tensors: Collection[str]) -> str:

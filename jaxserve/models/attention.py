@@ -1,9 +1,11 @@
 """Self-attention over pages: projections, norms and rotation around the attention kernel."""
 
+import jax
+import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float
 
-from jaxserve.models.layers import flatten, project, rms_norm
+from jaxserve.models.layers import einsum, flatten, project, rms_norm
 from jaxserve.models.rope import rotate
 from jaxserve.models.sharded_attention import Attend, Rotation
 from jaxserve.models.spec import ModelSpec
@@ -23,6 +25,8 @@ def axes(spec: ModelSpec) -> dict[str, str]:
         found |= {"qkv_bias": "KQH"}
     if spec.out_bias:
         found |= {"o_bias": "D"}
+    if spec.attn_gate:
+        found |= {"attn_gate": "DNH"}
     if spec.sinks:
         found |= {"sinks": "N"}
     return found
@@ -56,10 +60,20 @@ def self_attention(
     if spec.qk_norm_after_rope:
         q, k = _qk_norms(spec, weights, q, k)
     out, pages = attend(q, k, v, pages, weights.get("sinks"))
+    if spec.attn_gate:
+        out = _gated(weights, x, out)
     # Heads are flattened: when N and H are contracted as two dimensions, XLA copies the weight in
     # another order in every step.
     flat = weights | {"o": flatten(weights["o"])}
     return project("TM,MD->TD", out.reshape(len(out), -1), flat, "o").astype(x.dtype), pages
+
+
+def _gated(
+    weights: dict, x: Float[Array, "T D"], out: Float[Array, "T N H"]
+) -> Float[Array, "T N H"]:
+    """Multiply what attention returns by the sigmoid of the gates that the layer's input gives."""
+    gates = einsum("TD,DNH->TNH", x, weights["attn_gate"]).astype(x.dtype).astype(jnp.float32)
+    return (out.astype(jnp.float32) * jax.nn.sigmoid(gates)).astype(x.dtype)
 
 
 def _qk_norms(

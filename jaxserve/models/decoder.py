@@ -13,10 +13,10 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxserve.errors import ModelError
-from jaxserve.models import attention, latent, moe
+from jaxserve.models import attention, gated_delta, latent, moe, short_convolution
 from jaxserve.models.attention import norm, self_attention
 from jaxserve.models.latent import latent_attention
-from jaxserve.models.layer_kind import LayerKind
+from jaxserve.models.layer_kind import ConvState, DeltaState, LayerKind
 from jaxserve.models.layers import einsum, softcap
 from jaxserve.models.mlp import gated_mlp
 from jaxserve.models.moe import Experts
@@ -24,9 +24,12 @@ from jaxserve.models.precision import XLA
 from jaxserve.models.quant import QuantScheme, quantized_specs
 from jaxserve.models.rope import tables
 from jaxserve.models.sharded_attention import Attend, Rotation
+from jaxserve.models.sharded_state import LayerStates, Recurrence, Unsettled
 from jaxserve.models.spec import ModelSpec
 from jaxserve.models.summed_last import SummedLast, product_in, summed_last_specs
+from jaxserve.pallas_kernels.gated_delta.api import DeltaStates
 from jaxserve.pallas_kernels.paged_attention.api import Pages
+from jaxserve.pallas_kernels.short_convolution.api import ConvStates
 from jaxserve.sharding.params import ParamSpec
 
 NORMS = {
@@ -36,12 +39,18 @@ NORMS = {
 }
 MIN_LENGTH = 1e-12  # divisor of shorter vectors, so that a vector of zeros stays one
 
+Kept = Pages | LayerStates  # what a layer keeps of sequences
+Written = Kept | Unsettled  # what a step makes of it
+Mixer = Attend | Recurrence  # what mixes the tokens of a sequence in a layer
+
 
 class Forwarded(NamedTuple):
     """The results of one step through the layers."""
 
     hidden: Float[Array, "T D"]  # before the final norm
-    pages: tuple[Pages, ...]  # with this step's K and V
+    # Of each layer: pages with this step's K and V, or states behind it, which are Unsettled in a
+    # step that verifies drafted tokens.
+    written: tuple[Written, ...]
     # Tokens that each expert answered, per lane and layer with experts; None for models without.
     load: Int[Array, "A M E"] | None
 
@@ -54,12 +63,19 @@ def layer_axes(spec: ModelSpec, layer: int) -> dict:
             f"layer {layer} has its own {', '.join(kind.own)}; the decoder's layers have those of "
             f"the model"
         )
-    axes = latent.axes(spec, kind.latent) if kind.latent else attention.axes(spec)
-    axes |= dict.fromkeys(NORMS[spec.norms], "D")
+    axes = _mixer_axes(spec, kind) | dict.fromkeys(NORMS[spec.norms], "D")
     if spec.has_experts(layer):
         return axes | moe.axes(spec)
     biases = {"gate_up_bias": "CF", "down_bias": "D"} if spec.mlp_bias else {}
     return axes | {"gate_up": "DCF", "down": "FD"} | biases
+
+
+def _mixer_axes(spec: ModelSpec, kind: LayerKind) -> dict[str, str]:
+    """Return parameter name -> axes of a layer's attention, or of what it has in place of it."""
+    if kind.state:
+        is_convolution = isinstance(kind.state, ConvState)
+        return dict(short_convolution.AXES if is_convolution else gated_delta.AXES)
+    return latent.axes(spec, kind.latent) if kind.latent else attention.axes(spec)
 
 
 def param_specs(
@@ -90,7 +106,16 @@ def param_specs(
 
 def kept_float32(spec: ModelSpec) -> frozenset[str]:
     """Return the names of parameters that are float32 whatever the dtype of the others."""
-    return spec.mixture.kept_float32 if spec.mixture else frozenset()
+    of_mixture = spec.mixture.kept_float32 if spec.mixture else frozenset()
+    is_delta = isinstance(spec.state, DeltaState)
+    return of_mixture | gated_delta.KEPT_FLOAT32 if is_delta else of_mixture
+
+
+def stored_float32(spec: ModelSpec) -> frozenset[str]:
+    """Return the names of parameters that may be stored in float32 whatever the others are."""
+    kept = kept_float32(spec)
+    is_delta = isinstance(spec.state, DeltaState)
+    return kept | gated_delta.STORED_FLOAT32 if is_delta else kept
 
 
 def _specs(spec: ModelSpec, axes: dict, dtype: jnp.dtype, block: str = "") -> dict:
@@ -107,7 +132,8 @@ def _spec(
     spec: ModelSpec, axes: str, dtype: jnp.dtype, name: str = "", block: str = ""
 ) -> ParamSpec:
     shape = tuple(spec.sizes(block)[letter] for letter in axes)
-    mean = 1.0 if name.endswith("norm") and not spec.norm_plus_one else 0.0
+    plain_norm = name == gated_delta.NORM or (name.endswith("norm") and not spec.norm_plus_one)
+    mean = 1.0 if plain_norm else 0.0
     if name in kept_float32(spec):
         dtype = jnp.dtype(np.float32)
     return ParamSpec(axes, shape, dtype, mean)
@@ -116,17 +142,17 @@ def _spec(
 def forward(
     params: dict,
     spec: ModelSpec,
-    pages: tuple[Pages, ...],
+    kept: tuple[Kept, ...],
     tokens: Int[Array, "T"],
     positions: Int[Array, "T"],
-    attends: tuple[Attend, ...],
+    mixers: tuple[Mixer, ...],
     experts: Experts | None = None,
 ) -> Forwarded:
     """Pass all of a step's tokens through the layers.
 
     Args:
-        pages: Pages of each layer; layers of a page group share theirs.
-        attends: Attention of each layer; layers of a page group share theirs.
+        kept: Pages or states of each layer.
+        mixers: Attention of each layer, or its recurrence; layers of a group share theirs.
         experts: Expert layers, for models that have experts.
     """
     x = params["embed"][tokens]
@@ -139,18 +165,14 @@ def forward(
         if spec.window_rope
         else rotation
     )
-    written = list[Pages]()
+    written = list[Written]()
     loads = list[jax.Array]()
-    for weights, layer_pages, attend, kind in zip(
-        params["layers"], pages, attends, spec.kinds, strict=True
-    ):
+    for weights, own, mixer, kind in zip(params["layers"], kept, mixers, spec.kinds, strict=True):
         turn = rotation if kind.window is None else in_window
-        if not kind.rope:
+        if not kind.rope or kind.state:
             turn = None
-        x, layer_pages, load = decoder_layer(
-            weights, x, turn, attend, layer_pages, experts, spec, kind
-        )
-        written.append(layer_pages)
+        x, new, load = decoder_layer(weights, x, turn, mixer, own, experts, spec, kind)
+        written.append(new)
         if load is not None:
             loads.append(load)
     return Forwarded(x, tuple(written), jnp.stack(loads, 1) if loads else None)
@@ -163,29 +185,26 @@ def decoder_layer(
     weights: dict,
     x: Float[Array, "T D"],
     rotation: Rotation | None,
-    attend: Attend,
-    pages: Pages,
+    mixer: Mixer,
+    kept: Kept,
     experts: Experts | None,
     spec: ModelSpec,
     kind: LayerKind,
-) -> tuple[Float[Array, "T D"], Pages, Int[Array, "A E"] | None]:
+) -> tuple[Float[Array, "T D"], Written, Int[Array, "A E"] | None]:
     """Pass all of a step's tokens through one layer.
 
     Args:
         weights: The layer's parameters by name, as layer_axes has them.
         rotation: None for a layer without a rope.
+        mixer: Attention with `kept` pages, or a recurrence with `kept` states.
         experts: As in `forward`; a layer without experts does not use them.
 
     Returns:
-        The hidden states, the layer's pages with this step's K and V, and for each lane how many
-        tokens each expert answered, None for a layer without experts.
+        The hidden states, what is `written` of Forwarded, and for each lane how many tokens each
+        expert answered, None for a layer without experts.
     """
     normed = _norm(spec, weights, "attn_norm", x)
-    if kind.latent:
-        assert rotation
-        out, pages = latent_attention(kind.latent, weights, normed, rotation, attend, pages)
-    else:
-        out, pages = self_attention(spec, weights, normed, rotation, attend, pages)
+    out, written = _mix(spec, kind, weights, normed, rotation, mixer, kept)
     x = x + _scaled(spec, _norm(spec, weights, "attn_out_norm", out))
     normed = _norm(spec, weights, "mlp_norm", x)
     load = None
@@ -193,7 +212,30 @@ def decoder_layer(
         out, load = experts(weights, normed)
     else:
         out = gated_mlp(spec, weights, normed).astype(x.dtype)
-    return x + _scaled(spec, _norm(spec, weights, "mlp_out_norm", out)), pages, load
+    return x + _scaled(spec, _norm(spec, weights, "mlp_out_norm", out)), written, load
+
+
+def _mix(
+    spec: ModelSpec,
+    kind: LayerKind,
+    weights: dict,
+    x: Float[Array, "T D"],
+    rotation: Rotation | None,
+    mixer: Mixer,
+    kept: Kept,
+) -> tuple[Float[Array, "T D"], Written]:
+    """Apply the layer's attention, or what it has in place of it; see `decoder_layer`."""
+    if isinstance(mixer, Recurrence):
+        if isinstance(kind.state, ConvState):
+            assert isinstance(kept, ConvStates)
+            return short_convolution.short_convolution(kind.state, weights, x, mixer, kept)
+        assert kind.state and isinstance(kept, DeltaStates)
+        return gated_delta.gated_delta(spec, kind.state, weights, x, mixer, kept)
+    assert isinstance(kept, Pages)
+    if kind.latent:
+        assert rotation
+        return latent_attention(kind.latent, weights, x, rotation, mixer, kept)
+    return self_attention(spec, weights, x, rotation, mixer, kept)
 
 
 def _scaled(spec: ModelSpec, out: Float[Array, "T D"]) -> Float[Array, "T D"]:
@@ -206,6 +248,22 @@ def _scaled(spec: ModelSpec, out: Float[Array, "T D"]) -> Float[Array, "T D"]:
 def _norm(spec: ModelSpec, weights: dict, name: str, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
     """Apply the layer's norm of this name; return x where the architecture has none there."""
     return norm(spec, x, weights[name]) if name in weights else x
+
+
+def settled(written: tuple[Written, ...], counts: Int[Array, "A R"]) -> tuple[Kept, ...]:
+    """Return what the layers keep once it is known how many tokens of each row count.
+
+    Pages need nothing: what is written behind a row's length is overwritten later.
+    """
+    return tuple(
+        _settled_layer(each, counts) if isinstance(each, Unsettled) else each for each in written
+    )
+
+
+# Traced and lowered once for all layers, see decoder_layer.
+@jax.jit
+def _settled_layer(unsettled: Unsettled, counts: Int[Array, "A R"]) -> LayerStates:
+    return unsettled.settle(counts)
 
 
 def logits(params: dict, spec: ModelSpec, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:

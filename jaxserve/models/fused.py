@@ -7,6 +7,7 @@ beside each other, so that splitting kv heads splits all three alike.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from types import MappingProxyType
 from typing import Final
 
@@ -41,6 +42,18 @@ PARTS: Final[Mapping[str, Part]] = MappingProxyType(
         "compress_query_bias": Part("compress_bias", "c", "y"),
         "compress_latent_bias": Part("compress_bias", "c", "m"),
         "compress_rotated_bias": Part("compress_bias", "c", "(ji)"),
+        "state_query": Part("state_in", "e", "d"),
+        "state_key": Part("state_in", "e", "d"),
+        "state_value": Part("state_in", "e", "(rv)"),
+        "state_gate": Part("state_in", "e", "(rv)"),
+        "writing": Part("state_rates", "b", "r"),
+        "decay": Part("state_rates", "b", "r"),
+        "query_taps": Part("state_taps", "f", "d"),
+        "key_taps": Part("state_taps", "f", "d"),
+        "value_taps": Part("state_taps", "f", "(rv)"),
+        "conv_before": Part("conv_in", "e", "f"),
+        "conv_behind": Part("conv_in", "e", "f"),
+        "conv_value": Part("conv_in", "e", "f"),
         "query_plain": Part("query", "H", "u"),
         "query_rotated": Part("query", "H", "(ji)"),
     }
@@ -66,11 +79,10 @@ def head_slice(letters: str, sizes: Mapping[str, int]) -> dict[str, tuple[str, s
 def fused_slice(name: str, sizes: Mapping[str, int]) -> dict[str, tuple[str, slice]]:
     """Map the fused axis to a weight's own letters there and to the entries that it fills."""
     part = PARTS[name]
-    begin = 0
-    for other, earlier in PARTS.items():
-        size = math.prod(sizes[letter] for letter in earlier.letters.strip("()"))
-        if other == name:
-            break
-        if earlier.fused == part.fused:
-            begin += size
-    return {part.axis: (part.letters, slice(begin, begin + size))}
+    together = {other: each for other, each in PARTS.items() if each.fused == part.fused}
+    lengths = {
+        other: math.prod(sizes[letter] for letter in each.letters.strip("()"))
+        for other, each in together.items()
+    }
+    begin = sum(lengths[other] for other in takewhile(lambda other: other != name, together))
+    return {part.axis: (part.letters, slice(begin, begin + lengths[name]))}

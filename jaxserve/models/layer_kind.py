@@ -44,11 +44,79 @@ class Latent:
 
 
 @dataclass(frozen=True)
+class DeltaState:
+    """State of a layer with the gated delta rule (Yang et al. 2024), in place of attention.
+
+    The layer keeps, for each value head, a matrix of key_dim x value_dim numbers, and the inputs of
+    a short convolution: those of the newest taps - 1 tokens.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int  # numbers of a query and of a key
+    value_dim: int  # numbers of a value
+    taps: int  # tokens that an output of the convolution is computed from, its own included
+
+    def __post_init__(self) -> None:
+        least = {name: 1 for name in ("key_heads", "value_heads", "key_dim", "value_dim")}
+        for name, limit in (least | {"taps": 2}).items():
+            size = getattr(self, name)
+            if size < limit:
+                raise ModelError(f"a layer's state: {name} is {size}; it must be at least {limit}")
+        if self.value_heads % self.key_heads:
+            raise ModelError(
+                f"a layer's state: {self.value_heads} value heads do not divide by "
+                f"{self.key_heads} key heads"
+            )
+
+    def sizes(self) -> dict[str, int]:
+        """Return the size of the dimensions that only layers with a state have, by letter."""
+        r = self.value_heads // self.key_heads
+        f = 2 * self.key_dim + r * self.value_dim
+        return {
+            "k": self.key_heads,
+            "r": r,
+            "d": self.key_dim,
+            "v": self.value_dim,
+            "f": f,
+            "e": f + r * self.value_dim,
+            "b": 2 * r,
+            "t": self.taps,
+        }
+
+
+@dataclass(frozen=True)
+class ConvState:
+    """State of a layer that is a short convolution, in place of attention (LFM2).
+
+    The layer keeps the convolution's inputs of the newest taps - 1 tokens.
+    """
+
+    heads: int  # parts of the inputs that devices do not split
+    channels: int  # inputs of a head
+    taps: int  # tokens that an output is computed from, its own included
+
+    def __post_init__(self) -> None:
+        for name, limit in {"heads": 1, "channels": 1, "taps": 2}.items():
+            size = getattr(self, name)
+            if size < limit:
+                raise ModelError(f"a layer's state: {name} is {size}; it must be at least {limit}")
+
+    def sizes(self) -> dict[str, int]:
+        """Return the size of the dimensions that only layers with a state have, by letter."""
+        f = self.channels
+        return {"k": self.heads, "f": f, "e": 3 * f, "t": self.taps}
+
+
+LayerState = DeltaState | ConvState
+
+
+@dataclass(frozen=True)
 class LayerKind:
-    """Attention of one layer, and what the layer keeps of every token.
+    """Attention of one layer or its state, and what the layer keeps of a sequence.
 
     Raises ModelError for sizes that are too small, for latent attention without a rope, and for a
-    layer with a slot that has anything else.
+    layer with a state that has anything else.
     """
 
     window: int | None = None  # tokens that a query sees, including its own; None: all before it
@@ -58,7 +126,8 @@ class LayerKind:
     v_dim: int | None = None  # numbers of a kept value; None: as many as of a key; 0: keys alone
     # Earlier layer whose keys and values this layer reads, in place of any of its own.
     entries_of: int | None = None
-    slot: bool = False  # keeps one state per sequence, in a slot, and nothing of single tokens
+    # One state per sequence, in a slot, and nothing of single tokens; None for attention.
+    state: LayerState | None = None
     rope: bool = True  # False: queries and keys are not rotated
 
     def __post_init__(self) -> None:
@@ -69,17 +138,16 @@ class LayerKind:
                 raise ModelError(f"a layer's {name} is {value}; it must be at least {limit}")
         if self.latent and not self.rope:
             raise ModelError("latent attention without a rope is not implemented")
-        names = {field.name for field in fields(self)} - {"slot", "rope"}
+        names = {field.name for field in fields(self)} - {"state", "rope"}
         others = [getattr(self, name) for name in names]
-        if self.slot and any(value is not None for value in others):
+        if self.state and any(value is not None for value in others):
             raise ModelError(f"a layer that keeps one state per sequence keeps no tokens: {self}")
 
     @property
     def own(self) -> tuple[str, ...]:
         """Names of the fields in which the layer's entries are not simply the model's."""
         names = ("kv_heads", "head_dim", "v_dim", "entries_of")
-        found = tuple(name for name in names if getattr(self, name) is not None)
-        return (*found, "slot") if self.slot else found
+        return tuple(name for name in names if getattr(self, name) is not None)
 
 
 def windowed(windows: Iterable[int | None]) -> tuple[LayerKind, ...]:

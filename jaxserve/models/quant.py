@@ -29,7 +29,8 @@ from jaxserve.pallas_kernels.quantized_matmul.api import GROUPS, Demand, Quantiz
 from jaxserve.sharding.params import ParamSpec, is_param_spec
 
 # Names of parameters that are quantized -> the letters that their product sums over. Not here: two
-# matrices of latent attention that are applied head by head, and routers.
+# matrices of latent attention that are applied head by head, the rates of layers with a state, and
+# routers.
 CONTRACTED: Final[Mapping[str, str]] = MappingProxyType(
     {
         "qkv": "D",
@@ -38,6 +39,11 @@ CONTRACTED: Final[Mapping[str, str]] = MappingProxyType(
         "down": "F",
         "compress": "D",
         "query": "Dy",
+        "attn_gate": "D",
+        "state_in": "D",
+        "state_out": "krv",
+        "conv_in": "D",
+        "conv_out": "kf",
         "head": "D",
     }
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from jaxserve.errors import ModelError
-from jaxserve.models.layer_kind import Latent, LayerKind, PageGroup
+from jaxserve.models.layer_kind import Latent, LayerKind, LayerState, PageGroup
 from jaxserve.models.mixture import Mixture
 from jaxserve.models.rope import QueryGrowth, Rope
 
@@ -65,6 +65,8 @@ class ModelSpec:
     attn_softcap: float | None = None  # scores s become cap * tanh(s / cap)
     final_softcap: float | None = None  # the same for logits
     sinks: bool = False  # a score per query head that takes part in the softmax and has no value
+    # What attention returns is multiplied by the sigmoid of gates, which the layer's input gives.
+    attn_gate: bool = False
     mixture: Mixture | None = None
     # What ends the context at max_positions, where it ends before max_position_embeddings.
     context_note: str = ""
@@ -105,6 +107,13 @@ class ModelSpec:
         latents = {kind.latent for kind in self.layers if kind.latent}
         if len(latents) > 1:
             raise ModelError(f"layers differ in the sizes of latent attention: {latents}")
+        states = {kind.state for kind in self.layers if kind.state}
+        if len(states) > 1:
+            raise ModelError(f"layers differ in the sizes of their states: {states}")
+        if states and not self.page_groups():
+            raise ModelError("a model whose layers all have a state is not implemented")
+        if latents and self.attn_gate:
+            raise ModelError("latent attention has no gates")
         if latents and self.query_growth:
             raise ModelError("latent attention has no queries that grow with their position")
         if self.query_growth and not all(kind.rope for kind in self.layers):
@@ -119,7 +128,7 @@ class ModelSpec:
             if owner is None:
                 continue
             earlier = self.layers[:layer][owner : owner + 1]
-            if not any(kind.entries_of is None and not kind.slot for kind in earlier):
+            if not any(kind.entries_of is None and not kind.state for kind in earlier):
                 raise ModelError(
                     f"layer {layer} reads the entries of layer {owner}, which must be an earlier "
                     f"one that has entries"
@@ -134,6 +143,16 @@ class ModelSpec:
     def latent(self) -> Latent | None:
         """Sizes of latent attention, which its layers have in common; None without such layers."""
         return next((kind.latent for kind in self.layers if kind.latent), None)
+
+    @property
+    def state(self) -> LayerState | None:
+        """Sizes of the layers' states, which they have in common; None without such layers."""
+        return next((kind.state for kind in self.layers if kind.state), None)
+
+    @property
+    def state_layers(self) -> tuple[int, ...]:
+        """The layers that keep one state per sequence."""
+        return tuple(layer for layer, kind in enumerate(self.layers) if kind.state)
 
     def sizes(self, block: str = "") -> dict[str, int]:
         """Return the size of every dimension that a weight can have, by letter.
@@ -157,8 +176,9 @@ class ModelSpec:
             "h": self.head_dim - 2 * pairs,
         }
         latent = self.latent.sizes() if self.latent else {}
+        state = self.state.sizes() if self.state else {}
         mixture = self.mixture.sizes(block) if self.mixture else {}
-        return dense | latent | mixture
+        return dense | latent | state | mixture
 
     def on(self, tensor: int) -> "ModelSpec":
         """Return the spec as `tensor` devices hold it, which split the heads among them.
@@ -208,7 +228,7 @@ class ModelSpec:
         """
         layers: dict[PageGroup, list[int]] = {}
         for layer, kind in enumerate(self.kinds):
-            if kind.entries_of is None and not kind.slot:
+            if kind.entries_of is None and not kind.state:
                 layers.setdefault(self._entries(kind), []).append(layer)
         return tuple(replace(group, layers=tuple(own)) for group, own in layers.items())
 
@@ -218,7 +238,12 @@ class ModelSpec:
 
         They come behind the page groups.
         """
-        return int(any(kind.slot for kind in self.layers))
+        return int(self.state is not None)
+
+    @property
+    def num_groups(self) -> int:
+        """Number of groups of layers that have a table of their own for each sequence."""
+        return len(self.page_groups()) + self.slot_groups
 
     def _entries(self, kind: LayerKind) -> PageGroup:
         """Return the group of a layer of this kind, without its layers."""

@@ -45,7 +45,8 @@ def altered_configs(config: PretrainedConfig) -> Iterator[tuple[str, PretrainedC
 
     "dynamic" RoPE is plain RoPE inside max_position_embeddings.
     """
-    yield "rms_norm_eps", with_figure(config, "rms_norm_eps", 10 * config.rms_norm_eps)
+    eps = "rms_norm_eps" if hasattr(config, "rms_norm_eps") else "norm_eps"
+    yield eps, with_figure(config, eps, 10 * getattr(config, eps))
     if getattr(config, "first_k_dense_replace", 0) >= config.num_hidden_layers:
         yield from altered_ropes(config)  # figures of experts mean nothing
         return

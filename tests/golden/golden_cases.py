@@ -52,6 +52,7 @@ class Case:
     published: dict[str, Any] = field(default_factory=dict)
     unpublished: str = ""
     stored: Stored | None = None
+    rounding: float = 5e-5  # most that one pass may differ from cached steps; else another seed
 
 
 def rope(rope_type: str = "default", theta: float = 10000.0, **figures: float) -> dict[str, Any]:

@@ -57,6 +57,7 @@ from golden_cases import Case, all_cases, published_ropes
 from moe_cases import moe_cases
 from moe_routing import chosen_experts, recorded, smallest_gap
 from safetensors.torch import load_file, save_file  # pyright: ignore[reportMissingImports]
+from state_cases import state_cases
 from stored_weights import Stored, Tensors
 from text_parts import text_parts, write_text_part
 from transformers import (  # pyright: ignore[reportMissingImports]
@@ -84,9 +85,14 @@ def load(folder: Path) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(folder, **EAGER).eval()
 
 
-def norm_offset(config: PretrainedConfig) -> float:
-    """What a norm adds to its weight: Gemma multiplies by 1 + weight."""
-    return 1.0 if config.model_type.startswith("gemma") else 0.0
+def norm_offset(config: PretrainedConfig, name: str) -> float:
+    """What a norm adds to its weight: Gemma multiplies by 1 + weight.
+
+    So does Qwen3-Next, except for the norm behind a recurrent state.
+    """
+    if name.endswith("linear_attn.norm.weight"):
+        return 0.0
+    return 1.0 if config.model_type.startswith(("gemma", "qwen3_next", "qwen3_5")) else 0.0
 
 
 def spread(model: PreTrainedModel, name: str, weight: torch.Tensor) -> float:
@@ -135,10 +141,12 @@ def weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
 @torch.no_grad()
 def randomize(model: PreTrainedModel, prompts: torch.Tensor, generator: torch.Generator) -> None:
     """Random weights, the final norm scaled so that logits have LOGIT_STD."""
-    offset = norm_offset(model.config)
     for name, weight in weights(model):
         if name.endswith("norm.weight"):
+            offset = norm_offset(model.config, name)
             weight.uniform_(0.5 - offset, 1.5 - offset, generator=generator)
+        elif name.endswith("A_log"):  # most of a state lasts for many tokens
+            weight.uniform_(0.02, 0.5, generator=generator).log_()
         elif "embed_tokens" in name:
             weight.normal_(
                 0.0, 0.02, generator=generator
@@ -149,7 +157,9 @@ def randomize(model: PreTrainedModel, prompts: torch.Tensor, generator: torch.Ge
             weight[: latent_rank(model.config, name)] *= (
                 0.01  # small latents: the epsilon of their norms shows too
             )
-    norm = model.model.norm.weight
+    last = "embedding_norm" if model.config.model_type.startswith("lfm2") else "norm"
+    norm = model.model.get_submodule(last).weight
+    offset = norm_offset(model.config, "norm.weight")
     norm.copy_((norm + offset) * LOGIT_STD / model(prompts).logits.std() - offset)
 
 
@@ -199,7 +209,7 @@ def rounding(model: PreTrainedModel, golden: Tensors) -> float:
 def neutral(config: PretrainedConfig, name: str) -> float:
     """What a norm weight, a sink, a bias or a gate is where it is forgotten."""
     if name.endswith("norm.weight"):
-        return 1.0 - norm_offset(config)
+        return 1.0 - norm_offset(config, name)
     return -math.inf if name.endswith("sinks") else 0.0
 
 
@@ -214,7 +224,7 @@ def altered_models(model: PreTrainedModel) -> Iterator[tuple[str, PreTrainedMode
     for name, _ in weights(model):
         if ".indexer." in name:  # it chooses all tokens, whatever its weights
             continue
-        if name.endswith(("norm.weight", "bias", "shared_expert_gate.weight", "sinks")):
+        if name.endswith(("norm.weight", "bias", "shared_expert_gate.weight", "sinks", "A_log")):
             altered = copy.deepcopy(model)
             torch.nn.init.constant_(altered.state_dict()[name], neutral(model.config, name))
             yield name, altered
@@ -279,13 +289,13 @@ def clear_model(
     """The first random model whose choices of tokens and experts stand clear of ties, its tensors,
     answers and seed.
 
-    Models that make more of rounding than SAME are passed over too.
+    Models that make more of rounding than the case allows are passed over too.
     """
     for seed in itertools.count(first_seed):
         model, tensors, prompts = random_model(case, seed)
         golden, choice_gap = answer(model, prompts)
         clear = top_two_gaps(golden).min() > SMALLEST_GAP and choice_gap > SMALLEST_CHOICE
-        if clear and rounding(model, golden) <= SAME:
+        if clear and rounding(model, golden) <= case.rounding:
             return model, tensors, golden, seed
     raise AssertionError("unreachable: itertools.count has no end")
 
@@ -317,7 +327,10 @@ def legacy_config(written: dict[str, Any], form: str) -> dict[str, Any]:
         fields |= dict(layer_types=written["layer_types"], rope_theta=whole.pop("rope_theta"))
         return dict(sorted((fields | dict(rope_scaling=whole)).items()))
     for name in ("partial_rotary_factor", "original_max_position_embeddings"):
-        if written["model_type"] in ("phi3", "glm", "glm4", "glm4_moe") and name in figures:
+        if (
+            written["model_type"] in ("phi3", "glm", "glm4", "glm4_moe", "qwen3_next")
+            and name in figures
+        ):
             fields[name] = figures.pop(name)
     fields["rope_theta"] = figures.pop("rope_theta")
     kind = figures.pop("rope_type")
@@ -451,7 +464,11 @@ def main() -> None:
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    for index, case in itertools.chain(enumerate(all_cases()), enumerate(moe_cases(), start=1000)):
+    numbered = (
+        *(enumerate(all_cases()), enumerate(moe_cases(), start=1000)),
+        enumerate(state_cases(), start=2500),
+    )
+    for index, case in itertools.chain(*numbered):
         if case.name.startswith(args.only):
             make_case(case, args.out / case.name, first_seed=1000 * index)
     for part in text_parts():

@@ -32,9 +32,9 @@ def recorded(model: torch.nn.Module) -> Iterator[list[Routing]]:
     """While the block runs: the answers of every router, in the order of the layers; none in a
     dense model.
     """
-    for block in model.modules():  # MiniMax M2 has the correction beside the router
-        if hasattr(block, "gate") and hasattr(block, "e_score_correction_bias"):
-            bias = block.e_score_correction_bias
+    for block in model.modules():  # MiniMax M2 and LFM2 have the correction beside the router
+        bias = getattr(block, "e_score_correction_bias", getattr(block, "expert_bias", None))
+        if hasattr(block, "gate") and bias is not None:
             object.__setattr__(block.gate, "e_score_correction_bias", bias)
     routings = [
         Routing(module)

@@ -31,6 +31,8 @@ from transformers import (  # pyright: ignore[reportMissingImports]
     PreTrainedModel,
     Qwen2_5_VLConfig,
     Qwen2VLConfig,
+    Qwen3_5Config,
+    Qwen3_5MoeConfig,
     Qwen3VLConfig,
     Qwen3VLMoeConfig,
     SiglipVisionConfig,
@@ -63,6 +65,7 @@ class TextPart:
     flat: bool = False  # config.json has no text_config, as that of Qwen2.5-VL
     of_text_case: bool = False  # tensors are those of the text case's file
     published_experts: bool = False  # stacked experts are [E, in, out], as those of Qwen3-VL
+    stacked_experts: bool = False  # experts are stacked [E, out, in], as those of Qwen3.5
 
 
 def text_parts() -> list[TextPart]:
@@ -155,6 +158,22 @@ def qwen_parts() -> list[TextPart]:
             *("qwen3_vl_moe_newer", "qwen3_moe_mlp_only_layers", Qwen3VLMoeConfig, v3, NEWER),
             sections=(2, 1, 1),
         ),
+        *qwen3_5_parts(dict(**ids, vision_config=dict(**TINY_QWEN_TOWER, **sizes, **deep))),
+    ]
+
+
+def qwen3_5_parts(fields: dict[str, Any]) -> list[TextPart]:
+    """Models like Qwen3.5, of whose heads two pairs are rotated.
+
+    The first one with experts has tensors for each of them, as published FP8 files do.
+    """
+    fields["vision_config"].pop("deepstack_visual_indexes")
+    moe = ("qwen3_5_moe", Qwen3_5MoeConfig, fields, NEWER, (1, 1, 0))
+    return [
+        TextPart("qwen3_5_images", "qwen3_5", Qwen3_5Config, fields, NEWER, (1, 1, 0)),
+        TextPart("qwen3_5_tied_images", "qwen3_5_tied", Qwen3_5Config, fields, NEWER, (1, 1, 0)),
+        TextPart("qwen3_5_moe_images", *moe),
+        TextPart("qwen3_5_moe_images_stacked", *moe, stacked_experts=True),
     ]
 
 
@@ -208,7 +227,23 @@ def rename(folder: Path, part: TextPart, text: Mapping[str, torch.Tensor]) -> No
     if part.published_experts:
         for name in [name for name in renamed if ".experts." in name]:
             renamed[name] = renamed[name].transpose(1, 2).contiguous()
+    if part.stacked_experts:
+        renamed = stacked(renamed)
     save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def stacked(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors with those of a layer's experts in two: gate above up, and down."""
+    found = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+    for block in sorted({name.split(".experts.")[0] for name in tensors if ".experts." in name}):
+        number = sum(name.startswith(f"{block}.experts.") for name in tensors) // 3
+        gate, up, down = (
+            torch.stack([tensors[f"{block}.experts.{i}.{own}_proj.weight"] for i in range(number)])
+            for own in ("gate", "up", "down")
+        )
+        found[f"{block}.experts.gate_up_proj"] = torch.cat([gate, up], dim=1)
+        found[f"{block}.experts.down_proj"] = down
+    return found
 
 
 def renamed_tensor(name: str, names: tuple[str, str]) -> str:

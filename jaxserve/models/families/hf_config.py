@@ -33,6 +33,7 @@ BOOKKEEPING: Final[frozenset[str]] = frozenset(
 # Kinds of layers in layer_types.
 FULL: Final = "full_attention"
 SLIDING: Final = "sliding_attention"
+LINEAR: Final = "linear_attention"
 
 
 def longest_context(rope: Rope, max_positions: int) -> int:
@@ -65,21 +66,26 @@ class ConfigReader(Fields):
         *,
         hidden_size: int | None = None,
         num_attention_heads: int | None = None,
+        intermediate_size: int | None = None,
         rms_norm_eps: float = 1e-6,
+        eps_field: str = "rms_norm_eps",
         tie_word_embeddings: bool = False,
     ) -> dict[str, Any]:
         """Read the fields of ModelSpec that every family has.
 
         The parameters are the family's defaults for absent fields of config.json, as its class in
         transformers has them. A field without a default here has to be in config.json.
+
+        Args:
+            eps_field: Name of the field of which `rms_norm_eps` is the default.
         """
         return dict(
             vocab_size=self.integer("vocab_size"),
             d_model=self.integer("hidden_size", hidden_size),
             num_layers=self.integer("num_hidden_layers"),
             num_heads=self.integer("num_attention_heads", num_attention_heads),
-            d_mlp=self.integer("intermediate_size"),
-            norm_eps=self.small("rms_norm_eps", rms_norm_eps),
+            d_mlp=self.integer("intermediate_size", intermediate_size),
+            norm_eps=self.small(eps_field, rms_norm_eps),
             max_positions=self.integer("max_position_embeddings"),
             tied_head=self.take("tie_word_embeddings", tie_word_embeddings, kind=bool),
         )
@@ -182,21 +188,30 @@ class ConfigReader(Fields):
         Args:
             kinds: Kinds of layers where config.json has no layer_types.
         """
-        count = self.integer("num_hidden_layers")
-        kinds = self.take("layer_types", list(kinds), kind=list)
-        if len(kinds) != count:
-            raise ModelError(
-                f"config.json: layer_types has {len(kinds)} layers; the model has {count}"
-            )
-        # layer_types may hold anything that JSON can write.
-        unknown = sorted({str(kind) for kind in kinds} - {FULL, SLIDING})
-        if unknown:
-            raise ModelError(
-                f"config.json: layer_types has {', '.join(unknown)}; implemented are {FULL} and "
-                f"{SLIDING}"
-            )
+        kinds = self.layer_types(kinds, FULL, SLIDING)
         if window is None and SLIDING in kinds:
             raise ModelError(
                 f"config.json: layer_types has {SLIDING}, and no sliding_window is in use"
             )
         return windowed(window if kind == SLIDING else None for kind in kinds)
+
+    def layer_types(self, usual: Sequence[str], *known: str) -> Sequence[str]:
+        """Return layer_types, one for each layer; ModelError for one that is not known.
+
+        Args:
+            usual: Kinds of layers where config.json has no layer_types.
+        """
+        count = self.integer("num_hidden_layers")
+        kinds = self.take("layer_types", list(usual), kind=list)
+        if len(kinds) != count:
+            raise ModelError(
+                f"config.json: layer_types has {len(kinds)} layers; the model has {count}"
+            )
+        # layer_types may hold anything that JSON can write.
+        unknown = sorted({str(kind) for kind in kinds} - set(known))
+        if unknown:
+            raise ModelError(
+                f"config.json: layer_types has {', '.join(unknown)}; implemented are "
+                f"{' and '.join(known)}"
+            )
+        return kinds

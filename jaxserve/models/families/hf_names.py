@@ -38,15 +38,17 @@ def tensors(
     spec: ModelSpec,
     norms: Mapping[str, str] = PRE_NORMS,
     experts: Callable[[int], list[Tensor]] | None = None,
+    state: Callable[[int], list[Tensor]] | None = None,
 ) -> list[Tensor]:
     """Return the weight table of a decoder with separate projections.
 
     Args:
         norms: Parameters of the norms by their names in the checkpoint.
         experts: Function that returns the rows of a layer with experts, in place of an MLP's.
+        state: Function that returns the rows of a layer with a state, in place of attention's.
     """
     attention = {f"{name}.weight": param for name, param in PROJECTIONS.items()}
-    attention |= {f"{name}.weight": (param, "D") for name, param in norms.items()}
+    of_norms = {f"{name}.weight": (param, "D") for name, param in norms.items()}
     attention |= {
         f"self_attn.{name}.weight": (name, axes) for name, axes in QK_NORMS[spec.qk_norm].items()
     }
@@ -64,12 +66,27 @@ def tensors(
         }
     rows = outer_tensors(spec)
     for layer in range(spec.num_layers):
-        rows += layer_tensors(layer, attention)
+        rows += layer_tensors(layer, of_norms)
+        if state and spec.kinds[layer].state:
+            rows += state(layer)
+        else:
+            rows += layer_tensors(layer, attention)
         if experts and spec.has_experts(layer):
             rows += experts(layer)
         else:
             rows += layer_tensors(layer, mlp)
     return rows
+
+
+def renamed(rows: Iterable[Tensor], names: Mapping[str, str]) -> list[Tensor]:
+    """Return rows whose names have other parts: those of `names`, by the parts they replace."""
+    table = list[Tensor]()
+    for row in rows:
+        name = row.name
+        for usual, own in names.items():
+            name = name.replace(usual, own)
+        table.append(replace(row, name=name))
+    return table
 
 
 def neighbours(spec: ModelSpec, rows: Iterable[Tensor]) -> list[Tensor]:

@@ -1,7 +1,6 @@
 """Hunyuan V1, dense and with experts: norms of queries and keys after their rotation."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -129,18 +128,12 @@ def _of_all_layers(read: ConfigReader, name: str, default: int, layers: int) -> 
 
 
 def dense_tensors(spec: ModelSpec) -> list[Tensor]:
-    return [_renamed(row) for row in hf_names.tensors(spec)]
+    return hf_names.renamed(hf_names.tensors(spec), NAMES)
 
 
 def moe_tensors(spec: ModelSpec) -> list[Tensor]:
     experts = partial(expert_tensors, spec, shared="shared_mlp")
-    return [_renamed(row) for row in hf_names.tensors(spec, experts=experts)]
-
-
-def _renamed(row: Tensor) -> Tensor:
-    for name, own in NAMES.items():
-        row = replace(row, name=row.name.replace(name, own))
-    return row
+    return hf_names.renamed(hf_names.tensors(spec, experts=experts), NAMES)
 
 
 DENSE = Family(spec_from_hf, dense_tensors)

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-DELTA_RULE: Final = "layers with a recurrent state (gated delta rule)"
 MAMBA: Final = "layers with a recurrent state (Mamba-2)"
 FAMILY_FILE: Final = "only a family file (docs/adding-a-model.md)"
 TWO_SIZES: Final = "heads of two sizes, in some an embedding for each layer"
@@ -25,8 +24,6 @@ NEEDS: Final[Mapping[str, str]] = MappingProxyType(
         "KimiK3ForConditionalGeneration": "layers with a recurrent state (Kimi delta attention)",
         "KimiLinearForCausalLM": "layers with a recurrent state (Kimi delta attention)",
         "LagunaForCausalLM": "layers that differ in their heads, and gates behind attention",
-        "Lfm2ForCausalLM": "layers with a recurrent state (short convolutions)",
-        "Lfm2MoeForCausalLM": "layers with a recurrent state (short convolutions)",
         "Llama4ForConditionalGeneration": "attention in chunks, and layers without a rope",
         "MiMoForCausalLM": FAMILY_FILE,
         "MiMoV2FlashForCausalLM": "layers that differ in their heads, and values of another size",
@@ -37,11 +34,6 @@ NEEDS: Final[Mapping[str, str]] = MappingProxyType(
         "MuseGlimmerForConditionalGeneration": "gates behind attention, and norms without weights",
         "NemotronHForCausalLM": MAMBA,
         "PhiMoEForCausalLM": "norms that subtract the mean, and SparseMixer routing",
-        "Qwen3NextForCausalLM": DELTA_RULE,
-        "Qwen3_5ForCausalLM": DELTA_RULE,
-        "Qwen3_5ForConditionalGeneration": DELTA_RULE,
-        "Qwen3_5MoeForCausalLM": DELTA_RULE,
-        "Qwen3_5MoeForConditionalGeneration": DELTA_RULE,
     }
 )
 # The same of text parts, by the model_type of text_config.

@@ -82,12 +82,17 @@ def _layers_without_experts(read: ConfigReader) -> list[int]:
 
 
 def qwen2_moe_tensors(spec: ModelSpec) -> list[Tensor]:
-    return tensors(spec, experts=partial(_experts, spec))
+    return tensors(spec, experts=partial(separate_experts, spec))
 
 
-def _experts(spec: ModelSpec, layer: int) -> list[Tensor]:
-    gate = layer_tensors(layer, {"mlp.shared_expert_gate.weight": ("shared_gate", "()D")})
-    return expert_tensors(spec, layer, shared="shared_expert") + gate
+def separate_experts(spec: ModelSpec, layer: int) -> list[Tensor]:
+    """Return the rows of a layer's experts, each with tensors of its own, and of the shared MLP."""
+    return expert_tensors(spec, layer, shared="shared_expert") + shared_gate(layer)
+
+
+def shared_gate(layer: int) -> list[Tensor]:
+    """Return the row of the gate of the MLP that all tokens take."""
+    return layer_tensors(layer, {"mlp.shared_expert_gate.weight": ("shared_gate", "()D")})
 
 
 FAMILY = Family(spec_from_hf, qwen2_moe_tensors)

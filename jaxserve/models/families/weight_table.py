@@ -181,11 +181,21 @@ def _cut(
         own = dimension.alternatives[part]
         inner = [sizes[letter] for letter in own]
         lengths = [prod(sizes[letter] for letter in each) for each in dimension.alternatives]
-        split.append(sum(lengths))
-        cut.append(slice(sum(lengths[:part]), sum(lengths[: part + 1])))
+        begin = sum(lengths[:part])
+        if outer:
+            split.append(sum(lengths))
+            cut.append(slice(begin, begin + lengths[part]))
+        else:  # then the alternatives themselves are cut in the stored dimension
+            wanted = within.get(own[:1], slice(0, inner[0] if inner else 1))
+            stride = lengths[part] // inner[0] if inner else 1
+            index = slice(begin + wanted.start * stride, begin + wanted.stop * stride)
+            if inner:
+                inner[0] = wanted.stop - wanted.start
+            split.append(prod(inner))
+            cut.append(everything)
         letters += own
     rest = [within.get(letter, everything) for letter in letters]
-    if outer:
+    if rest:
         rest[0] = everything
     return _Cut(index, split, cut, outer + inner, rest, letters)
 
@@ -226,6 +236,8 @@ class Family:
     ignored: Callable[[ModelSpec], tuple[str, ...]] = lambda spec: ()
     # Names of blocks of tensors for other input than text, which are left out.
     towers: tuple[str, ...] = ()
+    # Weight tables of checkpoints that have other names for tensors of the same model.
+    other_tensors: tuple[Callable[[ModelSpec], list[Tensor]], ...] = ()
 
 
 def without_frequencies(spec: ModelSpec) -> tuple[str, ...]:

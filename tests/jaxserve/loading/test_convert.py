@@ -38,7 +38,7 @@ from tests.jaxserve.loading.convert_harness import (
 from tests.jaxserve.loading.loaded import load_params
 
 # fused and separate projections, tied heads, biases, mixtures, latent attention, another's modules,
-# rotated pairs beside each other, stacked experts, corrections and norms of other names
+# rotated pairs beside each other, stacked experts, corrections and norms of other names, states
 PLAIN = (
     "llama_tied",
     "phi3_window",
@@ -53,6 +53,9 @@ PLAIN = (
     "granite_moe_biases",
     "ernie4_5_moe_every_second",
     "hunyuan_moe_legacy",
+    "qwen3_next",
+    "qwen3_5_moe",
+    "lfm2_moe",
 )
 QUANTIZED = ("deepseek_v3_fp8", "gpt_oss_mxfp4", "ministral3_fp8")
 
@@ -76,6 +79,9 @@ def test_one_device_holds_the_same_bits(case: str, converted: Callable[[str], Pa
         ("qwen2_moe_shared_expert", (1, 4, 2)),
         ("deepseek_v2_lite", (1, 4, 2)),
         ("gpt_oss_three_layers", (2, 2, 2)),
+        ("qwen3_5", (1, 1, 4)),
+        ("qwen3_next", (1, 4, 2)),
+        ("lfm2", (1, 1, 4)),
     ],
 )
 def test_eight_devices_hold_the_same_bits(

@@ -132,6 +132,9 @@ def test_what_is_stored_is_what_would_be_loaded(
         ("mixtral_gqa", "int8", (1, 4, 2)),  # experts with tensors of their own
         ("deepseek_v3_fp8", "int4", (1, 4, 2)),
         ("gpt_oss_mxfp4", "int4-g32", (1, 4, 2)),
+        ("qwen3_5", "int8", (1, 1, 4)),
+        ("qwen3_next", "int4", (1, 4, 2)),
+        ("lfm2_moe", "int8", (1, 2, 2)),
     ],
 )
 def test_every_kind_of_source(

@@ -37,6 +37,8 @@ KINDS = (
     "gpt_oss_three_layers",
     "gpt_oss_mxfp4",
     "glm4_gqa",
+    "qwen3_5",
+    "lfm2",
 )
 MESHES = (MeshSpec(), MeshSpec(tensor=2), MeshSpec(tensor=4), MeshSpec(expert=2, tensor=2))
 
@@ -175,7 +177,7 @@ def test_hosts_have_the_digests_of_their_parts() -> None:
 
 @pytest.mark.parametrize("on_a_host", [1, 2])
 @pytest.mark.parametrize(
-    "case", ["llama_mqa", "llama_gqa", "olmo2_gqa", "qwen3_moe_gqa", "glm4_gqa"]
+    "case", ["llama_mqa", "llama_gqa", "olmo2_gqa", "qwen3_moe_gqa", "glm4_gqa", "qwen3_5"]
 )
 def test_every_host_has_a_digest_of_all_that_it_holds(
     case: str, on_a_host: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

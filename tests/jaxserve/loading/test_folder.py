@@ -201,6 +201,25 @@ def test_routers_stay_float32_in_a_checkpoint_of_bfloat16(name: str, tmp_path: P
         np.testing.assert_array_equal(router, stored[stored_name].T)
 
 
+def test_a_state_in_float32_leaves_the_other_weights_as_they_are(tmp_path: Path) -> None:
+    """Files of Qwen3.5 have the decays and the norm behind a state in float32."""
+    golden = GOLDEN.parent / "qwen3_5"
+    shutil.copy(golden / "config.json", tmp_path)
+    stored = load_file(golden / "model.safetensors")
+    wide = ("A_log", "linear_attn.norm.weight")
+    rounded = {
+        name: x if name.endswith(wide) else x.astype(ml_dtypes.bfloat16)
+        for name, x in stored.items()
+    }
+    save_file(rounded, tmp_path / "model.safetensors")
+    params = load_params(HFCheckpoint.open(tmp_path), one_device_mesh())
+    first = params["layers"][0]
+    assert params["embed"].dtype == first["state_norm"].dtype == jnp.bfloat16
+    np.testing.assert_array_equal(
+        first["decay_log"].reshape(-1), stored["model.layers.0.linear_attn.A_log"]
+    )
+
+
 def test_a_name_table_that_forgets_a_part_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """A table without a row for Phi-3's `up` lacks no tensor: gate and up are one."""
     checkpoint = HFCheckpoint.open(GOLDEN.parent / "phi3_window")

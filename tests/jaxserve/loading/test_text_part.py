@@ -36,6 +36,10 @@ CASES = {  # a checkpoint with a tower, and the one of its text model
     "glm4v_moe": "glm4_moe_groups",
     "kimi_k25": "deepseek_v3_plain_rope",
     "exaone4_5": "exaone4_legacy",
+    "qwen3_5_images": "qwen3_5",
+    "qwen3_5_tied_images": "qwen3_5_tied",
+    "qwen3_5_moe_images": "qwen3_5_moe",
+    "qwen3_5_moe_images_stacked": "qwen3_5_moe",
 }
 BOTH = ("gemma3_images", "mistral3_images_newer")  # prefixes of both kinds
 

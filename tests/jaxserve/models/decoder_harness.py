@@ -9,11 +9,14 @@ from jax.sharding import Mesh
 
 from jaxserve.checkpoints.hf import HFCheckpoint
 from jaxserve.loading.spec import read_spec
-from jaxserve.models.decoder import forward, logits
+from jaxserve.models.decoder import Mixer, forward, logits
+from jaxserve.models.layer_kind import LayerState
 from jaxserve.models.moe import Experts
 from jaxserve.models.precision import XLA
 from jaxserve.models.sharded_attention import Attend
+from jaxserve.models.sharded_state import LayerStates, Recurrence, StateRows, states_of
 from jaxserve.models.spec import ModelSpec
+from jaxserve.pallas_kernels.gated_delta import chunked as gated_delta
 from jaxserve.pallas_kernels.grouped_matmul import reference as grouped
 from jaxserve.pallas_kernels.paged_attention import reference
 from jaxserve.pallas_kernels.paged_attention.api import Options, Ragged
@@ -53,24 +56,25 @@ class Decoder:
         self.tables = jnp.asarray(order.reshape(1, rows, width))
         self.stored = jnp.dtype(kv) if kv else self.params["embed"].dtype
         group = self.spec.page_groups()[0]
-        one = reference.allocate(rows * width, group.layout(page_size, self.stored))
-        self.pages = tuple(
-            jax.tree.map(lambda x: x[None], one) for _ in range(self.spec.num_layers)
+        pages = reference.allocate(rows * width, group.layout(page_size, self.stored))
+        one = jax.tree.map(lambda x: x[None], pages)
+        self.kept = tuple(
+            _states(kind.state, rows) if kind.state else one for kind in self.spec.kinds
         )
         self._step = jax.jit(self._run, static_argnames="decode")
 
     def __call__(self, tokens: np.ndarray, start: int) -> np.ndarray:
         """Return logits [R, C, V] of tokens [R, C] at positions start..start+C-1 of every row."""
-        values, self.pages, self.load = self._step(
+        values, self.kept, self.load = self._step(
             self.params,
-            self.pages,
+            self.kept,
             jnp.asarray(tokens),
             jnp.int32(start),
             decode=tokens.shape[1] == 1,
         )
         return np.asarray(values)
 
-    def _run(self, params, pages, tokens, start, decode):
+    def _run(self, params, kept, tokens, start, decode):
         rows, size = tokens.shape
         positions = jnp.broadcast_to(start + jnp.arange(size), (rows, size))
         entry = jnp.take_along_axis(self.tables[0], positions // self.page_size, axis=1)
@@ -82,7 +86,14 @@ class Decoder:
             page=entry.reshape(1, -1),
             offset=(positions % self.page_size).reshape(1, -1),
         )
-        attends: dict[int, Attend] = {}
+        recurrence = Recurrence(
+            self._state_rows(rows, size, start),
+            self.page_size,
+            self.mesh,
+            gated_delta,
+            1 if decode else None,
+        )
+        mixers: dict[int, Mixer] = dict.fromkeys(self.spec.state_layers, recurrence)
         for group in self.spec.page_groups():
             layout = group.layout(self.page_size, self.stored, self.mesh.shape["tensor"])
             options = Options(
@@ -92,10 +103,29 @@ class Decoder:
                 self.spec.attn_softcap,
                 1 if decode else None,
             )
-            attends |= dict.fromkeys(group.layers, Attend(ragged, self.mesh, reference, options))
-        by_layer = tuple(attends[layer] for layer in range(self.spec.num_layers))
+            mixers |= dict.fromkeys(group.layers, Attend(ragged, self.mesh, reference, options))
+        by_layer = tuple(mixers[layer] for layer in range(self.spec.num_layers))
         experts = Experts(jnp.ones(tokens.size, bool), self.spec, self.mesh, grouped)
         done = forward(
-            params, self.spec, pages, tokens.reshape(-1), positions.reshape(-1), by_layer, experts
+            params, self.spec, kept, tokens.reshape(-1), positions.reshape(-1), by_layer, experts
         )
-        return logits(params, self.spec, done.hidden).reshape(rows, size, -1), done.pages, done.load
+        values = logits(params, self.spec, done.hidden).reshape(rows, size, -1)
+        return values, done.written, done.load
+
+    def _state_rows(self, rows: int, size: int, start: jax.Array) -> StateRows:
+        """Return a step in which each row has `size` tokens from `start` on, and one slot."""
+        slots = jnp.arange(rows)
+        found = StateRows(
+            table=jnp.broadcast_to(slots[:, None], self.tables.shape[1:]),
+            begin=jnp.full(rows, start),
+            starts=slots * size,
+            sizes=jnp.full(rows, size),
+            chunk=jnp.repeat(slots, size),
+            live=jnp.ones(rows * size, bool),
+        )
+        return jax.tree.map(lambda x: x[None], found)
+
+
+def _states(state: LayerState, rows: int) -> LayerStates:
+    """Return the states of one layer, each in the slot of its row; they hold no zeros at first."""
+    return jax.tree.map(lambda x: jnp.full((1, *x.shape), 7, x.dtype), states_of(state, rows))

@@ -21,7 +21,7 @@ MIXTURES = [case for case in CASES if "experts" in np.load(GOLDEN / case / "gold
 
 
 def test_the_cases_are_there() -> None:
-    assert (len(CASES), len(MIXTURES)) == (137, 52)
+    assert (len(CASES), len(MIXTURES)) == (149, 58)
 
 
 # Of the families that have a mechanism of their own, the case that has most of it.
@@ -33,6 +33,7 @@ OF_EACH_MECHANISM = (
     *("deepseek_v3_fp8", "glm4_moe_lite", "gpt_oss_mxfp4", "qwen2_5_vl", "qwen3_vl_moe"),
     *("smollm3_windows", "olmo3_legacy", "granite_moe_biases", "ernie4_5_moe_every_second"),
     *("hunyuan_moe_legacy", "glm4_gqa", "ministral3_fp8", "deepseek_v32_dense"),
+    *("qwen3_next", "qwen3_5", "qwen3_5_moe_images_stacked", "lfm2", "lfm2_moe"),
 )
 
 
@@ -64,13 +65,16 @@ OVER_TWO = (
         "glm4_gqa",
         "gemma_legacy",
     ),
+    *("qwen3_next", "qwen3_next_legacy", "qwen3_5", "qwen3_5_moe_images"),
+    *("lfm2_legacy", "lfm2_moe"),
 )
 
 
 @pytest.mark.parametrize(
     "case",
     slow_but(
-        OVER_TWO, ("llama_mlp_bias", "gemma2_caps", "qwen2_moe_sparse_step", "deepseek_v3_fp8")
+        OVER_TWO,
+        ("llama_mlp_bias", "gemma2_caps", "qwen2_moe_sparse_step", "deepseek_v3_fp8", "qwen3_5"),
     ),
 )
 def test_logits_over_two_devices(case: str) -> None:
@@ -81,14 +85,15 @@ def test_logits_over_two_devices(case: str) -> None:
 @pytest.mark.parametrize(
     "case",
     slow_but(
-        ("llama_mqa", "qwen2_gqa", "olmo2_gqa", "phi3_window", "glm_mqa", "glm4_gqa"),
-        ("llama_mqa", "phi3_window", "glm4_gqa"),
+        ("llama_mqa", "qwen2_gqa", "olmo2_gqa", "phi3_window", "glm_mqa", "glm4_gqa", "qwen3_5"),
+        ("llama_mqa", "phi3_window", "glm4_gqa", "qwen3_5"),
     ),
 )
 def test_logits_where_kv_heads_are_fewer_than_devices(case: str) -> None:
     """Four devices have one or two kv heads and four query heads.
 
-    The cases have biases, norms of all heads, a fused tensor, and rotated pairs beside each other.
+    The cases have biases, norms of all heads, a fused tensor, rotated pairs beside each other, and
+    gates behind attention.
     """
     check_logits(case, MeshSpec(tensor=4).build(jax.devices()))
 
@@ -117,12 +122,12 @@ IN_BFLOAT16 = (
     *("qwen3_vl_moe", "seed_oss_all_biases", "smollm3_windows", "olmo3_legacy", "granite_biases"),
     *("granite_moe_biases", "ernie4_5_biases", "ernie4_5_moe_every_second", "exaone4_legacy"),
     *("hunyuan_biases", "hunyuan_moe_legacy", "glm_mqa", "glm4_gqa"),
-    "gemma_legacy",
+    *("gemma_legacy", "qwen3_next", "qwen3_5", "qwen3_5_moe"),
 )
 
 
 @pytest.mark.parametrize(
-    "case", slow_but(IN_BFLOAT16, ("gemma3_two_ropes", "mixtral_gqa", "deepseek_v3_fp8"))
+    "case", slow_but(IN_BFLOAT16, ("gemma3_two_ropes", "mixtral_gqa", "deepseek_v3_fp8", "qwen3_5"))
 )
 def test_logits_in_bfloat16(case: str) -> None:
     """The median error of logits, which spread by 2, is small.

@@ -60,7 +60,7 @@ class StoredKeysAndValues:
         for group in decoder.spec.page_groups():
             layout = group.layout(decoder.page_size, decoder.stored)
             for layer in group.layers:
-                one_lane = jax.tree.map(lambda x: x[0], decoder.pages[layer])
+                one_lane = jax.tree.map(lambda x: x[0], decoder.kept[layer])
                 pages = reference.read(one_lane, decoder.tables[0, row], layout)
                 for numbers, scale in ((pages.k, pages.k_scale), (pages.v, pages.v_scale)):
                     values = (
@@ -132,5 +132,5 @@ def test_bfloat16_pages_of_float32_weights() -> None:
     decoder = Decoder(
         GOLDEN / "llama_gqa", one_device_mesh(), rows=2, context=64, page_size=8, kv="bfloat16"
     )
-    assert decoder.pages[0].k.dtype == jnp.bfloat16 and decoder.pages[0].k_scale is None
+    assert decoder.kept[0].k.dtype == jnp.bfloat16 and decoder.kept[0].k_scale is None
     check_near("llama_gqa", "bfloat16", decoder)

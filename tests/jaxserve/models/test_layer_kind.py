@@ -7,11 +7,12 @@ import pytest
 
 from jaxserve.errors import ModelError
 from jaxserve.models.decoder import param_specs
-from jaxserve.models.layer_kind import Latent, LayerKind, PageGroup, windowed
+from jaxserve.models.layer_kind import DeltaState, Latent, LayerKind, PageGroup, windowed
 from jaxserve.models.spec import ModelSpec
 
 SPEC = ModelSpec("test", 32, 16, 3, 4, 2, 8, 24, 1e-5, 64)
 LATENT = Latent(None, rank=16, head=8, rotated=4, value=8)
+STATE = DeltaState(key_heads=2, value_heads=4, key_dim=8, value_dim=8, taps=4)
 
 
 def page_groups(*layers: LayerKind) -> tuple[PageGroup, ...]:
@@ -62,13 +63,27 @@ def test_layers_that_read_the_entries_of_another_one_have_none() -> None:
     )
 
 
-def test_layers_with_a_slot_are_in_no_page_group() -> None:
-    slot = LayerKind(slot=True)
-    spec = replace(SPEC, layers=(slot, LayerKind(), slot))
+def test_layers_with_a_state_are_in_no_page_group() -> None:
+    kind = LayerKind(state=STATE)
+    spec = replace(SPEC, layers=(kind, LayerKind(), kind))
     assert spec.page_groups() == (PageGroup((1,), None, 2, 8),)
-    assert spec.slot_groups == 1 and SPEC.slot_groups == 0
+    assert (spec.slot_groups, spec.num_groups, spec.state_layers) == (1, 2, (0, 2))
+    assert (SPEC.slot_groups, SPEC.num_groups, SPEC.state_layers) == (0, 1, ())
     with pytest.raises(ModelError, match="keeps no tokens"):
-        LayerKind(slot=True, window=7)
+        LayerKind(state=STATE, window=7)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "problem"),
+    [
+        ({"value_heads": 3}, "3 value heads do not divide by 2 key heads"),
+        ({"taps": 1}, "taps is 1; it must be at least 2"),
+        ({"key_dim": 0}, "key_dim is 0; it must be at least 1"),
+    ],
+)
+def test_sizes_of_a_state_that_cannot_be_are_refused(sizes: dict[str, int], problem: str) -> None:
+    with pytest.raises(ModelError, match=problem):
+        replace(STATE, **sizes)
 
 
 def test_copies_are_made_of_the_model_s_kv_heads() -> None:
@@ -88,7 +103,12 @@ def test_copies_are_made_of_the_model_s_kv_heads() -> None:
             (LayerKind(), LayerKind(entries_of=0), LayerKind(entries_of=1)),
             "layer 2 reads the entries of layer 1, which must be an earlier one that has entries",
         ),
-        ((LayerKind(slot=True), LayerKind(entries_of=0), LayerKind()), "layer 1 reads"),
+        ((LayerKind(state=STATE), LayerKind(entries_of=0), LayerKind()), "layer 1 reads"),
+        ((LayerKind(state=STATE),) * 3, "layers all have a state"),
+        (
+            (LayerKind(state=STATE), LayerKind(state=replace(STATE, taps=2)), LayerKind()),
+            "layers differ in the sizes of their states",
+        ),
         ((LayerKind(latent=LATENT),) * 3, "latent attention with 2 kv heads of 8"),
         (
             (LayerKind(latent=LATENT), LayerKind(latent=replace(LATENT, rank=8)), LayerKind()),

@@ -17,6 +17,7 @@ from jaxserve.models.rope import LongRope
 from jaxserve.models.spec import ModelSpec
 from jaxserve.sharding.params import is_param_spec, map_specs
 
+GOLDEN = Path(__file__).parents[2] / "golden"
 COMMON = {
     "initializer_range": 0.02,
     "use_cache": True,
@@ -186,6 +187,81 @@ OLMO_2_7B = {
     "rope_theta": 500000,
     "tie_word_embeddings": False,
 }
+LFM2_1_2B = {
+    "architectures": ["Lfm2ForCausalLM"],
+    "model_type": "lfm2",
+    "block_auto_adjust_ff_dim": True,
+    "block_dim": 2048,
+    "block_ff_dim": 12288,
+    "block_ffn_dim_multiplier": 1.0,
+    "block_mlp_init_scale": 1.0,
+    "block_multiple_of": 256,
+    "block_norm_eps": 1e-5,
+    "block_out_init_scale": 1.0,
+    "block_use_swiglu": True,
+    "block_use_xavier_init": True,
+    "conv_L_cache": 3,
+    "conv_bias": False,
+    "conv_dim": 2048,
+    "conv_dim_out": 2048,
+    "conv_use_xavier_init": True,
+    "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+    "hidden_size": 2048,
+    "max_position_embeddings": 128000,
+    "norm_eps": 1e-5,
+    "num_attention_heads": 32,
+    "num_heads": 32,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 8,
+    "rope_theta": 1e6,
+    "use_pos_enc": True,
+    "vocab_size": 65536,
+}
+# LFM2.5 names the kinds of layers, and the size before block_auto_adjust_ff_dim as others do.
+LFM2_5_350M = {
+    **{
+        name: value
+        for name, value in LFM2_1_2B.items()
+        if name not in ("conv_dim_out", "num_heads")
+    },
+    "block_dim": 1024,
+    "block_ff_dim": None,
+    "conv_dim": 1024,
+    "full_attn_idxs": None,
+    "hidden_size": 1024,
+    "intermediate_size": 6656,
+    "layer_types": [
+        "full_attention" if layer in (2, 5, 8, 10, 12, 14) else "conv" for layer in range(16)
+    ],
+    "num_attention_heads": 16,
+    "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"},
+    "tie_embedding": True,
+}
+LFM2_8B_A1B = {
+    "architectures": ["Lfm2MoeForCausalLM"],
+    "model_type": "lfm2_moe",
+    "conv_L_cache": 3,
+    "conv_bias": False,
+    "hidden_size": 2048,
+    "intermediate_size": 7168,
+    "layer_types": [
+        "full_attention" if layer in (2, 6, 10, 14, 18, 21) else "conv" for layer in range(24)
+    ],
+    "max_position_embeddings": 128000,
+    "moe_intermediate_size": 1792,
+    "norm_eps": 1e-5,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_dense_layers": 2,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "rope_theta": 1e6,
+    "routed_scaling_factor": 1.0,
+    "use_expert_bias": True,
+    "vocab_size": 65536,
+}
 PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
     "Llama 3 8B": (LLAMA_3_8B, 8_030_261_248),
     "SmolLM2 135M": (SMOLLM2_135M, 134_515_008),
@@ -198,6 +274,10 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
     "Phi-3 mini 4k": (PHI_3_MINI_4K, 3_821_079_552),
     "Phi-4 mini": (PHI_4_MINI, 3_836_021_760),
     "OLMo 2 7B": (OLMO_2_7B, 7_298_617_344),
+    "LFM2 1.2B": (LFM2_1_2B, 1_170_340_608),
+    "LFM2.5 350M": (LFM2_5_350M, 354_483_968),
+    # The biases of the choice of experts are no parameters there.
+    "LFM2 8B-A1B": (LFM2_8B_A1B, 8_339_929_856 + 22 * 32),
 }
 
 
@@ -279,6 +359,12 @@ REFUSED = [
     ),
     (GEMMA_3_1B, {"sliding_window": 0}, "sliding_window is 0; it must be an integer of at least 1"),
     (PHI_4_MINI, {"partial_rotary_factor": 1.5}, "it must be at most 1"),
+    (LFM2_1_2B, {"conv_bias": True}, "conv_bias = True is not implemented"),
+    (LFM2_1_2B, {"conv_dim": 1024}, "conv_dim = 1024 is not implemented"),
+    (LFM2_1_2B, {"full_attn_idxs": [16]}, "must list layers, from 0 to 15"),
+    (LFM2_1_2B, {"conv_L_cache": 1}, "taps is 1; it must be at least 2"),
+    (LFM2_1_2B, {"num_key_value_heads": 5}, "2048 does not divide by 5 kv heads"),
+    (LFM2_1_2B, {"rms_norm_eps": 1e-6}, "rms_norm_eps"),
     (PHI_4_MINI, {"partial_rotary_factor": 0.5}, "48 factors for 32 pairs of rotated dimensions"),
     (
         PHI_4_MINI,
@@ -332,6 +418,50 @@ def test_refused(config: dict[str, Any], fields: dict[str, Any], message: str) -
     with pytest.raises(ModelError, match=message) as caught:
         spec_of(config | fields)
     assert "\n" not in str(caught.value)
+
+
+QWEN3_5_MOE = json.loads((GOLDEN / "qwen3_5_moe" / "config.json").read_text())
+STATES_REFUSED = [
+    ({"decoder_sparse_step": 2}, "decoder_sparse_step = 2 is not implemented"),
+    ({"mlp_only_layers": [1]}, r"mlp_only_layers = \[1\] is not implemented"),
+    ({"output_gate_type": "sigmoid"}, "output_gate_type = 'sigmoid' is not implemented"),
+    ({"linear_num_value_heads": 7}, "7 value heads do not divide by 4 key heads"),
+    ({"linear_conv_kernel_dim": 1}, "taps is 1; it must be at least 2"),
+    (
+        {"layer_types": ["linear_attention"] * 3},
+        "a model whose layers all have a state is not implemented",
+    ),
+    (
+        {"layer_types": ["full_attention", "sliding_attention", "linear_attention"]},
+        "layer_types has sliding_attention; implemented are full_attention and linear_attention",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"), STATES_REFUSED, ids=[message for _, message in STATES_REFUSED]
+)
+def test_states_that_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        spec_of(QWEN3_5_MOE | fields)
+
+
+def test_a_text_part_may_say_that_it_has_a_tower() -> None:
+    config = json.loads((GOLDEN / "qwen3_5_images" / "config.json").read_text())
+    assert spec_of(config | {"language_model_only": False}) == spec_of(config)
+
+
+@pytest.mark.parametrize(
+    ("fields", "size"),
+    [
+        ({}, 4608),
+        ({"block_ffn_dim_multiplier": None}, 4437),
+        ({"block_ffn_dim_multiplier": 1.5}, 6656),
+        ({"block_auto_adjust_ff_dim": False}, 6656),
+    ],
+)
+def test_the_size_that_lfm2_makes_of_its_figures(fields: dict[str, Any], size: int) -> None:
+    assert spec_of(LFM2_5_350M | fields).d_mlp == size
 
 
 MIXTURES_REFUSED = [
@@ -395,6 +525,7 @@ SHIPPED = {  # of what `jaxserve plan` knows by name: parameters as published
     "mixtral-8x7b": 46_702_792_704,
     "qwen3-8b": 8_190_735_360,
     "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3.5-27b": 26_895_998_464,  # without its vision tower and the layer that drafts
 }
 
 

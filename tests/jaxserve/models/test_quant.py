@@ -33,7 +33,7 @@ GOLDEN = Path(__file__).parents[2] / "golden"
 MORE_DENSE = (
     *("llama_gqa", "llama_tied", "qwen3_attention_bias", "llama_mlp_bias", "phi3_window"),
     *("glm4_gqa", "granite_biases", "hunyuan_legacy", "smollm3_windows", "olmo3_legacy"),
-    *("ernie4_5_biases", "exaone4_legacy", "seed_oss_all_biases", "qwen2_5_vl"),
+    *("ernie4_5_biases", "exaone4_legacy", "seed_oss_all_biases", "qwen2_5_vl", "qwen3_5", "lfm2"),
 )
 LARGEST = {"int8": 127, "fp8": 448, "int4": 7}
 NUMBERS = {"int8": np.int8, "fp8": ml_dtypes.float8_e4m3fn, "int4": ml_dtypes.int4}
@@ -91,7 +91,8 @@ def rounded_rows(tensor: np.ndarray, weights: str) -> np.ndarray:
 def rounded_checkpoint(folder: Path, weights: str, target: Path) -> Path:
     """Write a checkpoint with every projection rounded, and the head if it is asked for."""
     scheme, _, head = weights.partition("+")
-    suffixes = ("_proj.weight", "lm_head.weight") if head else ("_proj.weight",)
+    states = ("in_proj_qkv.weight", "in_proj_z.weight")
+    suffixes = ("_proj.weight", *states, *(["lm_head.weight"] if head else []))
     tensors = load_file(folder / "model.safetensors")
     rounded = {
         n: rounded_rows(t, scheme) if n.endswith(suffixes) else t for n, t in tensors.items()

@@ -1,6 +1,7 @@
 """Rows of a weight table that fill part of a head, or whose tensor has one of two layouts."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,3 +54,37 @@ def test_a_shape_of_both_layouts_is_refused() -> None:
         ModelError, match="may have the order FD or DF; sizes that are equal do not"
     ):
         DOWN.as_stored((32, 32), sizes)
+
+
+@dataclass
+class Counted:
+    """A stored tensor that counts the numbers that are read of it."""
+
+    array: np.ndarray
+    count: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.array.dtype
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        found = self.array[index]
+        self.count += found.size
+        return found
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_of_a_tensor_that_holds_several_parts_only_one_is_read(part: int) -> None:
+    """Half of the heads: of keys 2 of 4 rows in 4 columns, of values 3 rows for each head."""
+    stored = Counted(np.arange(20 * 4, dtype=np.float32).reshape(20, 4))
+    sizes = {"k": 4, "r": 3, "d": 1, "v": 1, "D": 4}
+    row = Tensor("qkv", ("layers", 0, "it"), "([kd|kd|krv])D", part)
+    begin, per_head = ((0, 1), (4, 1), (8, 3))[part]
+    found = row.read(stored, sizes, ("Dkd", "Dkd", "Dkrv")[part], {"k": slice(2, 4)})
+    expected = stored.array[begin + 2 * per_head : begin + 4 * per_head]
+    np.testing.assert_array_equal(found.reshape(4, -1), expected.T)
+    assert stored.count == expected.size
