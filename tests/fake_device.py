@@ -4,9 +4,11 @@ The checksum of fake_model runs over what is read back from the pages through a 
 wrong page, stale content, a wrong prefix hit or a wrong fed-back token changes the answer, or
 breaks an assertion first.
 
-A group of slots has no pages: in a slot lies what every token of the sequence has added to it, from
-the first on. A state cannot go back, so each token has to come right behind the one before; the
-token at position 0 begins anew in whatever the slot holds.
+A group of slots has no pages: in a slot lies what every token of a sequence has added to it, from
+the first on. A state cannot go back, so each chunk has to come right behind the tokens of the slot
+that it reads; what it leaves in the slot that it writes, other rows neither read nor write in that
+step. A chunk that verifies drafted tokens adds those that were accepted, and leaves what it has at
+the end of a page in that page's slot.
 
 The draft model is the same checksum over pages of its own, under the numbers of the first page
 group without a window; every third of its tokens is wrong.
@@ -34,6 +36,7 @@ class Row:
     rules: Rules
     penalty: int
     token: int | None = None  # the newest
+    states: dict[int, list[Slot]] = field(default_factory=dict)  # by group, behind the newest step
     # Where the row follows a grammar: the tokens allowed at each place that it samples next.
     masks: list[list[int]] | None = None
     # The launch in which the row ended itself or drafted: the next one was planned before the host
@@ -97,10 +100,12 @@ class DeviceLane:
         for group, row, index, page in plan.fresh:
             table = self.rows[row].tables[group]
             seen = window_of(self.groups[group].window, self.rows[row].length)
-            behind = 0 if self.groups[group].slot else seen.start // self.page_size
-            assert table[index] == NO_PAGE and NO_PAGE not in table[behind:index], (
-                f"row {row}: page {index} of its table is not next"
-            )
+            behind = seen.start // self.page_size
+            if not self.groups[group].slot:
+                assert NO_PAGE not in table[behind:index], (
+                    f"row {row}: page {index} of its table is not next"
+                )
+            assert table[index] == NO_PAGE, f"row {row}: page {index} of its table is there"
             table[index] = page
 
     def mask(self, plan: LanePlan, size: int) -> None:
@@ -209,18 +214,61 @@ class DeviceLane:
     # ---- The model
 
     def write(self, chunks: list[Chunk], noise: Callable[[Chunk], float]) -> None:
-        """Write the chunks' tokens to their pages or slots, in every group."""
+        """Write the chunks' tokens to their pages, and read the states that they are added to."""
         written: set[tuple[int, int, int]] = set()
         for chunk in chunks:
             for group, table in enumerate(chunk.row.tables):
+                if self.groups[group].slot:
+                    continue
                 for position, token in enumerate(chunk.tokens, chunk.start):
-                    slot = (position, token, noise(chunk))
-                    if self.groups[group].slot:
-                        place = self._update(group, table[0], slot)
-                    else:
-                        place = self._store(group, table, slot)
+                    place = self._store(group, table, (position, token, noise(chunk)))
                     assert place not in written, f"{place} is written twice in one step"
                     written.add(place)
+        for group in range(len(self.groups)):
+            if self.groups[group].slot:
+                self._read_states(group, chunks, noise)
+
+    def _read_states(
+        self, group: int, chunks: list[Chunk], noise: Callable[[Chunk], float]
+    ) -> None:
+        """Find for each row the state behind its chunk, should all of the chunk's tokens count."""
+        reads = [self._slot_behind(group, chunk.row, chunk.start) for chunk in chunks]
+        writes = [
+            {self._slot_behind(group, chunk.row, end) for end in self._state_ends(chunk, chunk.end)}
+            for chunk in chunks
+        ]
+        for i, (chunk, read) in enumerate(zip(chunks, reads, strict=True)):
+            assert NO_PAGE not in writes[i] and (read != NO_PAGE or not chunk.start), (
+                "a chunk has no slot"
+            )
+            others = [{reads[j], *writes[j]} for j in range(len(chunks)) if j != i]
+            assert all(writes[i].isdisjoint(each) for each in others), "a slot of two rows"
+            state = list(self.pages[group][read]) if read != NO_PAGE else []
+            assert len(state) == chunk.start, (
+                f"the slot holds {len(state)} tokens; position {chunk.start} comes next"
+            )
+            new = [(p, token, noise(chunk)) for p, token in enumerate(chunk.tokens, chunk.start)]
+            chunk.row.states[group] = state + new
+
+    def _slot_behind(self, group: int, row: Row, tokens: int) -> int:
+        """Return the slot of the state behind so many tokens; NO_PAGE behind none."""
+        return row.tables[group][(tokens - 1) // self.page_size] if tokens else NO_PAGE
+
+    def _state_ends(self, chunk: Chunk, end: int) -> list[int]:
+        """Return behind how many tokens a chunk leaves a state, if `end` tokens are computed.
+
+        A device leaves none behind a page whose slot the next page has too: it would be overwritten
+        here.
+        """
+        of_pages = [n for n in range(chunk.start + 1, end) if n % self.page_size == 0]
+        return [*of_pages, end]
+
+    def _write_states(self, chunk: Chunk, end: int) -> None:
+        """Leave the states of a chunk of which `end` tokens count, those before it included."""
+        for group, state in chunk.row.states.items():
+            for length in self._state_ends(chunk, end):
+                slot = self._slot_behind(group, chunk.row, length)
+                self.pages[group][slot] = state[:length]
 
     def _store(self, group: int, table: list[int], slot: Slot) -> tuple[int, int, int]:
         """Write a token to its page; return group, page and place in the page."""
@@ -230,18 +278,6 @@ class DeviceLane:
         self.pages[group][page][at] = slot
         return group, page, at
 
-    def _update(self, group: int, number: int, slot: Slot) -> tuple[int, int, int]:
-        """Add a token to the state in a slot; return group, slot and the token's position."""
-        assert number != NO_PAGE, f"position {slot[0]} has no slot"
-        state = self.pages[group][number]
-        if slot[0] == 0:
-            state.clear()
-        assert len(state) == slot[0], (
-            f"slot {number} holds {len(state)} tokens; position {slot[0]} comes next"
-        )
-        state.append(slot)
-        return group, number, slot[0]
-
     def read(self, row: Row, query: int) -> float:
         """Return the checksum of what a query sees in the first group.
 
@@ -249,8 +285,8 @@ class DeviceLane:
         read the entries of another one.
         """
         groups = [
-            {p: self._slot(i, table, p) for p in window_of(window, query)}
-            for i, (group, table) in enumerate(zip(self.groups, row.tables, strict=True))
+            {p: self._slot(row, i, p) for p in window_of(window, query)}
+            for i, group in enumerate(self.groups)
             for window in (group.window, *group.readers)
         ]
         for other in groups[1:]:
@@ -260,11 +296,14 @@ class DeviceLane:
         unseen = sum(0 * slot[2] for other in groups[1:] for slot in other.values())
         return sum(weight(p, slot[1]) + slot[2] for p, slot in groups[0].items()) + unseen
 
-    def _slot(self, group: int, table: list[int], position: int) -> Slot:
-        page = table[0 if self.groups[group].slot else position // self.page_size]
-        assert page != NO_PAGE, f"position {position} is not kept in group {group}"
-        slots = self.pages[group][page]
-        slot = slots[position if self.groups[group].slot else position % self.page_size]
+    def _slot(self, row: Row, group: int, position: int) -> Slot:
+        """Return what a group has of a position."""
+        if self.groups[group].slot:
+            slot = row.states[group][position]
+        else:
+            page = row.tables[group][position // self.page_size]
+            assert page != NO_PAGE, f"position {position} is not kept in group {group}"
+            slot = self.pages[group][page][position % self.page_size]
         assert slot[0] == position, (
             f"position {position} reads what was written for position {slot[0]}"
         )
@@ -302,5 +341,6 @@ class DeviceLane:
     def advance(self, chunk: Chunk, new: list[int]) -> None:
         """Move the row on by a chunk and the tokens that came of it."""
         chunk.row.length = chunk.end - chunk.samples + len(new)
+        self._write_states(chunk, chunk.row.length)
         if new:
             chunk.row.token = new[-1]

@@ -14,8 +14,8 @@ Slot = tuple[int, int, float]  # position, token, noise of the arithmetic that w
 class FakeGroup:
     """Layers of the fake model that keep the same tokens of a sequence.
 
-    window: tokens that a query sees; None: all before it. slot: the layers keep one state per
-    sequence, and no pages. heads, key, value: of one token's entry; with `value` 0, it is K alone.
+    window: tokens that a query sees; None: all before it. slot: the layers keep states of
+    sequences, and no pages. heads, key, value: of one token's entry; with `value` 0, it is K alone.
     layers: layers that have entries of their own. readers: windows of the layers that read the
     entries of the last of those and have none.
     """
@@ -31,8 +31,11 @@ class FakeGroup:
     def arrays(self, slots: Sequence[Slot]) -> dict[str, np.ndarray]:
         """Return what a KV segment holds of these tokens: k, and v unless there is K alone.
 
-        Number j of a key is number j % 3 of the slot; every layer, head and array adds its own.
+        Number j of a key is number j % 3 of the slot; every layer, head and array adds its own. The
+        tokens of a state are the numbers of its one head.
         """
+        if self.slot:
+            return {"k": np.array(slots, np.float32).reshape(1, 1, 1, -1)}
         numbers = np.array(slots, np.float32).reshape(-1, 3)
         place = 10 * np.arange(self.layers)[:, None, None, None]
         place = place + np.arange(self.heads)[:, None]
@@ -44,6 +47,9 @@ class FakeGroup:
 
     def slots(self, arrays: Mapping[str, np.ndarray]) -> list[Slot]:
         """Return the slots of a segment, after checking every number of it."""
+        if self.slot:
+            numbers = arrays["k"].reshape(-1, 3).tolist()
+            return [(int(position), int(token), noise) for position, token, noise in numbers]
         slots = [
             (int(position), int(token), noise)
             for position, token, noise in arrays["k"][0, :, 0, :3].tolist()

@@ -87,7 +87,7 @@ class FakeRunner:
     # ---- Pages for other engines: slots in place of keys
 
     def read_pages(self, lane: int, group: int, ids: Sequence[int]) -> "PagesRead":
-        assert len(ids) in page_counts(self.config)
+        assert len(ids) in ((1,) if self.groups[group].slot else page_counts(self.config))
         slots = [slot for page in ids for slot in self.lanes[lane].pages[group][page]]
         return PagesRead(self.groups[group].arrays(slots))
 
@@ -102,7 +102,7 @@ class FakeRunner:
         return self.groups[group].slots(read.arrays)
 
     def write_pages(self, lane: int, group: int, ids: Sequence[int], uploaded: list[Slot]) -> None:
-        size = self.config.page_size
+        size = len(uploaded) if self.groups[group].slot else self.config.page_size
         assert len(ids) in page_counts(self.config) and len(uploaded) == len(ids) * size
         for i, page in enumerate(ids):
             if page != NO_PAGE:

@@ -38,7 +38,9 @@ FEATURE_PAIRS = Place(
     "<!-- feature pairs -->",
     "<!-- end of feature pairs -->",
     re.compile(r"test_feature_pairs\.py::test_a_pair\[(.+) \+ (.+)\]$"),
-    {("drafts of the host", "draft model"): "refused: one drafter at a time"},
+    {
+        ("drafts of the host", "draft model"): "refused: one drafter at a time",
+    },
 )
 
 

@@ -1,6 +1,6 @@
 """Configuration of an engine: the operator's options, and the facts that they resolve to."""
 
-from jaxserve.config.engine_config import EngineConfig, Pool, SlotPool
+from jaxserve.config.engine_config import EngineConfig, Pool, SlotPool, StateSize
 from jaxserve.config.options import (
     EIGHT_BITS,
     PAGE_DTYPES,
@@ -10,7 +10,7 @@ from jaxserve.config.options import (
     Preset,
     check_draft_model,
 )
-from jaxserve.config.resolution import check_options, resolve
+from jaxserve.config.resolution import check_options, check_snapshots, resolve
 
 __all__ = [
     "EIGHT_BITS",
@@ -22,7 +22,9 @@ __all__ = [
     "Pool",
     "Preset",
     "SlotPool",
+    "StateSize",
     "check_draft_model",
     "check_options",
+    "check_snapshots",
     "resolve",
 ]

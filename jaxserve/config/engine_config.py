@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from jaxserve.config.kv_policy import FullPages, KVPolicy, SequenceSlot, SlidingPages
-from jaxserve.config.options import PAGE_DTYPES
+from jaxserve.config.kv_policy import FullPages, KVPolicy, SlidingPages, StateSlots
+from jaxserve.config.options import PAGE_BYTES, PAGE_DTYPES
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,34 @@ class Pool:
 
 @dataclass(frozen=True)
 class SlotPool(Pool):
-    """The slots of a group whose layers keep one state per sequence; `pages` counts slots."""
+    """The slots of a group whose layers keep states of sequences; `pages` counts slots.
 
-    def policy(self, page_size: int, in_flight: int) -> KVPolicy:
-        """Return the policy of slots, which hold any number of tokens."""
-        return SequenceSlot()
+    Fields without a comment are those of StateSlots.
+    """
+
+    interval: int = 0
+    unit: int = 1
+    keeps_last: bool = False
+
+    def policy(self, page_size: int, in_flight: int) -> StateSlots:
+        """Return what the group keeps of a sequence."""
+        return StateSlots(page_size, self.interval, self.unit, self.keeps_last)
+
+
+@dataclass(frozen=True)
+class StateSize:
+    """Sizes of one state, and of one token in the layers that keep pages."""
+
+    slot_bytes: int  # states of one sequence, in all layers of a group of slots
+    token_numbers: int  # numbers of one token's keys and values, in all layers
+
+    def token_bytes(self, kv: str) -> int:
+        """Return the bytes of one token in pages of this dtype, without scales."""
+        return self.token_numbers * PAGE_BYTES[kv]
+
+    def tokens(self, kv: str) -> int:
+        """Return how many tokens' pages take as much memory as a slot."""
+        return self.slot_bytes // self.token_bytes(kv)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,17 +70,22 @@ class EngineConfig:
     decode_steps: int
     kv: str  # what pages hold, a name of PAGE_DTYPES
     page_size: int
-    pools: tuple[Pool, ...]  # one per page group of the model
+    pools: tuple[Pool, ...]  # one per page group of the model, and one of slots behind them
     max_context: int
     prefix_cache: bool
     deterministic: bool
     attention: str
     grouped_matmul: str
     quantized_matmul: str
+    recurrence: str
     embeds: bool = False  # True if the model embeds every prompt, and generates nothing
     speculate: str = "off"
     draft_tokens: int = 0  # 0 where nothing is drafted
     page_exchange: bool = False
+    # As they were asked for; `pools` has what follows from them.
+    snapshot_share: float | None = None
+    snapshot_interval: int | None = None
+    snapshot_answers: bool = True
 
     @property
     def drafts_by_model(self) -> bool:
@@ -77,10 +105,31 @@ class EngineConfig:
         in_flight = 2 * (self.chunk_border if self.deterministic else self.step_tokens)
         return tuple(pool.policy(self.page_size, in_flight) for pool in self.pools)
 
+    @cached_property
+    def states(self) -> StateSlots | None:
+        """Policy of the groups of slots, which all have the same; None without such groups."""
+        return next((each for each in self.policies if isinstance(each, StateSlots)), None)
+
+    @property
+    def shares_prompts(self) -> bool:
+        """True if choices of a request go on from the prompt of the first one."""
+        has_snapshots = self.states is None or self.slots > self.max_batch
+        return self.prefix_cache and has_snapshots
+
     @property
     def page_dtype(self) -> str:
         """Dtype of the pages as numpy and ml_dtypes name it."""
         return PAGE_DTYPES[self.kv]
+
+    @property
+    def page_pools(self) -> tuple[Pool, ...]:
+        """Pools of the groups whose layers keep pages; those of slots come behind them."""
+        return tuple(pool for pool in self.pools if not isinstance(pool, SlotPool))
+
+    @property
+    def slots(self) -> int:
+        """Slots of a lane, each with one state of a sequence; 0 without layers that have states."""
+        return sum(pool.pages for pool in self.pools if isinstance(pool, SlotPool))
 
     @property
     def pages_per_row(self) -> int:

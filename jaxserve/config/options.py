@@ -13,10 +13,13 @@ MAX_DRAFT_TOKENS = 31
 # Name of --kv -> name of the dtype in numpy and ml_dtypes.
 PAGE_DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "int8": "int8", "fp8": "float8_e4m3fn"}
 EIGHT_BITS = ("int8", "fp8")
+PAGE_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "fp8": 1}  # of a number, without scales
 # A page of 8-bit numbers has as many bytes as one of 64 tokens in bfloat16, and 128 tokens are the
 # least that the TPU kernel reads of 8-bit pages.
 PAGE_SIZE = 64
 PAGE_SIZE_8_BITS = 128
+SNAPSHOT_SHARE = 0.2  # of the cache's memory, unless --snapshot-share says otherwise
+SNAPSHOT_INTERVAL = 2048  # tokens, to whole pages, unless --snapshot-interval says otherwise
 KERNELS = ("reference", "gpu", "tpu")
 ATTENTION_KERNELS = ("reference", "cpu", "gpu", "tpu")
 
@@ -68,6 +71,12 @@ class EngineOptions:
             device's memory has room for.
         max_context: The longest prompt plus output, in tokens. The default is the model's.
         prefix_cache: Keep the pages of finished prompts for requests that begin alike.
+        snapshot_share: For models whose layers have a recurrent state: share of the cache's memory
+            for snapshots of states, which the prefix cache finds; 0 to 0.9. The default is 0.2.
+        snapshot_interval: Tokens between the snapshots of a long prompt, a multiple of page_size.
+            The default is about 2,048.
+        snapshot_answers: Keep the state behind the last whole page of every sequence, for requests
+            that begin with its prompt and its output.
         speculate: How tokens are drafted: "off"; "ngram", by what followed the newest tokens where
             they occurred before; or "draft", by a smaller model.
         draft_tokens: The most tokens drafted for a row in a step, 1 to 31. The default is 7.
@@ -78,6 +87,8 @@ class EngineOptions:
         grouped_matmul: Kernel for products with experts: "auto", "reference", "gpu" or "tpu".
         quantized_matmul: Kernel for products with int4 weights in groups: "auto", "reference",
             "gpu" or "tpu".
+        recurrence: Kernel for layers with the gated delta rule: "auto", "reference", "gpu" or
+            "tpu".
     """
 
     prefer: Literal["latency", "balanced", "throughput"] = option(
@@ -135,6 +146,25 @@ class EngineOptions:
     prefix_cache: bool = option(
         True, "forget the pages of a prompt when its request ends (default: they are kept)"
     )
+    snapshot_share: float | None = option(
+        None,
+        f"share of the KV cache's memory for snapshots of recurrent states, from which requests "
+        f"that begin alike go on (default: {SNAPSHOT_SHARE}, where layers have such states)",
+        metavar="SHARE",
+        bounds=(0, 0.9),
+    )
+    snapshot_interval: int | None = option(
+        None,
+        f"tokens between the snapshots of a long prompt, a multiple of --page-size (default: "
+        f"{SNAPSHOT_INTERVAL}, to whole pages)",
+        metavar="N",
+        bounds=(1, UNBOUNDED),
+    )
+    snapshot_answers: bool = option(
+        True,
+        "keep no state of what a sequence generates (default: the state behind its last whole page "
+        "is kept where there is room, for a conversation's next turn)",
+    )
     speculate: str = option(
         "off",
         f"draft several tokens and verify them in one step, where that pays: "
@@ -154,6 +184,7 @@ class EngineOptions:
     attention: str = option("auto", _kernel("attention", ATTENTION_KERNELS))
     grouped_matmul: str = option("auto", _kernel("the experts of a mixture"))
     quantized_matmul: str = option("auto", _kernel("weights in int4 groups"))
+    recurrence: str = option("auto", _kernel("recurrent states"))
 
 
 def check_draft_model(options: EngineOptions, draft_model: object) -> None:

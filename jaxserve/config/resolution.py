@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from jaxserve.config.engine_config import EngineConfig, Pool, SlotPool
+from jaxserve.config.engine_config import EngineConfig, Pool, SlotPool, StateSize
 from jaxserve.config.option import UNBOUNDED, bounds_of, check_bounds, flag_of
 from jaxserve.config.options import (
     ATTENTION_KERNELS,
@@ -16,6 +16,8 @@ from jaxserve.config.options import (
     PAGE_SIZE_8_BITS,
     PRESETS,
     PROPOSERS,
+    SNAPSHOT_INTERVAL,
+    SNAPSHOT_SHARE,
     EngineOptions,
     Preset,
 )
@@ -29,7 +31,7 @@ def resolve(
     lanes: int,
     affordable_tokens: int,
     windows: Sequence[int | None] = (None,),
-    slot_groups: int = 0,
+    states: Sequence[StateSize] = (),
     min_rows: int = 1,
     embeds: bool = False,
     weights: str = "float32",
@@ -43,8 +45,8 @@ def resolve(
         lanes: Number of lanes.
         affordable_tokens: KV tokens per lane that the memory has room for.
         windows: Window of each page group in tokens; None is full attention.
-        slot_groups: Number of groups behind those, whose layers keep one slot per sequence instead
-            of pages.
+        states: Sizes for each group behind those, whose layers keep states of sequences in slots
+            instead of pages.
         min_rows: Fewest rows of a step.
         embeds: Whether the model makes embeddings.
         weights: Dtype of the weights.
@@ -74,12 +76,13 @@ def resolve(
     pages = _pages(options, config, affordable_tokens)
     _check_page_exchange(options, embeds)
     _check_deterministic(config)
-    if slot_groups:
-        _check_slots(options)
     pools = [Pool(_pool_pages(config, pages, window), window) for window in windows]
-    # A sequence has a slot as long as it has a row.
-    pools += [SlotPool(config.max_batch)] * slot_groups
-    return replace(config, pools=tuple(pools))
+    share = _given_share(options, config)
+    slots = _slots_of_rows(options, config)
+    pools += [_with_snapshots(slots, config, pages // len(states), share, s) for s in states]
+    config = replace(config, pools=tuple(pools))
+    _check_snapshots_for_others(config, share)
+    return config
 
 
 def check_options(options: EngineOptions) -> None:
@@ -92,6 +95,7 @@ def check_options(options: EngineOptions) -> None:
         "attention": ATTENTION_KERNELS,
         "grouped_matmul": KERNELS,
         "quantized_matmul": KERNELS,
+        "recurrence": KERNELS,
     }
     for name, known in kernels.items():
         kernel = getattr(options, name)
@@ -100,6 +104,15 @@ def check_options(options: EngineOptions) -> None:
             choices = f"choose auto or one of {', '.join(known)}"
             raise ConfigError(f"{what} {kernel!r} is not built in; {choices} (--{what})")
     resolve(options, max_positions=options.max_context or 1, lanes=1, affordable_tokens=UNBOUNDED)
+
+
+def check_snapshots(options: EngineOptions, has_states: bool) -> None:
+    """Raise ConfigError for an option of snapshots where no layer of a model has a state."""
+    for name in ("snapshot_share", "snapshot_interval"):
+        value = getattr(options, name)
+        if value is not None and not has_states:
+            problem = "no layer of the model has a recurrent state (leave it out)"
+            raise flag_error(flag_of(name), value, problem)
 
 
 def _sizes(
@@ -246,19 +259,68 @@ def _check_page_exchange(options: EngineOptions, embeds: bool) -> None:
         raise flag_error("--no-prefix-cache", "given", problem)
 
 
-def _check_slots(options: EngineOptions) -> None:
-    """Refuse what a state that only the newest token's entry holds cannot be combined with."""
-    if options.speculate != "off":
-        problem = (
-            "layers of the model keep one state per sequence, which a rejected token cannot be "
-            "taken out of (leave it out)"
-        )
-        raise flag_error("--speculate", options.speculate, problem)
-    if options.page_exchange:
+def _check_snapshots_for_others(config: EngineConfig, share: float) -> None:
+    """Refuse to exchange the pages of a model with states where no snapshot has room."""
+    if config.page_exchange and config.states and config.slots <= config.max_batch:
+        tokens = config.page_pools[0].pages * config.page_size
         raise ConfigError(
-            "layers of the model keep one state per sequence, which is in no page: the engine "
-            "exchanges no pages with others"
+            "--role: other servers go on from a prompt's pages only with a snapshot behind them, "
+            f"and a cache of {tokens:,} tokens with --snapshot-share {share:g} has room for none "
+            "(raise --cache-tokens or --snapshot-share)"
         )
+
+
+def _slots_of_rows(options: EngineOptions, config: EngineConfig) -> SlotPool:
+    """Return the slots of a group without those of snapshots: one for every row."""
+    interval = _snapshot_interval(options, config)
+    return SlotPool(
+        config.max_batch,
+        interval=interval if config.prefix_cache else 0,
+        unit=_snapshot_unit(config),
+        # The bits of a state depend on the steps that computed it: those of decodes are not shared.
+        keeps_last=options.snapshot_answers and config.prefix_cache and not config.deterministic,
+    )
+
+
+def _with_snapshots(
+    slots: SlotPool, config: EngineConfig, pages: int, share: float, size: StateSize
+) -> SlotPool:
+    """Return the slots with those of snapshots, which take a share of the cache's memory.
+
+    Args:
+        pages: Pages of a pool without a window, as many for each group of slots.
+    """
+    of_pages = pages * config.page_size * size.token_bytes(config.kv)
+    snapshots = int(of_pages * share / (1 - share)) // size.slot_bytes
+    return replace(slots, pages=slots.pages + snapshots)
+
+
+def _given_share(options: EngineOptions, config: EngineConfig) -> float:
+    """Return the share of the cache's memory that snapshots take."""
+    share = options.snapshot_share
+    if share is None:
+        return SNAPSHOT_SHARE if config.prefix_cache else 0.0
+    check_bounds("snapshot_share", share, bounds_of(EngineOptions, "snapshot_share"))
+    if not config.prefix_cache:
+        problem = "snapshots are found by the prefix cache (leave out --no-prefix-cache)"
+        raise flag_error("--snapshot-share", share, problem)
+    return share
+
+
+def _snapshot_interval(options: EngineOptions, config: EngineConfig) -> int:
+    """Return the tokens between the snapshots of a long prompt."""
+    unit = _snapshot_unit(config)
+    interval = _given(options, "snapshot_interval", max(SNAPSHOT_INTERVAL // unit, 1) * unit)
+    if interval % unit:
+        of = "chunks that --deterministic cuts" if config.deterministic else "pages"
+        problem = f"it must be a multiple of {unit}, as of {of}"
+        raise flag_error("--snapshot-interval", interval, problem)
+    return interval
+
+
+def _snapshot_unit(config: EngineConfig) -> int:
+    """Return the tokens of which every snapshot ends at a multiple."""
+    return config.chunk_border if config.deterministic else config.page_size
 
 
 def _check_deterministic(config: EngineConfig) -> None:

@@ -11,7 +11,7 @@ from functools import partial
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxserve.config import EngineConfig, EngineOptions, resolve
+from jaxserve.config import EngineConfig, EngineOptions, check_snapshots, resolve
 from jaxserve.engine.buckets import Bucket, BucketPlan
 from jaxserve.engine.device.draft_model import DraftModel, ModelDrafter
 from jaxserve.engine.device.drafting import Drafter
@@ -25,6 +25,7 @@ from jaxserve.engine.device.memory import (
     cache_bytes,
     check_fits,
     device_limit,
+    state_sizes,
 )
 from jaxserve.engine.device.page_io import PageIO
 from jaxserve.engine.device.runner import DeviceRunner
@@ -34,6 +35,7 @@ from jaxserve.engine.host.prompt_lookup import PromptLookup
 from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.host.speculation import DeviceDrafts, Proposer, Speculation
 from jaxserve.errors import ConfigError, MemoryLimitError, flag_error
+from jaxserve.models.layer_kind import DeltaState
 from jaxserve.models.precision import XLA
 from jaxserve.models.quant import scheme_in
 from jaxserve.models.spec import ModelSpec
@@ -124,7 +126,7 @@ def plan_config(
     # The compiler is asked only when the cache comes near the limit: each answer is a compile.
     if budget.limit - budget.left + cache < budget.limit / 2:
         return wanted
-    max_pages = max(pool.pages for pool in wanted.pools)
+    max_pages = max(pool.pages for pool in wanted.page_pools)
     room = affordable_pages(budget, planner.cache_bytes_of_pages, max_pages)
     try:
         budget = planner.with_footprints(budget, max(int(room * PROBED_SHARE), 1), footprint)
@@ -155,6 +157,10 @@ class _MemoryPlanner:
         self._product = product_in(params)
         models = [(spec, params)] + ([(draft.spec, draft.params)] if draft else [])
         self._min_rows = max(min_rows(each, held, mesh) for each, held in models)
+        check_snapshots(options, spec.state is not None)
+        if draft and draft.spec.state:
+            problem = "the draft model's layers have a recurrent state, which no draft can leave"
+            raise flag_error("--speculate", "draft", f"{problem} (choose another)")
         self._options = options
         # The choice of a kernel needs a configuration: that of the options as they are.
         attention = choose_attention(spec, self.config(UNLIMITED_TOKENS), mesh, self._dtype)
@@ -171,7 +177,7 @@ class _MemoryPlanner:
             lanes=shards("A", self._mesh),
             affordable_tokens=tokens,
             windows=[group.window for group in self._spec.page_groups()],
-            slot_groups=self._spec.slot_groups,
+            states=state_sizes(self._spec),
             min_rows=self._min_rows,
             embeds=self._spec.embeds,
             weights=str(self._dtype),
@@ -260,7 +266,7 @@ def min_rows(spec: ModelSpec, params: dict, mesh: Mesh) -> int:
 
     2 for products of bfloat16 or int8 by XLA:CPU, which has none for one row and takes longer. The
     kernel of a CPU has; experts, the matrices of latent attention that are applied head by head,
-    and widened weights are XLA's nevertheless.
+    the rates of layers with a state, and widened weights are XLA's nevertheless.
 
     Args:
         params: Arrays, declarations or abstract values.
@@ -270,5 +276,6 @@ def min_rows(spec: ModelSpec, params: dict, mesh: Mesh) -> int:
     is_narrow = params["embed"].dtype == jnp.bfloat16 or multiplies_int8
     is_widened = scheme is not None and not multiplies_int8
     is_by_xla = is_widened or product_in(params) == XLA
-    has_products_of_xla = is_by_xla or spec.mixture or spec.latent
+    has_rates = isinstance(spec.state, DeltaState)
+    has_products_of_xla = is_by_xla or spec.mixture or spec.latent or has_rates
     return 2 if platform(mesh) == "cpu" and is_narrow and has_products_of_xla else 1

@@ -132,7 +132,7 @@ class EngineThread:
         """Return the occupation of the engine; on this thread, or before it starts."""
         scheduler = self._engine.scheduler
         speculation = scheduler.speculation
-        pools = [cache.pool for lane in scheduler.lanes for cache in lane.caches]
+        pools = [pool for lane in scheduler.lanes for pool in lane.page_pools]
         total = sum(pool.num_pages for pool in pools)
         return Loads(
             running=sum(len(lane.running) for lane in scheduler.lanes),

@@ -17,9 +17,12 @@ class KVSegment:
     tokens; K the model's own kv heads; H numbers of a key and V numbers of a value, as pages hold
     them. Arrays are C-contiguous, and read-only to the receiver of the segment. Raises EngineError
     if shapes or dtypes contradict each other, or start is negative.
+
+    Layers with recurrent states have a segment of the one state behind the token at `start`: T is
+    1, K counts the state's heads, and `k` has all numbers of a head, float32.
     """
 
-    group: int  # index in ModelSpec.page_groups()
+    group: int  # index in ModelSpec.page_groups(), which the group of states comes behind
     start: int
     # Float32, bfloat16, int8 or float8_e4m3fn (ml_dtypes' where numpy has none), like v.
     k: Shaped[np.ndarray, "L T K H"]

@@ -169,7 +169,7 @@ class StepTrace:
 
     def _count(self, now: float) -> None:
         scheduler = self._engine.scheduler
-        pools = [cache.pool for lane in scheduler.lanes for cache in lane.caches]
+        pools = [pool for lane in scheduler.lanes for pool in lane.page_pools]
         counts = {
             "rows in use": sum(len(lane.running) for lane in scheduler.lanes),
             "waiting": len(scheduler.waiting),

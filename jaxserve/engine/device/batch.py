@@ -13,14 +13,14 @@ from jaxserve.sampling_params import MAX_LOGPROBS
 # ---- the upload
 
 
-def upload_layout(bucket: Bucket, page_groups: int, page_size: int) -> Packed:
+def upload_layout(bucket: Bucket, groups: int, page_size: int) -> Packed:
     """Return the layout of one lane's upload; names are those of LanePlan, but for fresh pages."""
-    fresh = (page_groups, bucket.fresh_pages(page_size))
+    fresh = (groups, bucket.fresh_pages(page_size))
     fields: list[tuple[str, tuple[int, ...], type]] = [
         ("rows", (bucket.rows,), np.int32),  # out of range for padding
         ("sizes", (bucket.rows,), np.int32),
         ("samples", (bucket.rows,), np.int32),
-        # New entries of page tables, per page group.
+        # New entries of page tables, per group.
         ("fresh_row", fresh, np.int32),
         ("fresh_index", fresh, np.int32),
         ("fresh_page", fresh, np.int32),
@@ -40,7 +40,7 @@ def pack_lane(
     layout: Packed,
     *,
     page_size: int,
-    page_groups: int,
+    groups: int,
     padding_row: int,
 ) -> np.ndarray:
     """Pack one lane's columns, padded to the bucket.
@@ -48,10 +48,10 @@ def pack_lane(
     Args:
         padding_row: Row id that is out of range, so that the device ignores what padding says.
     """
-    fresh_row = np.full((page_groups, bucket.fresh_pages(page_size)), padding_row, np.int32)
+    fresh_row = np.full((groups, bucket.fresh_pages(page_size)), padding_row, np.int32)
     fresh_index = np.zeros_like(fresh_row)
     fresh_page = np.zeros_like(fresh_row)
-    counts = [0] * page_groups
+    counts = [0] * groups
     for group, row, index, page in plan.fresh:
         entry = group, counts[group]
         fresh_row[entry] = row

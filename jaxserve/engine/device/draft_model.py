@@ -19,6 +19,7 @@ from jaxserve.engine.device.kernels.choice import (
     choose_attention,
     choose_grouped_matmul,
     choose_quantized_matmul,
+    choose_recurrence,
 )
 from jaxserve.engine.device.lowering import abstract_params
 from jaxserve.engine.device.memory import cache_bytes
@@ -71,7 +72,7 @@ class ModelDrafter:
         """Abstract pages of each of the draft model's layers."""
         kernel = dispatch.IMPLEMENTATIONS[self.attention]
         config = self._with_pools(self.config)
-        return abstract_state(self.model.spec, config, self.mesh, kernel).pages
+        return abstract_state(self.model.spec, config, self.mesh, kernel).kept
 
     @cached_property
     def attention(self) -> str:
@@ -95,6 +96,7 @@ class ModelDrafter:
             dispatch.IMPLEMENTATIONS[self.attention],
             dispatch.GROUPED[choose_grouped_matmul(*args)],
             choose_quantized_matmul(*args),
+            dispatch.RECURRENCES[choose_recurrence(*args[:3])],
             self.config.page_size,
             jnp.dtype(self.config.page_dtype),
         )
@@ -130,7 +132,7 @@ class ModelDrafter:
     ) -> tuple[Any, Float[Array, "B V"]]:
         done = self._forward(params, state, ids, tokens, layout, max_row_tokens=1)
         weights = self._sharded.bind_kernels(params["drafter"])
-        return done.pages, self._sharded.logits(weights, done.hidden)
+        return done.written, self._sharded.logits(weights, done.hidden)
 
     def observe(self, params: dict, state: State, model: ModelPass) -> Any:
         """Return the state as it is: a draft model reads its own hidden states only."""
@@ -145,7 +147,7 @@ class ModelDrafter:
         layout: TokenLayout,
     ) -> tuple[Any, Float[Array, "A T D"]]:
         done = self._forward(params, state, ids, tokens, layout, max_row_tokens=None)
-        return done.pages, done.hidden.reshape(*tokens.shape, -1)
+        return done.written, done.hidden.reshape(*tokens.shape, -1)
 
     def _forward(
         self,

@@ -12,11 +12,17 @@ from jaxserve.engine.buckets import Bucket, draft_counts
 from jaxserve.engine.device.background import LOWERING, BackgroundCompiler, compiles_at_once
 from jaxserve.engine.device.compile_counter import CompileCounter
 from jaxserve.engine.device.kernels.attention_check import check_attention
-from jaxserve.engine.device.kernels.choice import attention_options, grouped_demands
+from jaxserve.engine.device.kernels.choice import (
+    attention_options,
+    grouped_demands,
+    recurrence_demands,
+)
 from jaxserve.engine.device.kernels.matmul_check import check_grouped_matmul, check_quantized_matmul
+from jaxserve.engine.device.kernels.recurrence_check import check_recurrence
 from jaxserve.engine.device.lowering import Lowering
 from jaxserve.engine.device.step_compiler import StepCompiler
 from jaxserve.pallas_kernels import dispatch
+from jaxserve.pallas_kernels.gated_delta import api as gated_delta
 
 Progress = Callable[[int, int, str], None]  # jobs done, jobs in all, name of the next job
 Job = tuple[str, Callable[[], None]]
@@ -151,6 +157,8 @@ class Executables:
             checks.append(("quantized matmul against its reference", self._check_quantized_matmul))
         if lowering.spec.mixture and lowering.grouped_matmul != "reference":
             checks.append(("grouped matmul against its reference", self._check_grouped_matmul))
+        if self._recurrence_demands and lowering.recurrence != "reference":
+            checks.append(("recurrence against its reference", self._check_recurrence))
         return checks
 
     def _check_attention(self) -> None:
@@ -183,6 +191,17 @@ class Executables:
             lowering.spec, lowering.config, lowering.mesh, kernel, dtype, lowering.scheme
         )
         check_grouped_matmul(kernel, demands, lowering.mesh.local_devices[0])
+
+    def _check_recurrence(self) -> None:
+        lowering = self._lowering
+        kernel = dispatch.RECURRENCES[lowering.recurrence]
+        dtype = lowering.params["embed"].dtype
+        device = lowering.mesh.local_devices[0]
+        check_recurrence(kernel, self._recurrence_demands, dtype, device)
+
+    @property
+    def _recurrence_demands(self) -> list[tuple[gated_delta.Options, gated_delta.Demand]]:
+        return recurrence_demands(self._lowering.spec, self._lowering.mesh)
 
     def _compile_writers(self) -> None:
         writers = self._lowering.writers().items()

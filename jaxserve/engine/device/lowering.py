@@ -22,6 +22,7 @@ from jaxserve.engine.device.kernels.choice import (
     choose_attention,
     choose_grouped_matmul,
     choose_quantized_matmul,
+    choose_recurrence,
 )
 from jaxserve.engine.device.memory import memory_errors
 from jaxserve.engine.device.packed import Packed
@@ -82,8 +83,8 @@ class Lowering:
         dtype: jnp.dtype = params["embed"].dtype
         self.attention = choose_attention(spec, config, mesh, dtype)
         kernel = dispatch.IMPLEMENTATIONS[self.attention]
-        self.page_groups = len(spec.page_groups())
-        self.admission: Packed = admission_layout(self.page_groups, config.pages_per_row)
+        self.groups = spec.num_groups
+        self.admission: Packed = admission_layout(self.groups, config.pages_per_row)
         self.state: State = replace(
             abstract_state(spec, config, mesh, kernel),
             drafter=drafter.abstract_state if drafter else None,
@@ -91,12 +92,14 @@ class Lowering:
         self.scheme = scheme_in(params)
         self.grouped_matmul = choose_grouped_matmul(spec, config, mesh, dtype, self.scheme)
         self.kernel_weights = choose_quantized_matmul(spec, config, mesh, dtype, self.scheme)
+        self.recurrence = choose_recurrence(spec, config, mesh)
         model = ShardedModel(
             spec=spec,
             mesh=mesh,
             attention=kernel,
             grouped_matmul=dispatch.GROUPED[self.grouped_matmul],
             kernel_weights=self.kernel_weights,
+            gated_delta=dispatch.RECURRENCES[self.recurrence],
             page_size=config.page_size,
             page_dtype=jnp.dtype(config.page_dtype),
         )
@@ -114,7 +117,7 @@ class Lowering:
         The state is donated. On a mesh over several hosts each host gets the whole download.
         """
         lane_axis = NamedSharding(self.mesh, PartitionSpec(DP_AXES))
-        size = upload_layout(bucket, self.page_groups, self.config.page_size).size
+        size = upload_layout(bucket, self.groups, self.config.page_size).size
         upload = jax.ShapeDtypeStruct((self.config.lanes, size), np.int32, sharding=lane_axis)
         download = replicated(self.mesh) if spans_hosts(self.mesh) else lane_axis
         shardings = (self._state_shardings, download)
@@ -158,7 +161,7 @@ class Lowering:
     @jax.enable_x64(False)
     def page_programs(self) -> dict[str, jax.stages.Lowered]:
         """Lower the programs for KV transfer, by name; none without config.page_exchange."""
-        return dict(self.page_io.lower(self.state.pages)) if self.config.page_exchange else {}
+        return dict(self.page_io.lower(self.state.kept)) if self.config.page_exchange else {}
 
     def footprint(self, bucket: Bucket) -> Footprint:
         """Compile the step of this shape and return what the compiler says it takes.

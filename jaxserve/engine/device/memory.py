@@ -15,9 +15,10 @@ from jax.errors import JaxRuntimeError
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from jaxserve.config import EngineConfig
+from jaxserve.config import EngineConfig, StateSize
 from jaxserve.errors import ConfigError, MemoryLimitError
 from jaxserve.host_memory import host_memory
+from jaxserve.models.sharded_state import states_of
 from jaxserve.models.spec import ModelSpec
 from jaxserve.pallas_kernels.paged_attention.api import Layout, PagedAttention
 from jaxserve.sharding.mesh import spans_hosts
@@ -138,13 +139,35 @@ def page_bytes(kernel: PagedAttention, layout: Layout) -> int:
 
 
 def cache_bytes(spec: ModelSpec, config: EngineConfig, kernel: PagedAttention, tensor: int) -> int:
-    """Return the bytes of all pages of a lane on one of the `tensor` devices that split heads."""
+    """Return the bytes of all pages and slots of a lane on one of the `tensor` devices.
+
+    These split heads among them.
+    """
     dtype = jnp.dtype(config.page_dtype)
-    total = 0
-    for group, pool in zip(spec.page_groups(), config.pools, strict=True):
+    total = config.slots * slot_bytes(spec) // tensor
+    for group, pool in zip(spec.page_groups(), config.page_pools, strict=True):
         layout = group.layout(config.page_size, dtype, shards=tensor)
         total += pool.pages * len(group.layers) * page_bytes(kernel, layout)
     return total
+
+
+def slot_bytes(spec: ModelSpec) -> int:
+    """Return the bytes of the states of one sequence in all layers; 0 without such layers."""
+    if spec.state is None:
+        return 0
+    leaves = states_of(spec.state, 1)
+    return len(spec.state_layers) * sum(stored_bytes(leaf.shape, leaf.dtype) for leaf in leaves)
+
+
+def state_sizes(spec: ModelSpec) -> list[StateSize]:
+    """Return what the states of a model's layers take: one entry, or none without such layers."""
+    if spec.state is None:
+        return []
+    float32 = jnp.dtype(jnp.float32)
+    of_tokens = (
+        len(group.layers) * group.layout(1, float32).token_bytes for group in spec.page_groups()
+    )
+    return [StateSize(slot_bytes(spec), sum(of_tokens) // float32.itemsize)]
 
 
 def check_fits(budget: MemoryBudget, cache: int) -> None:

@@ -5,10 +5,12 @@ which look the same in every engine. PageStore (page_store.py) runs them.
 
 In shapes, A counts lanes, L the layers of a page group, T the tokens of n pages, and K the kv heads
 that the devices hold: copies of the model's own among them (ModelSpec.on), which no segment has.
+The slots of layers with a state are a group as well (state_io.py).
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +21,8 @@ from jaxtyping import Array, Int
 from jaxserve.config import EngineConfig
 from jaxserve.engine.buckets import SEGMENTS_ON_DEVICE, page_counts
 from jaxserve.engine.device.memory import bytes_per_device
+from jaxserve.engine.device.state_io import StateGroupIO
+from jaxserve.models.decoder import Kept
 from jaxserve.models.sharded_attention import page_partition
 from jaxserve.models.spec import ModelSpec
 from jaxserve.pallas_kernels.paged_attention.api import Layout, PagedAttention, Pages, quantize
@@ -63,6 +67,30 @@ class PageGroupIO:
     def held_heads(self) -> int:
         """Number of kv heads on all shards, copies included."""
         return self.layout.kv_heads * (self.mesh.shape["tensor"] if self._heads else 1)
+
+    @property
+    def shard_heads(self) -> int:
+        """Number of kv heads on one shard."""
+        return self.layout.kv_heads
+
+    @property
+    def numbers(self) -> int:
+        """Numbers H of a key."""
+        return self.layout.head_dim
+
+    @property
+    def keeps_values(self) -> bool:
+        """True if segments have values beside their keys."""
+        return self.layout.keeps_values
+
+    @property
+    def transfer_format(self) -> object:
+        """A value that is equal where the devices of two engines hold pages alike."""
+        return self.layout
+
+    def counts(self, of_pages: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the numbers of entries that are read or written at once, see page_counts."""
+        return of_pages
 
     def abstract_segment(self, pages: int, dtype: str) -> Pages:
         """Describe what is uploaded for `pages` pages: [1, L, T, K, H] of this dtype.
@@ -145,6 +173,9 @@ def _stack_layers(*layers: jax.Array) -> jax.Array:
     return jnp.stack([x.reshape(-1, *x.shape[2:]) for x in layers])[None]
 
 
+GroupIO = PageGroupIO | StateGroupIO
+
+
 class PageIO:
     """Programs of KV transfer, lowered for each number of pages that is read or written at once.
 
@@ -163,7 +194,7 @@ class PageIO:
         self._config = config
         self._mesh = mesh
         page_dtype = jnp.dtype(config.page_dtype)
-        self.groups = [
+        self.groups: list[GroupIO] = [
             PageGroupIO(
                 layers=group.layers,
                 layout=group.layout(config.page_size, page_dtype, shards=mesh.shape["tensor"]),
@@ -174,34 +205,39 @@ class PageIO:
             )
             for group in spec.page_groups()
         ]
+        if spec.state:
+            self.groups.append(StateGroupIO(spec.state_layers, spec.state, mesh))
 
     @property
     def transit_bytes(self) -> int:
         """Bytes of one device that KV segments in transit take at most."""
         if not self._config.page_exchange:
             return 0
-        pages = page_counts(self._config)[0]
-        segments = [group.abstract_segment(pages, group.accepted[0]) for group in self.groups]
+        counts = page_counts(self._config)
+        segments = [
+            group.abstract_segment(group.counts(counts)[0], group.accepted[0])
+            for group in self.groups
+        ]
         return SEGMENTS_ON_DEVICE * max(map(bytes_per_device, segments))
 
     @property
     def transfer_format(self) -> object:
         """A value that is equal for engines of one model that can move pages device to device."""
-        return page_counts(self._config), [group.layout for group in self.groups]
+        return page_counts(self._config), [group.transfer_format for group in self.groups]
 
-    def lower(self, pages: tuple[Pages, ...]) -> Iterator[tuple[str, jax.stages.Lowered]]:
-        """Yield names and programs for the abstract `pages` of every layer.
+    def lower(self, kept: tuple[Kept, ...]) -> Iterator[tuple[str, jax.stages.Lowered]]:
+        """Yield names and programs for the abstract pages of every layer, which `kept` has.
 
         A read is (pages of a group's layers, ids) -> copies; a write, which donates its pages, is
         (pages of a group's layers, ids, segment) -> pages.
         """
         lanes = NamedSharding(self._mesh, PartitionSpec(DP_AXES))
         for number, group in enumerate(self.groups):
-            group_pages = pages_of_group(group, pages)
-            kept = jax.tree.map(lambda x: x.sharding, group_pages)
+            group_pages: Any = pages_of_group(group, kept)
+            shardings = jax.tree.map(lambda x: x.sharding, group_pages)
             read = jax.jit(group.read)
-            write = jax.jit(group.write, donate_argnums=0, out_shardings=kept)
-            for count in page_counts(self._config):
+            write = jax.jit(group.write, donate_argnums=0, out_shardings=shardings)
+            for count in group.counts(page_counts(self._config)):
                 ids = jax.ShapeDtypeStruct((self._config.lanes, count), np.int32, sharding=lanes)
                 yield read_name(number, count), read.lower(group_pages, ids)
                 for dtype in group.accepted:
@@ -209,9 +245,9 @@ class PageIO:
                     yield write_name(number, count, dtype), write.lower(group_pages, ids, segment)
 
 
-def pages_of_group(group: PageGroupIO, pages: tuple[Pages, ...]) -> tuple[Pages, ...]:
-    """Return the pages of the group's layers."""
-    return tuple(pages[layer] for layer in group.layers)
+def pages_of_group(group: GroupIO, kept: tuple[Kept, ...]) -> tuple[Kept, ...]:
+    """Return the pages of the group's layers, or their states."""
+    return tuple(kept[layer] for layer in group.layers)
 
 
 def read_name(group: int, pages: int) -> str:

@@ -14,13 +14,14 @@ from jaxtyping import Int
 from jaxserve.config import EngineConfig
 from jaxserve.config.kv_policy import NO_PAGE
 from jaxserve.engine.device.page_io import (
-    PageGroupIO,
+    GroupIO,
     PageIO,
     pages_of_group,
     read_name,
     write_name,
 )
 from jaxserve.engine.device.state import StateHolder
+from jaxserve.engine.device.state_io import StateGroupIO
 from jaxserve.engine.kv_segment import KVSegment
 from jaxserve.errors import ConfigError, EngineError
 from jaxserve.pallas_kernels.paged_attention.api import Pages
@@ -82,13 +83,14 @@ class PageStore:
     def read_pages(self, lane: int, group: int, ids: Sequence[int]) -> PagesRead:
         """Start to copy pages of a page group to buffers on the devices; returns at once.
 
-        Their number is one of `buckets.page_counts`. Later steps do not change what was read.
+        Their number is one of `buckets.page_counts`, of slots 1. Later steps do not change what was
+        read.
         """
         state = self._state.current
         io = self._io.groups[group]
         program = self._programs[read_name(group, len(ids))]
         # The program reads in all lanes. What it reads in others, page 0, is not used.
-        found = program(pages_of_group(io, state.pages), self._ids(lane, ids, elsewhere=0))
+        found = program(pages_of_group(io, state.kept), self._ids(lane, ids, elsewhere=0))
         arrays = {name: x for name, x in found._asdict().items() if x is not None}
         return PagesRead({name: _shards_of_lane(x, lane, io.copies) for name, x in arrays.items()})
 
@@ -109,9 +111,10 @@ class PageStore:
                 f"made from {' or '.join(io.accepted)} (choose the same --kv on both servers)"
             )
         heads = io.held_heads // io.copies
-        expected = (len(io.layers), segment.k.shape[1], heads, io.layout.head_dim)
+        tokens = 1 if isinstance(io, StateGroupIO) else segment.k.shape[1]
+        expected = (len(io.layers), tokens, heads, io.numbers)
         values = None if segment.v is None else segment.v.shape
-        expected_values = expected if io.layout.keeps_values else None
+        expected_values = expected if io.keeps_values else None
         if (segment.k.shape, values) != (expected, expected_values):
             raise EngineError(
                 f"a KV segment of page group {segment.group} has keys {list(segment.k.shape)} and "
@@ -122,7 +125,7 @@ class PageStore:
     def upload_pages(self, group: int, arrays: Mapping[str, np.ndarray]) -> Pages:
         """Bring the arrays of a checked KV segment to the devices. For any thread.
 
-        They hold whole pages, whose number is one of `buckets.page_counts`.
+        They hold whole pages, whose number is one of `buckets.page_counts`, or one state.
         """
         io = self._io.groups[group]
         uploaded = {
@@ -151,13 +154,13 @@ class PageStore:
         program = self._programs[write_name(group, len(ids), str(uploaded.k.dtype))]
         # An id out of range, such as the number of pages, makes the compiled write drop the page.
         dropped = self._config.pools[group].pages
-        kept = [dropped if page == NO_PAGE else page for page in ids]
+        numbers = [dropped if page == NO_PAGE else page for page in ids]
         written = program(
-            pages_of_group(io, state.pages), self._ids(lane, kept, elsewhere=dropped), uploaded
+            pages_of_group(io, state.kept), self._ids(lane, numbers, elsewhere=dropped), uploaded
         )
         by_layer = dict(zip(io.layers, written, strict=True))
-        pages = tuple(by_layer.get(layer, old) for layer, old in enumerate(state.pages))
-        self._state.current = replace(state, pages=pages)
+        kept = tuple(by_layer.get(layer, old) for layer, old in enumerate(state.kept))
+        self._state.current = replace(state, kept=kept)
 
     def _ids(self, lane: int, ids: Sequence[int], elsewhere: int) -> Int[np.ndarray, "A n"]:
         """Return these ids for one lane, and `elsewhere` for all others."""
@@ -184,7 +187,7 @@ def _shards_of_lane(array: jax.Array, lane: int, copies: int) -> list[jax.Array]
     return [found[head] for head in sorted(found)]
 
 
-def _move_shards(io: PageGroupIO, shards: Sequence[jax.Array]) -> jax.Array:
+def _move_shards(io: GroupIO, shards: Sequence[jax.Array]) -> jax.Array:
     """Start to copy each shard to the devices that hold its heads; returns at once.
 
     Args:
@@ -195,8 +198,7 @@ def _move_shards(io: PageGroupIO, shards: Sequence[jax.Array]) -> jax.Array:
     sharding = io.segment_sharding
     by_device = sharding.devices_indices_map(shape)
     sources = [
-        shards[(index[3].start or 0) // io.layout.kv_heads // io.copies]
-        for index in by_device.values()
+        shards[(index[3].start or 0) // io.shard_heads // io.copies] for index in by_device.values()
     ]
     placed = jax.device_put(sources, list(by_device))
     return jax.make_array_from_single_device_arrays(shape, sharding, placed)

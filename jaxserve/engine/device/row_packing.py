@@ -13,14 +13,14 @@ MASKED_AT_ONCE = 8  # rows whose masks are written by one launch
 Masks = tuple[np.ndarray, np.ndarray]
 
 
-def admission_layout(page_groups: int, pages_per_row: int) -> Packed:
+def admission_layout(groups: int, pages_per_row: int) -> Packed:
     """Return the layout of pack_admission's array."""
     return Packed(
         (
             ("lane", (), np.int32),
             ("row", (), np.int32),
             ("length", (), np.int32),
-            ("table", (page_groups, pages_per_row), np.int32),
+            ("table", (groups, pages_per_row), np.int32),
             *((name, declared.shape, declared.dtype) for name, declared in ROW_FIELDS.items()),
         )
     )

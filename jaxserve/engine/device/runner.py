@@ -202,13 +202,13 @@ class DeviceRunner:
 
     def _start(self, bucket: Bucket, step: jax.stages.Compiled, plan: StepPlan) -> jax.Array:
         """Start a step and return its output, [A, size] int32."""
-        groups = self.lowering.page_groups
+        groups = self.lowering.groups
         pack = partial(
             pack_lane,
             bucket=bucket,
             layout=upload_layout(bucket, groups, self.config.page_size),
             page_size=self.config.page_size,
-            page_groups=groups,
+            groups=groups,
             padding_row=self.config.max_batch,
         )
         upload = np.stack([pack(lane) for lane in plan.lanes])

@@ -1,4 +1,4 @@
-"""State of an engine on the device between steps: pages and rows, in one donated pytree.
+"""State of an engine on the device between steps: pages, states, and rows, in one donated pytree.
 
 The structure never changes while an engine lives. In shapes, A counts lanes, R the rows of a lane,
 and W the entries of a page table.
@@ -18,7 +18,10 @@ from jaxserve.config import EngineConfig
 from jaxserve.engine.device.sampling import LargeRowFields
 from jaxserve.engine.row_fields import ROW_FIELDS, RowSampling
 from jaxserve.errors import EngineError
+from jaxserve.models.decoder import Kept
+from jaxserve.models.layer_kind import LayerState
 from jaxserve.models.sharded_attention import page_rules
+from jaxserve.models.sharded_state import LayerStates, axes_of, states_of
 from jaxserve.models.spec import ModelSpec
 from jaxserve.pallas_kernels.paged_attention.api import Layout, PagedAttention, Pages
 from jaxserve.sampling_params import MAX_BIASES
@@ -30,7 +33,7 @@ from jaxserve.sharding.rules import DP_AXES, partition, shards
 class Rows:
     """Everything the device keeps of the sequences in the rows, but for their pages."""
 
-    tables: tuple[Int[Array, "A R W"], ...]  # per page group
+    tables: tuple[Int[Array, "A R W"], ...]  # per group: those of pages, then that of slots
     length: Int[Array, "A R"]  # positions in pages
     token: Int[Array, "A R"]  # the newest token
     sampling: RowSampling[jax.Array]  # fields [A, R, ...]
@@ -40,9 +43,9 @@ class Rows:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class State:
-    """Pages and rows, the experts' token counts, and what a drafter keeps."""
+    """Pages and states of the layers, rows, token counts of experts, and what a drafter keeps."""
 
-    pages: tuple[Pages, ...]  # per layer, every array with a leading axis A
+    kept: tuple[Kept, ...]  # per layer, every array with a leading axis A
     rows: Rows
     # Tokens that each of E experts in each of M layers has processed, modulo 2^32.
     load: UInt32[Array, "A M E"] | None = None
@@ -88,12 +91,15 @@ def abstract_state(
     lanes_only = NamedSharding(mesh, PartitionSpec(DP_AXES))
     rows = jax.eval_shape(partial(_zero_rows, spec, config))
     dtype = jnp.dtype(config.page_dtype)
-    by_layer: dict[int, Pages] = {}
-    for group, pool in zip(spec.page_groups(), config.pools, strict=True):
+    by_layer: dict[int, Kept] = {}
+    for group, pool in zip(spec.page_groups(), config.page_pools, strict=True):
         layout = group.layout(config.page_size, dtype, shards=mesh.shape["tensor"])
         by_layer |= dict.fromkeys(group.layers, _abstract_pages(kernel, layout, pool.pages, mesh))
+    if spec.state:
+        states = _abstract_states(spec.state, config, mesh)
+        by_layer |= dict.fromkeys(spec.state_layers, states)
     return State(
-        pages=tuple(by_layer[layer] for layer in range(spec.num_layers)),
+        kept=tuple(by_layer[layer] for layer in range(spec.num_layers)),
         rows=jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=lanes_only), rows
         ),
@@ -127,6 +133,18 @@ def _abstract_pages(kernel: PagedAttention, layout: Layout, num_pages: int, mesh
     rules = page_rules(layout)
     one_shard = jax.eval_shape(partial(kernel.allocate, num_pages, layout))
     return jax.tree.map(whole, one_shard, kernel.axes(layout))
+
+
+def _abstract_states(state: LayerState, config: EngineConfig, mesh: Mesh) -> LayerStates:
+    """Return one layer's abstract states for the whole mesh."""
+
+    def whole(x: jax.ShapeDtypeStruct, axes: str) -> jax.ShapeDtypeStruct:
+        shape = (config.lanes, *x.shape)
+        split = NamedSharding(mesh, partition("A" + axes, shape, mesh))
+        return jax.ShapeDtypeStruct(shape, x.dtype, sharding=split)
+
+    states = states_of(state, config.slots)
+    return jax.tree.map(whole, states, axes_of(states))
 
 
 def new_state(abstract: State) -> State:

@@ -32,7 +32,7 @@ from jaxserve.engine.device.sharded_model import ShardedModel, by_lane
 from jaxserve.engine.device.state import Rows, State
 from jaxserve.engine.device.token_layout import TokenLayout, last_of_chunks, put, take
 from jaxserve.engine.plan import FED_BACK
-from jaxserve.models.decoder import embeddings
+from jaxserve.models.decoder import embeddings, settled
 from jaxserve.models.spec import ModelSpec
 
 # Tokens that score steps give the head at a time, so that no [T, V] array exists.
@@ -52,7 +52,7 @@ class StepBuilder:
 
     def step(self, bucket: Bucket) -> Callable[[dict, State, jax.Array], tuple[State, jax.Array]]:
         """Return the step of this shape: (params, state, upload) -> (state, download)."""
-        groups = len(self.spec.page_groups())
+        groups = self.spec.num_groups
         upload = upload_layout(bucket, groups, self.model.page_size)
         download = download_layout(bucket, self.spec.d_model)
 
@@ -85,17 +85,20 @@ class StepBuilder:
         tokens = self._tokens(rows, batch, layout)
         tables = tuple(take(table, batch["rows"]) for table in rows.tables)
         done = self.model.forward(
-            params, state.pages, tables, tokens, layout, bucket.max_row_tokens
+            *(params, state.kept, tables, tokens, layout, bucket.max_row_tokens),
+            verifies=bucket.kind == "verify",
         )
         per_lane = done.hidden.reshape(*tokens.shape, -1)
         load = None if state.load is None else state.load + jnp.asarray(done.load, jnp.uint32)
-        state = replace(state, pages=done.pages, load=load)
         if bucket.kind == "embed":
             rows, results = self._embed(params, rows, batch, per_lane, layout)
-            return replace(state, rows=rows), results
+            kept = settled(done.written, batch["sizes"])
+            return replace(state, kept=kept, load=load, rows=rows), results
         slots = sample_slots(bucket, batch, tokens, layout, self.spec.vocab_size)
         sampled = self._sample(params, rows, batch, per_lane, slots)
         accepted = accepted_tokens(slots, sampled)
+        kept = settled(done.written, batch["sizes"] - batch["samples"] + accepted)
+        state = replace(state, kept=kept, load=load)
         if self.drafter:
             model = ModelPass(
                 ids=batch["rows"],

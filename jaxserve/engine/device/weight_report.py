@@ -6,16 +6,19 @@ from typing import Any
 import jax
 
 from jaxserve.engine.device.memory import bytes_per_device
+from jaxserve.models import gated_delta, short_convolution
 
 WeightSizes = dict[str, dict[str, int]]  # part -> dtype -> bytes of one device
 
 UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
-ORDER = ("embedding", "attention", "mlp", "experts", "norms and biases", "head")
+ORDER = ("embedding", "attention", "recurrence", "mlp", "experts", "norms and biases", "head")
 # Parts of the parameters that are in no layer.
 OUTSIDE = {"embed": "embedding", "norm": "norms and biases", "head": "head"}
 # Parts whose weights --dtype and --weights round, and the option that halves those of a dtype.
-PRODUCTS = ("attention", "mlp", "experts")
+PRODUCTS = ("attention", "recurrence", "mlp", "experts")
 ROUNDED_BY = {"float32": "--dtype bfloat16", "bfloat16": "--weights w8a8-int8"}
+# Parameters of a layer with a recurrent state that it has in place of attention's.
+RECURRENCE = (*gated_delta.AXES, *short_convolution.AXES)
 # Parameters of a layer's MLP, without routed experts; other ones are attention's.
 MLP = ("gate_up", "down", "shared", "router", "shared_gate", "correction")
 
@@ -37,6 +40,8 @@ def _part(path: tuple[Any, ...]) -> str:
         return "experts"
     if names[-1].endswith(("norm", "bias")):
         return "norms and biases"
+    if names[1] in RECURRENCE:
+        return "recurrence"
     return "mlp" if names[1] in MLP else "attention"
 
 

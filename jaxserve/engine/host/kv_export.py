@@ -24,7 +24,7 @@ def wanted_pages(config: EngineConfig, tokens: int, start: int, page_size: int) 
     The ranges count pages of this engine; they are cut so that the remote engine can make whole
     pages of its own from whole pages of this one. The last token is left out, since the remote
     engine computes it itself. A sliding-window group begins with the page that the first token
-    computed there attends to.
+    computed there attends to; of states only that behind the last page is wanted.
 
     Args:
         tokens: Length of the prompt.
@@ -49,14 +49,15 @@ class PagesToSend:
 
     Args:
         pages: Range within the prompt, in pages of the engine that has read them.
+        start: Position of the first token, as in KVSegment.
     """
 
     def __init__(
-        self, group: int, pages: range, page_size: int, read: PagesRead, slots: BoundedSemaphore
+        self, group: int, pages: range, start: int, read: PagesRead, slots: BoundedSemaphore
     ):
         self.group = group
         self.pages = pages
-        self.start = pages.start * page_size
+        self.start = start
         self.nbytes = read.nbytes  # of keys and values, each counted once
         self._read: PagesRead | None = read
         self._slots = slots
@@ -147,10 +148,10 @@ class KVExport:
         """Return the number of pages that were not delivered, over all groups."""
         return sum(map(len, self._remaining))
 
-    def read_windows(self) -> None:
-        """Read what is published of the sliding-window groups, as far as slots are free."""
+    def read_indispensable(self) -> None:
+        """Read what is published of windows and states, as far as slots are free."""
         for group, policy in enumerate(self._config.policies):
-            if policy.slides:
+            if policy.needs_all:
                 self._read(group)
 
     def advance(self) -> bool:
@@ -161,9 +162,10 @@ class KVExport:
         if not any(out_of_slots):
             return True
         # The request has ended. A window that lacks a page and does not just wait for a slot stays
-        # incomplete, and the receiver can use nothing of the prompt without it.
+        # incomplete, and the receiver can use nothing of the prompt without it, nor without a
+        # state.
         return any(
-            policy.slides and remaining and not waits
+            policy.needs_all and remaining and not waits
             for policy, remaining, waits in zip(
                 self._config.policies, self._remaining, out_of_slots, strict=True
             )
@@ -181,8 +183,9 @@ class KVExport:
             except BaseException:
                 self._slots.release()
                 raise
-            page_size = self._config.page_size
-            self._deliver(PagesToSend(group, left[:count], page_size, read, self._slots))
+            pages = left[:count]
+            start = self._config.policies[group].sent_from(pages)
+            self._deliver(PagesToSend(group, pages, start, read, self._slots))
             found = found[count:]
             left = left[count:]
             self._remaining[group] = left

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from jaxserve.config import EngineConfig
+from jaxserve.config.kv_policy import StateSlots
 from jaxserve.engine.buckets import SEGMENTS_ON_DEVICE, split_pages
 from jaxserve.engine.host.kv_export import PagesToSend
 from jaxserve.engine.host.lane import Lane
@@ -73,8 +74,13 @@ class KVImport:
             ConfigError, EngineError: The segment cannot become pages of this engine.
         """
         self._device.check_segment(segment)
-        pages, arrays = self._whole_pages(segment)
-        size = self._config.page_size
+        if isinstance(self._config.policies[segment.group], StateSlots):
+            pages = self._page_of_state(segment)
+            arrays = segment.arrays
+            size = 1
+        else:
+            pages, arrays = self._whole_pages(segment)
+            size = self._config.page_size
         done = 0
         for count in split_pages(len(pages), self._config):
             part = {name: x[:, done * size : (done + count) * size] for name, x in arrays.items()}
@@ -127,6 +133,12 @@ class KVImport:
         begin = first * size - segment.start
         end = stop * size - segment.start
         return range(first, stop), {name: x[:, begin:end] for name, x in segment.arrays.items()}
+
+    def _page_of_state(self, segment: KVSegment) -> range:
+        """Return the page that a state ends with; none if it stands within a page or too far."""
+        end, behind = divmod(segment.stop, self._config.page_size)
+        useful = len(self._prompt.chains[segment.group].digests)
+        return range(end - 1, end) if not behind and end <= useful else range(0)
 
     def _joined(self, segment: KVSegment) -> KVSegment:
         """Return the segment with the rest of the one before it, if it continues there."""

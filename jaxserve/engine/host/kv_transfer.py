@@ -66,6 +66,11 @@ class KVTransfers:
                 f"an export was asked for from token {start} on, to pages of {page_size} tokens; "
                 f"they must be at least 0 and 1"
             )
+        if self._config.states and page_size != self._config.page_size:
+            raise EngineError(
+                f"an export was asked for to pages of {page_size} tokens; with recurrent states "
+                f"they must have as many as here, {self._config.page_size}"
+            )
         pages = wanted_pages(self._config, len(request.prompt), start, page_size)
         length = max(part.stop for part in pages) * self._config.page_size
         prompt = self._hashed(request.prompt, request.salt, length)
@@ -97,11 +102,11 @@ class KVTransfers:
     def advance(self) -> None:
         """Go on with every export: after each step, and whenever a slot was given back.
 
-        Sliding windows go first, those of all exports: their few pages are the first to be evicted,
-        and without its window nothing of a prompt is of use.
+        Sliding windows and states go first, those of all exports: these few are the first to be
+        evicted, and nothing of a prompt is of use without them.
         """
         for export in list(self._exports):
-            export.read_windows()
+            export.read_indispensable()
         for export in list(self._exports):
             # Delivering may have closed other exports.
             if export in self._exports and export.advance():

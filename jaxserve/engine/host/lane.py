@@ -4,13 +4,16 @@ from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 
 from jaxserve.config import EngineConfig
-from jaxserve.config.kv_policy import NO_PAGE
+from jaxserve.config.kv_policy import NO_PAGE, KVPolicy, StateSlots
+from jaxserve.engine.events import FinishReason
 from jaxserve.engine.host.kv_group import KVGroup
+from jaxserve.engine.host.page_pool import PagePool
 from jaxserve.engine.host.prefix_cache import DigestChain, root_digest
 from jaxserve.engine.host.sequence import Sequence
+from jaxserve.engine.host.state_group import StateGroup
 from jaxserve.errors import EngineError
 
-FreshPage = tuple[int, int, int, int]  # page group, row, index in the row's table, page id
+FreshPage = tuple[int, int, int, int]  # group, row, index in the row's table, page or slot
 
 
 class Lane:
@@ -23,7 +26,7 @@ class Lane:
     def __init__(self, index: int, config: EngineConfig, fingerprint: str):
         self.index = index
         self.groups = [
-            KVGroup(policy, pool.pages)
+            _group_of(policy, pool.pages, config.max_batch)
             for policy, pool in zip(config.policies, config.pools, strict=True)
         ]
         self.caches = [group.cache for group in self.groups]
@@ -32,7 +35,10 @@ class Lane:
         self.blocked: Sequence | None = None
         self._config = config
         self._sliding = [i for i, group in enumerate(self.groups) if group.policy.slides]
-        self._kept = [i for i, group in enumerate(self.groups) if not group.policy.slides]
+        self._states = {i: g for i, g in enumerate(self.groups) if isinstance(g, StateGroup)}
+        self._kept = [
+            i for i in range(len(self.groups)) if i not in self._states and i not in self._sliding
+        ]
         self._fingerprint = fingerprint
         # Pages of the full group that the draft model has filled as well.
         self._filled_by_drafter: set[int] = set()
@@ -55,7 +61,17 @@ class Lane:
 
     def available_pages(self) -> int:
         """Return the pages that could be taken now, of the page group that has fewest."""
-        return min(group.pool.available for group in self.groups)
+        return min(pool.available for pool in self.page_pools or self.slot_pools)
+
+    @property
+    def page_pools(self) -> list[PagePool]:
+        """Return the pools of the groups that keep pages."""
+        return [group.pool for i, group in enumerate(self.groups) if i not in self._states]
+
+    @property
+    def slot_pools(self) -> list[PagePool]:
+        """Return the pools of the groups that keep states."""
+        return [group.pool for group in self._states.values()]
 
     # ---- Finding cached prefixes
 
@@ -108,7 +124,7 @@ class Lane:
 
     def fits(self, seq: Sequence, hit: list[list[int]], tokens: int) -> bool:
         """Return whether a sequence that gets `hit` finds pages for `tokens` positions."""
-        if not all(g.fits(pages, tokens) for g, pages in zip(self.groups, hit, strict=True)):
+        if not all(self._group_fits(i, pages, tokens) for i, pages in enumerate(hit)):
             return False
         if not self._config.deterministic:
             return True
@@ -117,6 +133,12 @@ class Lane:
         lengths = [tokens, *(s.limit for s in self.running)]
         sliding = [self.groups[i] for i in self._sliding]
         return all(sum(map(g.policy.held, lengths)) <= g.pool.num_pages for g in sliding)
+
+    def _group_fits(self, index: int, hit: list[int], tokens: int) -> bool:
+        if index not in self._states:
+            return self.groups[index].fits(hit, tokens)
+        tables = [seq.pages[index] for seq in self.running]
+        return self._states[index].fits_beside(hit, len(self._free_rows), tables)
 
     def enter(self, seq: Sequence, hit: list[list[int]]) -> None:
         """Give the sequence a row and its cached prefix."""
@@ -164,14 +186,36 @@ class Lane:
         if any(count > self.groups[group].pool.available for group, count in need.items()):
             return None
         fresh = []
-        for group, count in need.items():
-            pages = self.groups[group].pool.allocate(count)
-            self._note_overwritten(group, pages)
-            for page in pages:
-                fresh.append((group, seq.row, len(seq.pages[group]), page))
-                seq.pages[group].append(page)
+        for group in need:
+            new = self._extend_group(group, seq, tokens)
+            self._note_overwritten(group, [page for _, page in new])
+            fresh += [(group, seq.row, index, page) for index, page in new]
         self._count_room(seq)
         return fresh
+
+    def _extend_group(self, index: int, seq: Sequence, tokens: int) -> list[tuple[int, int]]:
+        table = seq.pages[index]
+        if index not in self._states:
+            return self.groups[index].extend(table, tokens)
+        group = self._states[index]
+        others = (each.pages[index] for each in self.running if each is not seq)
+        owed = len(self._free_rows) + sum(map(group.lacks, others))
+        # A deterministic engine shares nothing of a prompt that it scores.
+        shares_prompt = not (self._config.deterministic and seq.scores_prompt)
+        prompt_len = seq.prompt_len if shares_prompt else 0
+        keep = self._keeps_state(seq, group, len(table) * self._config.page_size, prompt_len)
+        return group.go_on(table, tokens, keep, owed, prompt_len)
+
+    def _keeps_state(self, seq: Sequence, group: StateGroup, border: int, prompt_len: int) -> bool:
+        """Return whether the state behind the first `border` tokens, whole pages, is to be kept.
+
+        The chunk or the decode that passes the end of a page leaves its state there, so that any
+        number of decodes may be launched together.
+        """
+        if group.states.is_findable(border, prompt_len):
+            return True
+        is_unfinished = seq.decoding and group.states.keeps_last
+        return is_unfinished and group.may_keep_unfinished(len(self.running))
 
     def _count_room(self, seq: Sequence) -> None:
         tables = zip(self.groups, seq.pages, strict=True)
@@ -185,6 +229,7 @@ class Lane:
             )
         if seq.draft_computed:
             self.note_drafted(seq, seq.draft_computed)
+        self._publish_last_states(seq)
         for group, pages in zip(self.groups, seq.pages, strict=True):
             group.give_back(pages)
         heappush(self._free_rows, seq.row)
@@ -210,6 +255,9 @@ class Lane:
             self.publish(seq)
         for i in self._sliding:
             self.groups[i].slide(seq.pages[i], position)
+        if filled:
+            for i, group in self._states.items():
+                group.leave_behind(seq.pages[i], position, seq.prompt_len)
 
     def publish(self, seq: Sequence) -> None:
         """Make the sequence's settled full pages findable."""
@@ -220,7 +268,16 @@ class Lane:
             full = length // group.policy.page_size
             if chain.published < full:
                 self.extend_chains(seq.chains, seq.tokens, seq.request.salt, length)
-                group.publish(chain, seq.tokens, pages, full)
+                group.publish(chain, seq.tokens, pages, full, seq.prompt_len)
+
+    def _publish_last_states(self, seq: Sequence) -> None:
+        """Make the states behind the last whole page of a sequence findable that leaves its row."""
+        if seq.finish and seq.finish.reason == FinishReason.ERROR:
+            return  # Its numbers may not be finite.
+        for i, group in self._states.items():
+            if group.states.keeps_last:
+                self.extend_chains(seq.chains, seq.tokens, seq.request.salt, seq.settled)
+                group.publish_last(seq.chains[i], seq.tokens, seq.pages[i], seq.settled)
 
     def _publishable(self, seq: Sequence) -> int:
         """Return how many settled positions other sequences may share."""
@@ -291,3 +348,10 @@ class Lane:
         for group, cache in enumerate(self.caches):
             held = ([page for page in seq.pages[group] if page != NO_PAGE] for seq in self.running)
             cache.pool.check_invariants(held)
+
+
+def _group_of(policy: KVPolicy, num_entries: int, rows: int) -> KVGroup:
+    """Return an empty group with this policy, in a lane with so many rows."""
+    if isinstance(policy, StateSlots):
+        return StateGroup(policy, num_entries, rows)
+    return KVGroup(policy, num_entries)

@@ -28,7 +28,10 @@ class PagesRead(Protocol):
 
 
 class PageDevice(Protocol):
-    """Devices that read and write KV pages, as many at a time as buckets.page_counts lists."""
+    """Devices that read and write KV pages, as many at a time as buckets.page_counts lists.
+
+    The slots of layers with recurrent states are read and written one at a time.
+    """
 
     def read_pages(self, lane: int, group: int, ids: Sequence[int]) -> PagesRead:
         """Start to copy pages as the steps launched so far leave them; returns at once."""

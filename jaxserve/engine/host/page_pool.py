@@ -32,6 +32,10 @@ class PagePool:
         """Return the number of pages that `allocate` could hand out now."""
         return len(self._free) + len(self._idle)
 
+    def holders(self, page: int) -> int:
+        """Return how many sequences hold a page."""
+        return self._holders[page]
+
     def idle_among(self, pages: Iterable[int]) -> int:
         """Return how many of these cached pages no sequence holds."""
         return sum(self._holders[page] == 0 for page in pages)
@@ -89,6 +93,10 @@ class PagePool:
     def mark_cached(self, page: int) -> None:
         """Let the page become idle instead of free when its last holder releases it."""
         self._cached[page] = True
+
+    def unmark_cached(self, page: int) -> None:
+        """Let a held page become free when its last holder releases it."""
+        self._cached[page] = False
 
     def drop_idle(self) -> None:
         """Forget every idle page."""

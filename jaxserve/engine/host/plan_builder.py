@@ -65,7 +65,9 @@ class PlanBuilder:
             budget -= self.reserved[lane.index]
         start = seq.num_computed if seq.row >= 0 else cached_pages * self._config.page_size
         remaining = seq.num_tokens - start
-        if not self._config.deterministic or seq.decoding:
+        if seq.decoding:
+            return min(remaining, budget)
+        if not self._config.deterministic:
             return min(remaining, budget)
         # Deterministic chunks end at fixed borders, whatever else is in the step: a chunk that was
         # cut by the budget would be computed with other shapes, and its last bits would differ.

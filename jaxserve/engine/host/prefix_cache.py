@@ -93,6 +93,16 @@ class PrefixCache:
         self._digest_of[page] = digest
         self.pool.mark_cached(page)
 
+    def has(self, page: int) -> bool:
+        """Return whether a page can be found."""
+        return page in self._digest_of
+
+    def withdraw(self, page: int) -> None:
+        """Make a held page unfindable, since its holder is about to write to it."""
+        if self.has(page):
+            self._forget(page)
+            self.pool.unmark_cached(page)
+
     def adopt(
         self,
         digests: Sequence[bytes],

@@ -56,7 +56,7 @@ class Rows:
     def waits_for_leader(self, seq: Sequence) -> bool:
         """Return whether the choice waits for choice 0 to publish the pages of their prompt."""
         leader = seq.leader
-        if leader is None or leader.finish or not self._config.prefix_cache:
+        if leader is None or leader.finish or not self._config.shares_prompts:
             return False
         deterministic = self._config.deterministic
         unit = self._config.chunk_border if deterministic else self._config.page_size

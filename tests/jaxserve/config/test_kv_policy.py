@@ -1,5 +1,6 @@
 """Policies of the KV cache against their definition, token by token."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -7,8 +8,8 @@ from jaxserve.config.kv_policy import (
     NO_PAGE,
     FullPages,
     KVPolicy,
-    SequenceSlot,
     SlidingPages,
+    StateSlots,
 )
 
 MANY = 10**6
@@ -67,13 +68,39 @@ def test_held_is_the_most_that_a_sequence_holds(
             table[i] = NO_PAGE
 
 
-def test_a_slot_holds_any_number_of_tokens_and_no_prefix() -> None:
-    slot = SequenceSlot()
-    assert [slot.span(tokens) for tokens in (0, 1, MANY)] == [0, 1, 1]
-    assert slot.held(MANY) == 1
-    assert slot.covered([], 3) == 0
-    assert list(slot.release([5], MANY)) == []
-    assert slot.longest(1, max_context=40) == 40
+def test_a_slot_holds_any_number_of_tokens() -> None:
+    policy = StateSlots(4)
+    assert policy.held(MANY) == 1
+    assert policy.longest(1, max_context=40) == 40
+    assert [policy.first_needed(position) for position in (0, 3, 4, 5, 8)] == [0, 0, 0, 1, 1]
+
+
+def test_a_prefix_is_found_in_the_state_of_exactly_its_length() -> None:
+    policy = StateSlots(4)
+    found = [NO_PAGE, 7, NO_PAGE, 5, NO_PAGE]
+    assert [policy.covered(found, limit) for limit in range(6)] == [0, 0, 2, 2, 4, 4]
+
+
+@pytest.mark.parametrize("keeps_last", [False, True])
+def test_states_that_were_left_behind_come_back(keeps_last: bool) -> None:
+    """The entry of the last token is read; that of the last whole page may be kept as well."""
+    policy = StateSlots(4, interval=8, keeps_last=keeps_last)
+    table = [1, NO_PAGE, 2, 3]
+    assert [list(policy.release(table, settled)) for settled in (12, 13, 16)] == [
+        [0],
+        [0] if keeps_last else [0, 2],
+        [0, 2],
+    ]
+
+
+def test_which_states_are_snapshots() -> None:
+    """Those of every interval, and those behind a prompt's last whole page."""
+    policy = StateSlots(4, interval=16, unit=4)
+    ends = range(4, 40, 4)
+    assert [end for end in ends if policy.is_findable(end, 27)] == [16, 24]
+    assert [end for end in ends if policy.is_findable(end, 28)] == [16, 24, 28]
+    assert [end for end in ends if policy.is_findable(end, 34)] == [16, 32]
+    assert not any(StateSlots(4).is_findable(end, 28) for end in ends)
 
 
 def test_a_full_group_needs_the_pages_before_those_that_arrive_and_a_window_does_not() -> None:

@@ -227,6 +227,7 @@ class EchoDrafter:
             dispatch.IMPLEMENTATIONS["reference"],
             dispatch.GROUPED["reference"],
             {},
+            dispatch.RECURRENCES["reference"],
             4,
             jnp.float32,
         )
@@ -317,7 +318,7 @@ def test_state_is_aliased_and_never_copied(kind: str) -> None:
     )
     state = runner.lowering.state
     assert memory.alias_size_in_bytes == nbytes(state)
-    assert memory.temp_size_in_bytes < nbytes(state.pages[0]) / 10
+    assert memory.temp_size_in_bytes < nbytes(state.kept[0]) / 10
     engine.close()
 
 

@@ -71,6 +71,11 @@ FAMILIES = {
     "MiniMax M2": "minimax_m2_half",
     "gpt-oss": "gpt_oss_head_dim",
     "Qwen3-VL-MoE": "qwen3_vl_moe",
+    "Qwen3-Next": "qwen3_next",
+    "Qwen3.5": "qwen3_5_images",
+    "Qwen3.5-MoE": "qwen3_5_moe_images_stacked",
+    "LFM2": "lfm2",
+    "LFM2-MoE": "lfm2_moe",
     "Granite 3-MoE": "granite_moe_biases",
     "ERNIE 4.5-MoE": "ernie4_5_moe_every_second",
     "Hunyuan-MoE": "hunyuan_moe_legacy",
@@ -121,6 +126,8 @@ def answer_prompts(
     spec = read_spec(checkpoint.config)[1].on(mesh_spec.tensor)
     params = load_params(checkpoint, mesh, "float32", weights=weights)
     options = replace(OPTIONS, max_context=min(OPTIONS.max_context, spec.max_positions))
+    if spec.state:  # which is larger than these pages, and found at its whole length or not at all
+        options = replace(options, snapshot_share=0.9, cache_tokens=104)
     config = plan_config(spec, params, mesh, options)
     runner = DeviceRunner(spec, params, config, mesh)
     engine = Engine(Scheduler(config, fingerprint=case), runner)

@@ -20,6 +20,7 @@ from jaxserve.engine.engine import Engine
 from jaxserve.engine.host.kv_export import PagesToSend
 from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.kv_segment import KVSegment
+from jaxserve.errors import EngineError
 from jaxserve.loading.spec import read_spec
 from jaxserve.request import Request
 from jaxserve.sampling_params import SamplingParams
@@ -53,9 +54,10 @@ class House:
         checkpoint = HFCheckpoint.open(GOLDEN / case)
         spec = read_spec(checkpoint.config)[1].on(side.mesh[2])
         params = load_params(checkpoint, mesh, "float32")
-        self.config = plan_config(
-            spec, params, mesh, replace(OPTIONS, page_size=side.page_size, kv=side.kv)
-        )
+        options = replace(OPTIONS, page_size=side.page_size, kv=side.kv)
+        if spec.state:
+            options = replace(options, snapshot_share=0.8)  # a state is larger than these pages
+        self.config = plan_config(spec, params, mesh, options)
         self.runner = DeviceRunner(spec, params, self.config, mesh)
         buckets = {
             b.kind: b
@@ -138,6 +140,11 @@ def cases() -> Iterator[ParameterSet]:
             (Side((1, 1, 2)), Side((2, 1, 1), page_size=2)),
             (Side(), Side((1, 4, 2))),
         ],
+        "qwen3_5": [
+            (Side((1, 1, 2)), Side((2, 1, 1))),
+            (Side((2, 1, 1)), Side((1, 1, 4))),
+        ],
+        "lfm2_moe": [(Side(), Side((1, 2, 2)))],
     }
     for case, pairs in sides.items():
         for i, (here, there) in enumerate(pairs):
@@ -185,6 +192,24 @@ def test_what_arrives_is_what_was_sent(kv: str) -> None:
                 theirs.view(np.uint8), mine[:, : theirs.shape[1]].view(np.uint8)
             )
     assert other.runner.compiles_after_ready == 0
+
+
+def test_a_state_arrives_as_it_was_sent() -> None:
+    """It is equal bit for bit when it is read again, on a mesh that splits its heads."""
+    other, sent = transfer_prompt("qwen3_5", Side(), Side((2, 1, 2)))
+    again = other.pieces("again", 0, 4, compute=False)
+    (mine,), (theirs,) = ([each for each in pieces if each.group == 1] for pieces in (sent, again))
+    assert (mine.start, mine.stop) == (theirs.start, theirs.stop) == (19, 20)
+    np.testing.assert_array_equal(theirs.k, mine.k)
+    assert mine.k.any() and other.runner.compiles_after_ready == 0
+
+
+def test_a_state_of_another_model_is_refused() -> None:
+    other, sent = transfer_prompt("lfm2_moe", Side(), Side())
+    (state,) = (each for each in sent if each.group == 1)
+    small = replace(state, k=state.k[..., :-1])
+    with pytest.raises(EngineError, match=r"keys \[2, 1, 4, 15\] and no values; the model's are"):
+        other.install([small])
 
 
 @pytest.mark.parametrize("kv", ["bfloat16", pytest.param("int8", marks=pytest.mark.slow)])

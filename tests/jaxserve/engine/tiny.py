@@ -13,13 +13,14 @@ import numpy as np
 from jaxserve.config import EngineConfig, EngineOptions, resolve
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.device.drafting import Drafter
+from jaxserve.engine.device.memory import state_sizes
 from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.events import Logprob, TokenEvent
 from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.host.speculation import Speculation
 from jaxserve.models.decoder import param_specs
-from jaxserve.models.layer_kind import Latent, LayerKind, windowed
+from jaxserve.models.layer_kind import ConvState, DeltaState, Latent, LayerKind, windowed
 from jaxserve.models.mixture import Mixture
 from jaxserve.models.rope import Rope
 from jaxserve.models.spec import ModelSpec
@@ -53,6 +54,20 @@ LATENT = replace(
     head_dim=12,
     layers=(LayerKind(latent=Latent(None, rank=16, head=8, rotated=4, value=8)),) * 2,
 )
+STATE = DeltaState(key_heads=2, value_heads=4, key_dim=8, value_dim=8, taps=4)
+STATES = replace(
+    SPEC,
+    num_layers=3,
+    layers=(LayerKind(state=STATE), LayerKind(), LayerKind(state=STATE)),
+    qk_norm="head",
+    attn_gate=True,
+)
+CONVOLUTION = ConvState(heads=2, channels=16, taps=3)
+CONVOLUTIONS = replace(
+    STATES,
+    layers=(LayerKind(state=CONVOLUTION), LayerKind(), LayerKind(state=CONVOLUTION)),
+    attn_gate=False,
+)
 BASE = EngineOptions(max_batch=4, page_size=4, step_tokens=32, cache_tokens=1024)
 
 
@@ -83,6 +98,7 @@ def make_engine(
         lanes=shards("A", mesh),
         affordable_tokens=10**6,
         windows=windows,
+        states=state_sizes(spec),
         embeds=spec.embeds,
         weights=str(jnp.dtype(dtype)),
     )

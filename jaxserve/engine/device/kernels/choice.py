@@ -17,12 +17,13 @@ from jaxserve.config import EngineConfig
 from jaxserve.cpu_kernels.library import missing_level
 from jaxserve.engine.buckets import BucketPlan
 from jaxserve.models.decoder import param_specs
-from jaxserve.models.layer_kind import PageGroup
+from jaxserve.models.layer_kind import DeltaState, PageGroup
 from jaxserve.models.moe_sizes import kernel_demands
 from jaxserve.models.quant import KernelBinding, Quantized, QuantScheme, contracted, is_quantized
 from jaxserve.models.spec import ModelSpec
 from jaxserve.pallas_kernels import dispatch
 from jaxserve.pallas_kernels.errors import KernelError
+from jaxserve.pallas_kernels.gated_delta import api as gated_delta
 from jaxserve.pallas_kernels.grouped_matmul import api as grouped
 from jaxserve.pallas_kernels.paged_attention import api as paged
 from jaxserve.pallas_kernels.quantized_matmul import api as quantized
@@ -183,6 +184,34 @@ def _quantized_demand(
         # models.layers.flatten brings such a weight's other dimensions together.
         columns = (math.prod(columns),)
     return quantized.Demand(math.prod(shape[summed]), columns, weight.scheme.group, dtype, turned)
+
+
+# ---- recurrence: layers with the gated delta rule
+
+
+def choose_recurrence(spec: ModelSpec, config: EngineConfig, mesh: Mesh) -> str:
+    """Name the kernel that advances states in the decode steps of this engine.
+
+    Raises KernelError when `config.recurrence` names a kernel that cannot.
+    """
+    return dispatch.choose_recurrence(
+        config.recurrence,
+        platform(mesh),
+        recurrence_demands(spec, mesh),
+        _refusal_logger("recurrence"),
+    )
+
+
+def recurrence_demands(
+    spec: ModelSpec, mesh: Mesh
+) -> list[tuple[gated_delta.Options, gated_delta.Demand]]:
+    """List the states on one shard; a model without layers of the gated delta rule has none."""
+    if not isinstance(spec.state, DeltaState):
+        return []
+    sizes = spec.state.sizes()
+    heads = sizes["k"] // mesh.shape["tensor"]
+    demand = gated_delta.Demand(heads, *(sizes[letter] for letter in "rdvt"))
+    return [(gated_delta.Options(device_kind(mesh)), demand)]
 
 
 def _refusal_logger(flag: str, weight: str = "") -> Callable[[str, KernelError], None]:

@@ -70,7 +70,7 @@ EVERYTHING = replace(
 
 def row_sampling(row_params: Seq[RowParams]) -> RowSampling[np.ndarray]:
     """Pack the small fields of rows as the engine does; fields [B, ...]."""
-    layout = admission_layout(page_groups=1, pages_per_row=1)
+    layout = admission_layout(groups=1, pages_per_row=1)
     packed = [layout.unpack_on_host(pack_admission(a.admission, 1)) for a in row_params]
     return RowSampling(**{name: np.stack([one[name] for one in packed]) for name in ROW_FIELDS})
 

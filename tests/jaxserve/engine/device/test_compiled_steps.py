@@ -15,7 +15,7 @@ from jaxserve.engine.plan import LanePlan, StepPlan
 from jaxserve.errors import EngineError
 from jaxserve.models.layer_kind import windowed
 from jaxserve.models.spec import ModelSpec
-from tests.jaxserve.engine.tiny import BASE, EXPERTS, SPEC, make_engine
+from tests.jaxserve.engine.tiny import BASE, EXPERTS, SPEC, STATES, make_engine
 
 LARGE = EngineOptions(max_batch=4, page_size=16, step_tokens=32, cache_tokens=2**18)
 BUCKETS = [
@@ -46,7 +46,19 @@ def test_state_is_aliased_and_never_copied(runner, bucket: Bucket) -> None:
     memory = runner.lowering.step(bucket).compile().memory_analysis()
     state = runner.lowering.state
     assert memory.alias_size_in_bytes == nbytes(state)
-    assert memory.temp_size_in_bytes < nbytes(state.pages[0]) / 10
+    assert memory.temp_size_in_bytes < nbytes(state.kept[0]) / 10
+
+
+@pytest.mark.parametrize("bucket", [*BUCKETS[1:], Bucket("verify", 4, 16, drafts=3)], ids=str)
+def test_slots_are_aliased_and_never_copied(bucket: Bucket) -> None:
+    """Temporaries stay under a tenth of one layer's states, which have about 4 MB."""
+    options = replace(LARGE, cache_tokens=2**16, snapshot_share=0.9, speculate="ngram")
+    engine, runner = make_engine(options, spec=STATES)
+    memory = runner.lowering.step(bucket).compile().memory_analysis()
+    state = runner.lowering.state
+    assert memory.alias_size_in_bytes == nbytes(state)
+    assert memory.temp_size_in_bytes < nbytes(state.kept[0]) / 10
+    engine.close()
 
 
 @pytest.mark.parametrize(
@@ -72,14 +84,14 @@ def test_writers_alias_the_state_too(runner) -> None:
     for name, writer in runner.executables.writers.items():
         memory = writer.memory_analysis()
         assert memory.alias_size_in_bytes == nbytes(runner.lowering.state), name
-        assert memory.temp_size_in_bytes < nbytes(runner.lowering.state.pages[0]) / 10, name
+        assert memory.temp_size_in_bytes < nbytes(runner.lowering.state.kept[0]) / 10, name
 
 
 def test_pages_take_what_the_spec_says(runner) -> None:
     config = runner.config
     token = 2 * SPEC.num_kv_heads * SPEC.head_dim * 4
     assert (
-        nbytes(runner.lowering.state.pages)
+        nbytes(runner.lowering.state.kept)
         == config.pools[0].pages * config.page_size * SPEC.num_layers * token
     )
 

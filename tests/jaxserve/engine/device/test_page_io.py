@@ -1,6 +1,6 @@
 """Tests of reads and writes of pages for KV transfer: exact for every kernel, and in place."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import jax
@@ -9,9 +9,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxserve.config import EngineConfig, EngineOptions, resolve
+from jaxserve.config import EngineConfig, EngineOptions, StateSize, resolve
 from jaxserve.config.kv_policy import NO_PAGE
 from jaxserve.engine.buckets import page_counts
+from jaxserve.engine.device.memory import slot_bytes, state_sizes
 from jaxserve.engine.device.page_io import PageIO, accepted_dtypes
 from jaxserve.engine.device.page_store import PageStore
 from jaxserve.engine.device.state import StateHolder, abstract_state, new_state
@@ -21,7 +22,15 @@ from jaxserve.models.spec import ModelSpec
 from jaxserve.pallas_kernels import dispatch
 from jaxserve.pallas_kernels.paged_attention.api import quantize
 from jaxserve.sharding.mesh import MeshSpec
-from tests.jaxserve.engine.tiny import BASE, LATENT, SPEC, WINDOWED, make_engine
+from tests.jaxserve.engine.tiny import (
+    BASE,
+    CONVOLUTIONS,
+    LATENT,
+    SPEC,
+    STATES,
+    WINDOWED,
+    make_engine,
+)
 
 PAGES = 6
 SIZE = 4  # tokens of a page
@@ -42,11 +51,11 @@ class Store:
         self.spec = spec.on(mesh_spec.tensor)
         mesh = mesh_spec.build(jax.devices())
         windows = [group.window for group in spec.page_groups()]
-        self.config = config_of(windows, mesh_spec.lanes, kv)
+        self.config = config_of(windows, mesh_spec.lanes, kv, state_sizes(spec))
         implementation = dispatch.IMPLEMENTATIONS[kernel]
         abstract = abstract_state(self.spec, self.config, mesh, implementation)
         self.io = PageIO(self.spec, self.config, mesh, implementation, jnp.dtype(jnp.float32))
-        programs = {name: program.compile() for name, program in self.io.lower(abstract.pages)}
+        programs = {name: program.compile() for name, program in self.io.lower(abstract.kept)}
         self.pages = PageStore(self.config, self.io, programs, StateHolder(new_state(abstract)))
 
     def write(self, lane: int, ids: list[int], segment: KVSegment) -> None:
@@ -58,7 +67,9 @@ class Store:
         return KVSegment(group, 0, **self.pages.read_pages(lane, group, ids).to_host())
 
 
-def config_of(windows: list[int | None], lanes: int, kv: str) -> EngineConfig:
+def config_of(
+    windows: list[int | None], lanes: int, kv: str, states: Sequence[StateSize] = ()
+) -> EngineConfig:
     options = EngineOptions(
         kv=kv,
         page_size=SIZE,
@@ -66,8 +77,10 @@ def config_of(windows: list[int | None], lanes: int, kv: str) -> EngineConfig:
         max_context=4 * SIZE,
         max_batch=2,
         page_exchange=True,
+        snapshot_share=0.9 if states else None,
     )
-    return resolve(options, max_positions=96, lanes=lanes, affordable_tokens=10**6, windows=windows)
+    sizes = {"windows": windows, "states": states}
+    return resolve(options, max_positions=96, lanes=lanes, affordable_tokens=10**6, **sizes)
 
 
 def random_segment(spec: ModelSpec, group: int, pages: int, kv: str, seed: int = 0) -> KVSegment:
@@ -208,9 +221,55 @@ def test_pages_are_written_in_place(kv: str) -> None:
         memory = lowered.compile().memory_analysis()
         state = runner.lowering.state
         assert memory.alias_size_in_bytes == (
-            nbytes(state.pages) if name.startswith("write") else 0
+            nbytes(state.kept) if name.startswith("write") else 0
         ), name
-        assert memory.temp_size_in_bytes < nbytes(state.pages[0]) / 10, name
+        assert memory.temp_size_in_bytes < nbytes(state.kept[0]) / 10, name
+    engine.close()
+
+
+@pytest.mark.parametrize("spec", [STATES, CONVOLUTIONS], ids=["gated delta", "convolutions"])
+def test_states_are_read_and_moved_bit_for_bit(spec: ModelSpec) -> None:
+    """Two shards have the heads of a state; other slots and lanes stay as they were."""
+    store = Store(spec, MeshSpec(data=2, tensor=2))
+    numbers = slot_bytes(spec) // 4 // 2 // 2  # of one head, in one of two layers
+    k = np.random.default_rng(1).normal(size=(2, 1, 2, numbers)).astype(np.float32)
+    segment = KVSegment(1, 0, k)
+    store.write(1, [1], segment)
+    check_equal_segments(store.read(1, 1, [1]), segment)
+    assert not store.read(1, 1, [0]).k.any() and not store.read(0, 1, [1]).k.any()
+    other = Store(spec, MeshSpec(tensor=2))
+    moved = other.pages.move_pages(1, store.pages.read_pages(1, 1, [1]))
+    other.pages.write_pages(0, 1, [0], moved)
+    check_equal_segments(other.read(0, 1, [0]), segment)
+
+
+def test_a_state_that_arrives_is_what_a_step_reads() -> None:
+    """Numbers of a head are those of the convolution's inputs, then those of its matrices."""
+    store = Store(STATES, MeshSpec())
+    written = np.arange(2 * 2 * (3 * 32 + 2 * 8 * 8), dtype=np.float32).reshape(2, 1, 2, -1)
+    store.write(0, [1], KVSegment(1, 0, written))
+    layer = store.pages._state.current.kept[2]
+    inputs = np.asarray(layer.inputs)[0, 1].transpose(1, 0, 2).reshape(2, -1)
+    memory = np.asarray(layer.memory)[0, 1].reshape(2, -1)
+    np.testing.assert_array_equal(np.concatenate([inputs, memory], axis=1), written[1, 0])
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_segment_has_one_state(count: int) -> None:
+    store = Store(STATES, MeshSpec())
+    with pytest.raises(EngineError, match=rf"keys \[2, {count}, 2, 224\] and no values; the model"):
+        store.pages.check_segment(KVSegment(1, 3, np.zeros((2, count, 2, 224), np.float32)))
+
+
+def test_states_are_written_in_place() -> None:
+    options = replace(BASE, page_size=16, cache_tokens=2**16, page_exchange=True)
+    engine, runner = make_engine(replace(options, snapshot_share=0.9), spec=STATES)
+    kept = runner.lowering.state.kept
+    for name in ("read 1 pages of group 1", "write 1 pages of group 1 from float32"):
+        memory = runner.lowering.page_programs()[name].compile().memory_analysis()
+        held = nbytes((kept[0], kept[2])) if name.startswith("write") else 0
+        assert memory.alias_size_in_bytes == held, name
+        assert memory.temp_size_in_bytes < nbytes(kept[0]) / 10, name
     engine.close()
 
 

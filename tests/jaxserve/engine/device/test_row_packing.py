@@ -16,7 +16,7 @@ def test_the_device_unpacks_what_the_host_packed() -> None:
     admission = replace(
         EVERYTHING.admission, lane=1, row=3, length=8, tables=((7, NO_PAGE, 9), (4,))
     )
-    layout = admission_layout(page_groups=2, pages_per_row=4)
+    layout = admission_layout(groups=2, pages_per_row=4)
     packed = pack_admission(admission, pages_per_row=4)
     assert packed.shape == (layout.size,) and packed.dtype == np.int32
     found = layout.unpack_on_host(packed)

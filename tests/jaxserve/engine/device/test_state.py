@@ -36,9 +36,9 @@ def test_every_shard_has_what_the_implementation_allocates(kernel, mesh_spec: Me
     state = abstract_state(SPEC, config, mesh, kernel)
     layout = Layout(SPEC.num_kv_heads // mesh_spec.tensor, SPEC.head_dim, config.page_size, FLOAT)
     one = jax.eval_shape(lambda: kernel.allocate(config.pools[0].pages, layout))
-    for pages in state.pages:
+    for pages in state.kept:
         shards = jax.tree.map(lambda x: x.sharding.shard_shape(x.shape), pages)
         assert jax.tree.leaves(shards) == jax.tree.leaves(
             jax.tree.map(lambda x: (1, *x.shape), one)
         )
-    assert bytes_per_device(state.pages) == cache_bytes(SPEC, config, kernel, mesh_spec.tensor)
+    assert bytes_per_device(state.kept) == cache_bytes(SPEC, config, kernel, mesh_spec.tensor)

@@ -1,5 +1,7 @@
 """Tests of the weight report, against sizes computed from the shapes."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -12,6 +14,7 @@ from jaxserve.models.quant import SCHEMES, QuantScheme
 from jaxserve.plan.model_config import read_config
 from jaxserve.sharding.mesh import MeshSpec
 
+PUBLISHED = Path(__file__).parents[3] / "published" / "configs"
 BF16 = jnp.dtype(jnp.bfloat16)
 
 
@@ -49,6 +52,14 @@ def test_a_mixture() -> None:
     assert sizes["experts"] == {"bfloat16": 48 * 128 * 3 * 2048 * 768 * 2 // 4}
     assert sizes["mlp"] == {"bfloat16": 48 * 2048 * 128 * 2}, "routers"
     assert sum(sum(held.values()) for held in sizes.values()) == bytes_per_device(params)
+
+
+def test_layers_with_states() -> None:
+    """Qwen3.5-27B: 48 layers with projections of queries, keys, values, gates and rates."""
+    params = params_of(str(PUBLISHED / "Qwen--Qwen3.5-27B.json"), MeshSpec())
+    projected = 16 * 2 * 128 + 2 * 48 * 128 + 2 * 48
+    numbers = 48 * (5120 * projected + 48 * 128 * 5120 + 10_240 * 4)
+    assert weight_sizes(params)["recurrence"] == {"bfloat16": 2 * numbers, "float32": 48 * 48 * 4}
 
 
 def test_in_words() -> None:

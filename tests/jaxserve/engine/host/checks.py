@@ -4,7 +4,7 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 
-from jaxserve.config import EngineConfig
+from jaxserve.config import EngineConfig, SlotPool
 from jaxserve.config.kv_policy import NO_PAGE
 from jaxserve.engine.buckets import BucketPlan, choose
 from jaxserve.engine.events import Finish, FinishReason, Logprob, Times
@@ -135,7 +135,8 @@ def check_deterministic(kind: StepKind, lane: LanePlan, config: EngineConfig) ->
     Pages are all taken at admission, but where a window slides.
     """
     border = config.chunk_border
-    assert all(config.pools[group].window for group, *_ in lane.fresh)
+    slides = [pool.window is not None or isinstance(pool, SlotPool) for pool in config.pools]
+    assert all(slides[group] for group, *_ in lane.fresh)
     assert all((token == FED_BACK) == (kind == "decode") for token in lane.tokens), "mixed"
     for start, size in zip(lane.starts, lane.sizes, strict=True):
         assert kind == "decode" or start % border == 0, f"a chunk begins at {start}"
@@ -166,7 +167,12 @@ def check_held(seq: Sequence, start: int, size: int, runner: FakeRunner) -> None
     page_size = runner.config.page_size
     for number, (group, table) in enumerate(zip(runner.groups, seq.pages, strict=True)):
         positions = range(window_of(group.window, start).start, start + size)
-        entries = {0 if group.slot else position // page_size for position in positions}
+        entries = {position // page_size for position in positions}
+        if group.slot:
+            # The slot that a chunk reads is the one that it writes, or is kept. That one is the
+            # next that the table names: entries before it are passed in the same slot.
+            entry = (start + size - 1) // page_size
+            entries = {next((i for i in range(entry, len(table)) if table[i] != NO_PAGE), entry)}
         assert all(i < len(table) and table[i] != NO_PAGE for i in entries), (
             f"the chunk from {start} on needs entries {sorted(entries)} of group {number}, "
             f"whose table is {table}"
@@ -176,9 +182,13 @@ def check_held(seq: Sequence, start: int, size: int, runner: FakeRunner) -> None
 def check_published(scheduler: Scheduler, runner: FakeRunner) -> None:
     """Check that every page that can be found holds on the device what the cache promises."""
     for lane, device in zip(scheduler.lanes, runner.lanes, strict=True):
-        for cache, pages in zip(lane.caches, device.pages, strict=True):
+        groups = zip(lane.caches, device.groups, device.pages, strict=True)
+        for cache, group, pages in groups:
             for entry in cache._entries.values():
                 slots = pages[entry.page]
+                if group.slot:
+                    assert [slot[0] for slot in slots] == list(range(len(slots)))
+                    slots = slots[-cache.page_size :]
                 assert tuple(slot[1] for slot in slots) == entry.tokens, (
                     f"page {entry.page} is not as published"
                 )

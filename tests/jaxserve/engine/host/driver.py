@@ -56,6 +56,7 @@ def config_of(
         attention="reference",
         grouped_matmul="reference",
         quantized_matmul="reference",
+        recurrence="reference",
     )
     return dataclasses.replace(base, **changes)
 

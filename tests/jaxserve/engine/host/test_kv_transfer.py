@@ -12,7 +12,14 @@ from jaxserve.engine.host.kv_import import KVImport
 from jaxserve.engine.kv_segment import KVSegment
 from jaxserve.errors import ConfigError, DeadlineError, EngineError
 from jaxserve.request import Request
-from tests.jaxserve.engine.host.driver import Driver, ScriptedSpeculation, config_of, request
+from tests.jaxserve.engine.host.driver import (
+    PROMPT,
+    Driver,
+    ScriptedSpeculation,
+    config_of,
+    request,
+)
+from tests.jaxserve.engine.host.test_states import states_config
 
 LONG = tuple(range(30, 70))  # 40 tokens
 Windows = tuple[int | None, ...]
@@ -97,6 +104,72 @@ def test_the_next_request_with_the_prompt_finds_it(
     reach = min(40 // ours * ours, 39) // theirs * theirs
     assert there.engine.transfers.receive(LONG).cached == reach > 0
     assert cached_tokens_of(there) == reach
+
+
+def test_a_prompt_of_a_model_with_states_comes_with_the_state_behind_its_last_page() -> None:
+    """The request goes on from it."""
+    here, there = (Driver(replace(states_config(), page_exchange=True)) for _ in range(2))
+    arriving = there.engine.transfers.receive(PROMPT)
+    segments = segments_of(here, request("prefill", PROMPT, max_tokens=1), 0, 2)
+    assert [(each.group, each.start, each.stop) for each in segments if each.group] == [(1, 7, 8)]
+    install(there, arriving, segments)
+    assert there.engine.transfers.receive(PROMPT).cached == 8
+    assert cached_tokens_of(there, PROMPT) == 8
+
+
+def test_a_state_is_read_before_the_pages_of_other_prompts() -> None:
+    """There are many pages, and few slots; nothing of a prompt is of use without its state."""
+    here = Driver(replace(states_config(), page_exchange=True))
+    both = [request(name, (*PROMPT, ord(name)), max_tokens=1) for name in "ab"]
+    for asked in both:
+        here.submit(asked)
+    here.run()
+    slots = here.engine.transfers.slots
+    taken = [slots.acquire(blocking=False) for _ in range(SEGMENTS_ON_DEVICE)]
+    exports = [begin_export(here, asked, page_size=2) for asked in both]
+    read = list[int]()
+    for _ in taken:
+        slots.release()
+        here.engine.transfers.advance()
+        read = [sent.group for _, delivered in exports for sent in delivered if sent]
+        if len(read) == 2:
+            break
+    assert read == [1, 1]
+
+
+def test_an_export_ends_when_the_state_is_gone() -> None:
+    """The receiver can use nothing of the prompt any more."""
+    here = Driver(replace(states_config(), page_exchange=True))
+    asked = request("a", PROMPT, max_tokens=1)
+    here.submit(asked)
+    here.run()
+    here.scheduler.lanes[0].slot_pools[0].drop_idle()
+    for _ in range(SEGMENTS_ON_DEVICE):
+        assert here.engine.transfers.slots.acquire(blocking=False)
+    exported, delivered = begin_export(here, asked, page_size=2)
+    assert delivered == [None] and exported.missing > 1
+
+
+def test_an_export_of_states_to_other_pages_is_refused() -> None:
+    here = Driver(replace(states_config(), page_exchange=True))
+    with pytest.raises(EngineError, match="as many as here, 2"):
+        begin_export(here, request("a", PROMPT), page_size=4)
+
+
+def test_without_the_state_nothing_of_a_prompt_is_of_use() -> None:
+    here, there = (Driver(replace(states_config(), page_exchange=True)) for _ in range(2))
+    segments = segments_of(here, request("prefill", PROMPT, max_tokens=1), 0, 2)
+    install(there, there.engine.transfers.receive(PROMPT), [s for s in segments if not s.group])
+    assert cached_tokens_of(there, PROMPT) == 0
+
+
+@pytest.mark.parametrize("stop", [7, 10, 12])
+def test_a_state_that_ends_no_page_of_the_prompt_is_left_out(stop: int) -> None:
+    """Within a page, at the token that is computed here, and behind the prompt."""
+    there = Driver(replace(states_config(), page_exchange=True))
+    arriving = there.engine.transfers.receive(PROMPT)
+    numbers = np.zeros((1, 1, 1, 3 * stop), np.float32)
+    assert install(there, arriving, [KVSegment(1, stop - 1, numbers)]) == 0
 
 
 def test_cached_is_what_admission_finds_and_changes_nothing() -> None:

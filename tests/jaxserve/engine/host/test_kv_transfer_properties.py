@@ -2,17 +2,17 @@
 
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from jaxserve.config import EngineConfig, EngineOptions, resolve
 from jaxserve.engine.buckets import SEGMENTS_ON_DEVICE
 from jaxserve.engine.host.kv_export import KVExport, PagesToSend
 from jaxserve.engine.host.kv_import import KVImport
-from jaxserve.errors import DeadlineError
+from jaxserve.errors import ConfigError, DeadlineError
 from jaxserve.request import Request
 from jaxserve.sampling_params import SamplingParams
 from tests.fake_groups import FakeGroup
@@ -20,37 +20,57 @@ from tests.jaxserve.engine.host.driver import Driver, ScriptedSpeculation
 from tests.jaxserve.engine.host.test_scheduler_properties import (
     BASES,
     ODD_ENDS,
+    STATE_SIZES,
     WINDOWS,
     Groups,
     requests,
     submit,
 )
 
-# What layers keep: plain pages, other sizes in each group, and K alone.
+# What layers keep: plain pages, other sizes in each group, K alone, and states.
 GROUPS = (
     *(tuple(map(FakeGroup, windows)) for windows in WINDOWS),
     (FakeGroup(heads=2, key=4, value=3), FakeGroup(5, layers=2, key=7)),
+    (FakeGroup(), FakeGroup(slot=True)),
+    (FakeGroup(), FakeGroup(5), FakeGroup(slot=True)),
 )
 
 
 @st.composite
-def configs(draw: st.DrawFn, groups: Groups) -> EngineConfig:
+def configs(draw: st.DrawFn, groups: Groups, page_size: int) -> EngineConfig:
     max_batch = draw(st.integers(1, 4))
     options = EngineOptions(
         max_batch=max_batch,
         step_tokens=draw(st.integers(max_batch, 16)),
-        page_size=draw(st.integers(1, 8)),
+        page_size=page_size,
         cache_tokens=draw(st.integers(8, 60)),
         max_context=draw(st.integers(20, 40)),
         page_exchange=True,
     )
+    options = replace(options, snapshot_share=0.5 if any(g.slot for g in groups) else None)
     return resolve(
         options,
         max_positions=40,
         lanes=draw(st.integers(1, 3)),
         affordable_tokens=1000,
-        windows=[group.window for group in groups],
+        windows=[group.window for group in groups if not group.slot],
+        states=[draw(STATE_SIZES) for group in groups if group.slot],
     )
+
+
+@st.composite
+def engines(draw: st.DrawFn) -> tuple[Groups, EngineConfig, EngineConfig]:
+    """Draw two engines of one model; with states, pages of both have as many tokens."""
+    groups = draw(st.sampled_from(GROUPS))
+    sizes = [draw(st.integers(1, 8)) for _ in range(2)]
+    if any(group.slot for group in groups):
+        sizes = sizes[:1] * 2
+    try:
+        one, two = (draw(configs(groups, size)) for size in sizes)
+    except ConfigError:  # no room for a snapshot
+        assume(False)
+        raise
+    return groups, one, two
 
 
 @dataclass
@@ -176,15 +196,13 @@ class Pair:
 
 @settings(max_examples=300, derandomize=True)
 @given(
-    st.sampled_from(GROUPS).flatmap(
-        lambda groups: st.tuples(st.just(groups), configs(groups), configs(groups))
-    ),
+    engines(),
     st.sampled_from([0, 23]),
     st.sampled_from([0, 3]),
     st.lists(ACTIONS, min_size=4, max_size=24),
 )
 def test_any_traffic(
-    engines: tuple[Groups, EngineConfig, EngineConfig],
+    both: tuple[Groups, EngineConfig, EngineConfig],
     spoilt_step: int,
     drafts: int,
     actions: list[tuple[str, int, Any]],
@@ -202,8 +220,8 @@ def test_any_traffic(
         speculation = ScriptedSpeculation(drafts) if by_device else None
         return Driver(config, speculation=speculation, spoils=spoils, groups=groups)
 
-    groups, *configs = engines
-    pair = Pair(list(map(driver, configs)))
+    groups, *own = both
+    pair = Pair(list(map(driver, own)))
     for action in actions:
         pair.play(*action)
     pair.finish()

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from jaxserve.config import EngineConfig, EngineOptions, resolve
+from jaxserve.config import EngineConfig, EngineOptions, StateSize, resolve
 from jaxserve.errors import RequestError
 from jaxserve.request import Request
 from jaxserve.sampling_params import SamplingParams
@@ -19,6 +19,8 @@ Groups = tuple[FakeGroup, ...]
 ODD_ENDS = tuple(range(3, VOCAB, 9))  # one token in nine ends a choice
 FEW_TOKENS = (1, 10, 11, 12, 13, 50, 60, 66)
 WINDOWS = ((None,), (None,), (None, None), (6,), (None, 5), (3, None), (9, 1))  # of the page groups
+# As many numbers as that many tokens: snapshots are many, few, or none.
+STATE_SIZES = st.sampled_from([StateSize(4, 1), StateSize(20, 1), StateSize(400, 1)])
 BASES = (
     (5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20),
     (5, 6, 7, 8, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4),
@@ -65,6 +67,7 @@ def configs(
         max_context=draw(st.integers(2, 40)),
         prefix_cache=draw(st.booleans()),
         deterministic=deterministic,
+        snapshot_answers=draw(st.booleans()),
     )
     lanes = draw(st.integers(1, 3))
     if groups is None:
@@ -75,7 +78,7 @@ def configs(
         lanes=lanes,
         affordable_tokens=1000,
         windows=[group.window for group in groups if not group.slot],
-        slot_groups=sum(group.slot for group in groups),
+        states=[draw(STATE_SIZES) for group in groups if group.slot],
         embeds=embeds,
     )
 
@@ -85,12 +88,10 @@ def engine_setups(
     draw: st.DrawFn, embeds: bool = False, groups: Groups | None = None
 ) -> EngineSetup:
     config = draw(configs(deterministic=False, embeds=embeds, groups=groups))
-    # A state cannot take rejected tokens back, so nothing is drafted where groups have slots.
-    drafting = not embeds and not any(group.slot for group in groups or ())
     full = any(pool.window is None for pool in config.pools)
     return EngineSetup(
         config,
-        drafts=draw(st.sampled_from([0, 0, 1, 4])) if drafting else 0,
+        drafts=0 if embeds else draw(st.sampled_from([0, 0, 1, 4])),
         by_device=full and draw(st.booleans()),
         spoilt_step=draw(st.sampled_from([0, 0, 23])),
         groups=groups,

@@ -1,0 +1,91 @@
+"""Engines whose decode steps advance states by an interpreted kernel: the tokens of XLA's."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.experimental.pallas import tpu as pltpu
+
+from jaxserve.models.layer_kind import DeltaState, LayerKind
+from jaxserve.pallas_kernels import dispatch
+from jaxserve.request import Request
+from jaxserve.sharding.mesh import MeshSpec
+from tests.jaxserve.engine.interpreters import interpreting
+from tests.jaxserve.engine.test_states import (
+    ALONE,
+    CROWDED,
+    Answers,
+    KnownProposer,
+    answers,
+    requests,
+    wrong,
+)
+from tests.jaxserve.engine.tiny import STATES
+from tests.pallas_kernels.hopper_kernels import on_gpu
+
+MODES = {
+    "tpu": partial(pltpu.force_tpu_interpret_mode, pltpu.InterpretParams()),
+    "gpu": partial(plgpu.force_gpu_interpret_mode, plgpu.InterpretGPUParams()),
+}
+STATE = DeltaState(key_heads=2, value_heads=4, key_dim=128, value_dim=128, taps=4)
+WIDE = replace(STATES, layers=(LayerKind(state=STATE), LayerKind(), LayerKind(state=STATE)))
+# A state takes as much memory as the pages of 4,144 tokens.
+SOME_SNAPSHOTS = replace(CROWDED, cache_tokens=50_000)
+ASKED = [list(requests())[:9]]
+
+pytestmark = pytest.mark.kernels
+
+
+@cache
+def alone() -> Answers:
+    return answers(ALONE, asked=ASKED, spec=WIDE)[0]
+
+
+@pytest.fixture(params=MODES)
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Interpret a kernel on a CPU, where no platform list offers it; on a GPU its own runs."""
+    alone()
+    if on_gpu():
+        if request.param != "gpu":
+            pytest.skip("its interpreter is for a CPU")
+        yield request.param
+        return
+    monkeypatch.setattr(dispatch, "PLATFORMS", {})
+    with interpreting(monkeypatch, MODES[request.param]):
+        yield request.param
+
+
+def answered(kernel: str, asked: list[list[Request]], **more: Any) -> Answers:
+    """Answer requests; the steps have to have the kernel."""
+    options = replace(SOME_SNAPSHOTS, recurrence=kernel)
+    implementation = dispatch.RECURRENCES[kernel]
+    with patch.object(implementation, "decode", wraps=implementation.decode) as decode:
+        found = answers(options, asked=asked, spec=WIDE, interpreted=True, **more)[0]
+    assert decode.called
+    return found
+
+
+def test_requests_answer_as_each_alone(kernel: str) -> None:
+    """Rows come and go, and leave states behind for the prefix cache."""
+    found = answered(kernel, ASKED)
+    assert wrong(found, alone()) == []
+    times = [each.last.times for each in found.values() if each.last and each.last.times]
+    assert sum(each.cached > 0 for each in times) > 0
+
+
+def test_heads_over_two_devices(kernel: str) -> None:
+    if kernel == "gpu":
+        pytest.skip("the GPU's interpreter has memory for one device")
+    found = answered(kernel, [ASKED[0][:4]], mesh=MeshSpec(tensor=2))
+    assert wrong(found, alone()) == []
+
+
+@pytest.mark.slow
+def test_steps_beside_verifications(kernel: str) -> None:
+    """Steps that verify drafts are XLA's, and rows without drafts are the kernel's."""
+    found = answered(kernel, [ASKED[0][:6]], proposer=KnownProposer(alone()))
+    assert wrong(found, alone()) == []
