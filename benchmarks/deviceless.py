@@ -30,14 +30,14 @@ from benchmarks.models import NAMES, spec_of
 from jaxserve.config import EngineOptions, resolve
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.device.lowering import Lowering, abstract_params
-from jaxserve.engine.device.memory import bytes_per_device
+from jaxserve.engine.device.memory import bytes_per_device, state_sizes
 from jaxserve.plan.hlo.inspection import inspect
 from jaxserve.sharding.aot_devices import ENVIRONMENT, devices
 from jaxserve.sharding.chips import CHIPS
 from jaxserve.sharding.errors import ChipError
 from jaxserve.sharding.mesh import MeshSpec
 
-MODELS = ("llama3.1-8b", "qwen3-8b", "gemma3-27b", "llama3.1-70b")
+MODELS = ("llama3.1-8b", "qwen3-8b", "gemma3-27b", "llama3.1-70b", "qwen3.5-27b")
 # Sizes that no weight has by chance: 1.5 * 2^10 tokens, a prime number of pages.
 ROWS = 64
 TOKENS = 1536
@@ -102,6 +102,7 @@ def compile_step(model: str, chip: str, tensor: int, bucket: Bucket) -> Row:
         lanes=1,
         affordable_tokens=2**20,
         windows=windows,
+        states=state_sizes(spec),
         weights=str(BF16),
     )
     lowering = Lowering(spec, abstract_params(spec, BF16, mesh), config, mesh)

@@ -112,9 +112,7 @@ class NoDevice:
     def launch(self, plan: StepPlan) -> np.ndarray:
         bucket = choose(self._buckets, plan.kind, plan.num_rows, plan.num_tokens)
         layout = upload_layout(bucket, 1, self.config.page_size)
-        sizes = dict(
-            page_size=self.config.page_size, page_groups=1, padding_row=self.config.max_batch
-        )
+        sizes = dict(page_size=self.config.page_size, groups=1, padding_row=self.config.max_batch)
         return np.stack([pack_lane(lane, bucket, layout, **sizes) for lane in plan.lanes])
 
     def collect(self, plan: StepPlan, handle: np.ndarray) -> StepOutput:

@@ -38,6 +38,7 @@ rm -f "$out/failed"
 part tests 150 pytest -q -n 6 -W default -m "kernels and not random_kernels" --tb short \
   tests/pallas_kernels/test_paged_attention_gpu.py tests/pallas_kernels/test_grouped_matmul_gpu.py \
   tests/pallas_kernels/test_quantized_matmul_gpu.py tests/jaxserve/engine/test_engine_gpu_kernel.py \
+  tests/pallas_kernels/test_gated_delta_kernels.py tests/jaxserve/engine/test_state_kernels.py \
   tests/jaxserve/engine/test_engine_quantized_kernels.py -k "not tpu" &
 part attention 150 benchmarks.correctness --only attention &
 part answers 150 benchmarks.correctness --only engine --only logits &

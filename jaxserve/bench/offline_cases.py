@@ -82,7 +82,7 @@ def check_room(case: Case, config: EngineConfig) -> None:
     """
     rows = _rows(case, config.lanes)
     if rows > config.held_rows(case.context):
-        pages = min(pool.pages for pool in config.pools)
+        pages = min(pool.pages for pool in config.page_pools)
         raise flag_error(
             "--batch",
             case.batch,

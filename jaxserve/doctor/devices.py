@@ -28,7 +28,9 @@ from jaxserve.engine.device.kernels.choice import (
     choose_attention,
     choose_grouped_matmul,
     choose_quantized_matmul,
+    choose_recurrence,
 )
+from jaxserve.engine.device.memory import state_sizes
 from jaxserve.loading.spec import read_spec
 from jaxserve.models.precision import XLA
 from jaxserve.models.quant import SCHEMES
@@ -87,12 +89,14 @@ def kernels(device: Any) -> Iterator[Finding]:
     pages = _engine_of("llama3.1-8b", EngineOptions(kv="int8"), device)
     latent = _engine_of("deepseek-v3", EngineOptions(), device)
     mixture = _engine_of("qwen3-30b-a3b", EngineOptions(), device)
+    hybrid = _engine_of("qwen3.5-27b", EngineOptions(), device)
     for name, choose in (
         ("attention", partial(choose_attention, *dense)),
         ("attention, int8 pages", partial(choose_attention, *pages)),
         ("latent attention", partial(choose_attention, *latent)),
         ("experts", partial(choose_grouped_matmul, *mixture)),
         ("int4 weights", partial(_int4_kernel, *dense)),
+        ("recurrent states", partial(choose_recurrence, *hybrid[:3])),
     ):
         yield Finding(f"kernel of {name}", *_chosen(choose))
     if device.platform == "cpu":
@@ -129,6 +133,7 @@ def _engine_of(
         lanes=1,
         affordable_tokens=CACHE_TOKENS,
         windows=[group.window for group in spec.page_groups()],
+        states=state_sizes(spec),
         weights=BFLOAT16.name,
         context_note=spec.context_note,
     )

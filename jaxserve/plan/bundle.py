@@ -59,7 +59,7 @@ class Manifest:
         }
         # The configuration says 0 where nothing is drafted, which no option may ask for.
         given["draft_tokens"] = self.engine["draft_tokens"] or None
-        pages = max(pool["pages"] for pool in self.engine["pools"])
+        pages = max(pool["pages"] for pool in self.engine["pools"] if "interval" not in pool)
         return EngineOptions(**given, cache_tokens=pages * self.engine["page_size"])
 
 

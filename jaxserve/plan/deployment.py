@@ -13,7 +13,7 @@ from jaxserve.config import EngineConfig, EngineOptions
 from jaxserve.engine.buckets import Bucket, BucketPlan
 from jaxserve.engine.build import plan_config, with_steps
 from jaxserve.engine.device.lowering import Footprint, Lowering, abstract_params
-from jaxserve.engine.device.memory import MemoryBudget, bytes_per_device
+from jaxserve.engine.device.memory import MemoryBudget, bytes_per_device, slot_bytes
 from jaxserve.engine.device.steps import SCORE_TOKENS
 from jaxserve.errors import ConfigError
 from jaxserve.models.decoder import param_specs
@@ -37,6 +37,7 @@ from jaxserve.sharding.mesh import MeshSpec, platform
 from jaxserve.sharding.params import is_param_spec
 
 LOGITS = 8  # float32 arrays of a step's logits that a sampler was seen to keep at a time
+STATES = 4  # copies of the rows' states of one layer that a step was seen to keep at a time
 SLACK = 2**26  # bytes
 # Bytes of a step's program for each layer, on a TPU that is nearly full; on others it is larger.
 TPU_PROGRAM = 2**20
@@ -200,13 +201,15 @@ def check_mesh(topology: Topology, axes: MeshSpec) -> None:
 def estimated_footprint(lowering: Lowering, bucket: Bucket) -> Footprint:
     """Return what a step needs beside its arguments, counted instead of compiled.
 
-    Logits as often as the sampler needs them, two activations of the MLP's width, and a slack. It
-    is more than compilers were seen to need.
+    Logits as often as the sampler needs them, two activations of the MLP's width, the rows' states
+    of one layer, and a slack. It is more than compilers were seen to need.
     """
     spec = lowering.spec
     tensor = lowering.mesh.shape["tensor"]
     itemsize = lowering.params["embed"].dtype.itemsize
     logits = max(bucket.rows, SCORE_TOKENS if bucket.kind == "score" else 0) * spec.vocab_size * 4
     activations = 2 * bucket.tokens * 2 * spec.d_mlp * itemsize // tensor
+    layers = max(len(spec.state_layers), 1)
+    states = STATES * bucket.rows * slot_bytes(spec) // layers // tensor
     program = TPU_PROGRAM * spec.num_layers if platform(lowering.mesh) == "tpu" else 0
-    return Footprint(LOGITS * logits + activations + SLACK, program)
+    return Footprint(LOGITS * logits + activations + states + SLACK, program)

@@ -81,7 +81,7 @@ class Estimate:
     @property
     def cache(self) -> int:
         """Bytes of the KV cache."""
-        return bytes_per_device(self.deployment.lowering.state.pages)
+        return bytes_per_device(self.deployment.lowering.state.kept)
 
     @property
     def padding(self) -> int:
@@ -106,7 +106,7 @@ class Estimate:
     def lane_tokens(self) -> int:
         """Tokens that the cache of one lane holds; of a pool with a window fewer."""
         config = self.deployment.config
-        return max(pool.pages for pool in config.pools) * config.page_size
+        return max(pool.pages for pool in config.page_pools) * config.page_size
 
     @property
     def device_tokens(self) -> float:
@@ -138,7 +138,11 @@ class Estimate:
 
     def ttft(self, limits: Limits) -> float:
         """Return the floor of a prompt of `context` tokens that runs alone, in seconds."""
-        cases = chunks(0, self.context, self.deployment.config.step_tokens)
+        return self.prompt(limits, self.context)
+
+    def prompt(self, limits: Limits, tokens: int) -> float:
+        """Return the floor of a prompt of so many tokens that runs alone, in seconds."""
+        cases = chunks(0, tokens, self.deployment.config.step_tokens)
         return sum(self.deployment.work(case).floor(limits) for case in cases)
 
     def prompt_rate(self, limits: Limits) -> float:

@@ -18,6 +18,7 @@ from itertools import accumulate, pairwise
 
 import jax.numpy as jnp
 
+from jaxserve.engine.device.memory import slot_bytes
 from jaxserve.engine.host.kv_export import wanted_pages
 from jaxserve.plan.deployment import Deployment
 from jaxserve.plan.estimate import Estimate, chunks
@@ -163,14 +164,13 @@ def parts_of(deployment: Deployment, tokens: int, ends: Sequence[int]) -> list[i
     """Return the bytes that become ready to be sent at each of these ends of chunks.
 
     Whole pages as an export reads them: of a window only what the decode server's first token sees,
-    and each of the model's KV heads once, however many devices hold it.
+    of states the one behind the last page, and each of the model's KV heads once, however many
+    devices hold it.
     """
     config = deployment.config
     found = [0] * len(ends)
     wanted = wanted_pages(config, tokens, 0, config.page_size)
-    for group, pages in zip(deployment.target.spec.page_groups(), wanted, strict=True):
-        layout = group.layout(config.page_size, jnp.dtype(config.page_dtype))
-        page = len(group.layers) * config.page_size * layout.token_bytes
+    for page, pages in zip(_entry_bytes(deployment), wanted, strict=True):
         ready = [
             len(range(pages.start, min(pages.stop, end // config.page_size))) for end in (0, *ends)
         ]
@@ -179,6 +179,17 @@ def parts_of(deployment: Deployment, tokens: int, ends: Sequence[int]) -> list[i
             for part, (old, new) in zip(found, pairwise(ready), strict=True)
         ]
     return found
+
+
+def _entry_bytes(deployment: Deployment) -> Iterator[int]:
+    """Yield the bytes of a page of each page group, and those of a state if there are any."""
+    config = deployment.config
+    spec = deployment.target.spec
+    for group in spec.page_groups():
+        layout = group.layout(config.page_size, jnp.dtype(config.page_dtype))
+        yield len(group.layers) * config.page_size * layout.token_bytes
+    if spec.state:
+        yield slot_bytes(spec)
 
 
 def arrival(ends: Sequence[float], transfer: Sequence[float]) -> float:

@@ -9,7 +9,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from jaxserve.engine.buckets import Bucket
-from jaxserve.engine.device.memory import HOST_SHARE
+from jaxserve.engine.device.memory import HOST_SHARE, state_sizes
 from jaxserve.engine.device.weight_report import weight_sizes
 from jaxserve.plan.deployment import Deployment
 from jaxserve.plan.estimate import Batch, Estimate
@@ -31,6 +31,8 @@ def _parts(estimate: Estimate) -> Iterator[RenderableType]:
     yield from introduction(estimate.deployment)
     yield _memory(estimate)
     yield verdict(estimate)
+    if estimate.deployment.config.states:
+        yield _states(estimate)
     if estimate.limits:
         yield from _times(estimate, estimate.limits)
     handover = handover_of(estimate)
@@ -77,8 +79,10 @@ def memory_rows(estimate: Estimate) -> Iterator[tuple[str, int, str]]:
     """Yield name, bytes of one device and a note for each row of the table of memory."""
     d = estimate.deployment
     budget = estimate.budget
-    pools = ", ".join(f"{pool.pages:,}" for pool in d.config.pools)
+    pools = ", ".join(f"{pool.pages:,}" for pool in d.config.page_pools)
     pages = f"{pools} pages of {d.config.page_size} in {d.config.kv}"
+    if d.config.slots:
+        pages += f", {d.config.slots:,} slots of states"
     tokens = f"{estimate.lane_tokens:,} tokens a lane, {estimate.device_tokens:,.0f} a device"
     counted = "of the step with the most" if estimate.steps else "counted, not compiled"
     loaded = "all of them loaded" if budget.programs else "not known"
@@ -117,6 +121,26 @@ def verdict(estimate: Estimate) -> str:
         )
         return f"It fits: {pages}, {estimate.spare / GIB:.2f} GiB stay free."
     return f"It does not fit: every device lacks {-estimate.spare / GIB:.2f} GiB."
+
+
+def _states(estimate: Estimate) -> str:
+    """Return what a snapshot takes, and what it costs to compute its tokens again."""
+    d = estimate.deployment
+    assert d.config.states
+    (size,) = state_sizes(d.spec)
+    text = (
+        f"A slot of states takes {size.slot_bytes / 1e6:,.1f} MB on all of its devices together, "
+        f"as the pages of {size.tokens(d.config.kv):,} tokens do; {d.config.max_batch} are for the "
+        f"sequences of a lane, {d.config.slots - d.config.max_batch:,} for snapshots."
+    )
+    interval = min(d.config.states.interval, d.config.max_context)
+    if d.config.slots == d.config.max_batch or not (interval and estimate.limits):
+        return text
+    seconds = estimate.prompt(estimate.limits, interval)
+    return (
+        f"{text} Computing {interval:,} tokens again, which a snapshot of a long prompt saves "
+        f"(--snapshot-interval), takes {seconds * 1e3:,.1f} ms at least."
+    )
 
 
 def _times(estimate: Estimate, limits: Limits) -> Iterator[RenderableType]:
@@ -222,7 +246,8 @@ def to_json(estimate: Estimate) -> dict[str, Any]:
         "fits": estimate.fits,
         "memory": _memory_json(estimate),
         "cache": {
-            "pages": [pool.pages for pool in d.config.pools],
+            "pages": [pool.pages for pool in d.config.page_pools],
+            "slots": d.config.slots,
             "page_size": d.config.page_size,
             "tokens_per_lane": estimate.lane_tokens,
             "tokens_per_device": estimate.device_tokens,

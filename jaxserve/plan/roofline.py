@@ -13,9 +13,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxserve.engine.device.memory import slot_bytes
 from jaxserve.engine.plan import StepKind
 from jaxserve.models.decoder import param_specs
-from jaxserve.models.layer_kind import PageGroup
+from jaxserve.models.layer_kind import ConvState, PageGroup
 from jaxserve.models.moe_sizes import all_to_all_capacity
 from jaxserve.models.quant import QuantScheme
 from jaxserve.models.spec import ModelSpec
@@ -154,9 +155,13 @@ def work_of_weights(
 def work_of_attention(
     spec: ModelSpec, pages: jnp.dtype, case: Case, mesh: MeshSpec | None = None
 ) -> Work:
-    """Return the part of work_of that depends on the context: reading pages, and attention."""
+    """Return the part of work_of that depends on rows and their context.
+
+    That is reading pages, attention, and states that are read and written.
+    """
     tensor = (mesh or MeshSpec()).tensor
-    return total(_of_attention(group, spec, pages, case, tensor) for group in spec.page_groups())
+    parts = [_of_attention(group, spec, pages, case, tensor) for group in spec.page_groups()]
+    return total([*parts, _of_states(spec, case, tensor)])
 
 
 def sent_of(spec: ModelSpec, dtype: jnp.dtype, case: Case, mesh: MeshSpec | None = None) -> float:
@@ -247,6 +252,20 @@ def _of_attention(
     heads = spec.num_heads // tensor
     flops = rows * seen * 2 * heads * (layout.head_dim + layout.out_dim)
     return Work(rows * live * layout.token_bytes, flops)
+
+
+def _of_states(spec: ModelSpec, case: Case, tensor: int) -> Work:
+    """Return the work on states: each row's are read and written once in a step."""
+    if spec.state is None:
+        return Work(0, 0)
+    sizes = spec.state.sizes()
+    if isinstance(spec.state, ConvState):
+        operations = 2 * math.prod(sizes[letter] for letter in "tkf")
+    else:
+        # A token decays a number, adds its change, and multiplies it for the key and for the query.
+        operations = 7 * math.prod(sizes[letter] for letter in "krdv")
+    flops = case.tokens * operations * len(spec.state_layers) // tensor
+    return Work(case.rows * 2 * slot_bytes(spec) / tensor, flops)
 
 
 def _sum_up_to(end: int, window: int | None) -> int:

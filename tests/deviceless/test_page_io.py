@@ -43,5 +43,5 @@ def test_no_copy_of_a_pool(chip: str, tensor: int, spec: ModelSpec, kv: str) -> 
         found = inspect(program.compile(), steps)
         writes = name.startswith("write")
         assert not found.copies and not found.collectives, (name, found)
-        assert found.aliased >= (bytes_per_device(steps.state.pages) if writes else 0), name
+        assert found.aliased >= (bytes_per_device(steps.state.kept) if writes else 0), name
         assert found.temporaries < steps.page_io.transit_bytes, name

@@ -58,7 +58,7 @@ def inspect(compiled: jax.stages.Compiled, lowering: Lowering) -> Inspection:
     # Of all computations, since some collectives are fused.
     ops = Counter(i.op for body in module.values() for i in body.values() if not i.done)
     weights = _sizes(lowering.params)
-    pages = _sizes([lowering.state.pages, lowering.state.drafter])
+    pages = _sizes([lowering.state.kept, lowering.state.drafter])
     return Inspection(
         arguments=memory.argument_size_in_bytes,
         temporaries=memory.temp_size_in_bytes,

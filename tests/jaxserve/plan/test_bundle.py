@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jaxserve.config import EngineOptions, resolve
+from jaxserve.config import EngineOptions, StateSize, resolve
 from jaxserve.errors import ConfigError
 from jaxserve.plan.__main__ import main
 from jaxserve.plan.bundle import (
@@ -90,6 +90,27 @@ def test_every_option_that_a_bundle_was_made_with_is_asked_for_again(
     edit(bundle, engine=engine_fields(made))
     manifest = open_bundle(bundle)
     again = resolve(manifest.options(), max_positions=96, lanes=1, affordable_tokens=0)
+    assert again == made
+    check_engine(manifest, SPEC, "float32", "cpu", again)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"snapshot_share": 0.5, "snapshot_interval": 128, "snapshot_answers": False},
+        {"max_batch": 256, "cache_tokens": 8192},
+    ],
+    ids=str,
+)
+def test_slots_and_snapshots_are_part_of_it(bundle: Path, asked: dict[str, Any]) -> None:
+    sizes = {"max_positions": 96, "lanes": 1, "affordable_tokens": 0}
+    states = [StateSize(64, 1)]
+    options = EngineOptions(**{"max_batch": 2, "cache_tokens": 4096} | asked)
+    made = resolve(options, states=states, **sizes)
+    edit(bundle, engine=engine_fields(made))
+    manifest = open_bundle(bundle)
+    again = resolve(manifest.options(), states=states, **sizes)
     assert again == made
     check_engine(manifest, SPEC, "float32", "cpu", again)
 

@@ -93,6 +93,7 @@ def test_pages_of_8_bits_have_scales(spec: ModelSpec, token: int) -> None:
     ("case", "mesh", "kv"),
     [
         ("gpt_oss_head_dim", (1, 1, 4), "int8"),  # windows, two copies of each kv head, scales
+        ("qwen3_5", (1, 1, 2), "auto"),  # a state behind the last page
         pytest.param("llama_gqa", (1, 1, 1), "auto", marks=pytest.mark.slow),
         pytest.param("deepseek_v2_lite", (1, 1, 1), "auto", marks=pytest.mark.slow),  # latent
     ],
@@ -104,7 +105,8 @@ def test_an_engine_exports_as_much(case: str, mesh: tuple[int, int, int], kv: st
     house.engine.close()
     spec = read_spec(HFCheckpoint.open(GOLDEN / case).config)[1]
     axes = MeshSpec(*mesh)
-    target = Target(case, spec, parse(f"cpux{axes.size}"), replace(OPTIONS, kv=kv))
+    options = replace(OPTIONS, kv=kv, snapshot_share=0.8 if spec.state else None)
+    target = Target(case, spec, parse(f"cpux{axes.size}"), options)
     plan = deploy(target, axes, jnp.dtype("float32"), footprint=None)
     assert parts_of(plan, tokens, [tokens]) == [sum(piece.nbytes for piece in pieces)] != [0]
 

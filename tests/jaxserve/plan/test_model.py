@@ -30,6 +30,7 @@ PARAMETERS = {
     "mixtral-8x7b": 46_702_792_704,
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-8b": 8_190_735_360,
+    "qwen3.5-27b": 26_895_998_464,  # of its text part
 }
 
 

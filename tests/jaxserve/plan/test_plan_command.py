@@ -9,6 +9,7 @@ from jaxserve.plan.__main__ import main
 from jaxserve.plan.topology import parse
 from tests.slow_cases import slow_but
 
+PUBLISHED = Path(__file__).parents[2] / "published" / "configs"
 COUNT = ("--no-compile", "--topology")
 
 
@@ -48,6 +49,17 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert code == 0 and "It fits" in out and "USD" in out and "NVIDIA H200" in out
     assert "27,009.3 M parameters" in out and "a ceiling is no forecast" in out.lower()
+
+
+def test_states_and_snapshots(capsys: pytest.CaptureFixture[str]) -> None:
+    """A slot of 48 layers has 48 x 128 x 128 numbers and 3 x 10,240 inputs in each."""
+    config = str(PUBLISHED / "Qwen--Qwen3.5-27B.json")
+    code, out, _ = plan(capsys, config, *COUNT, "h200x2", "--tensor", "2")
+    assert code == 0
+    slot = 48 * (48 * 128 * 128 + 3 * 10_240) * 4
+    assert f"A slot of states takes {slot / 1e6:.1f} MB on all of its devices together" in out
+    assert "as the pages of 2,394 tokens do" in out
+    assert "Computing 2,048 tokens again, which a snapshot of a long prompt saves" in out
 
 
 @pytest.mark.parametrize("as_json", [False, True])

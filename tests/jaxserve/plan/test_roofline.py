@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import pytest
 
-from jaxserve.models.layer_kind import windowed
+from jaxserve.models.layer_kind import ConvState, DeltaState, LayerKind, windowed
 from jaxserve.models.mixture import Mixture
 from jaxserve.models.quant import SCHEMES
 from jaxserve.models.spec import ModelSpec
-from jaxserve.plan.roofline import Case, Weight, Work, _of_weight, work_of
+from jaxserve.plan.roofline import Case, Weight, Work, _of_weight, work_of, work_of_attention
 from jaxserve.plan.topology import Limits
 from jaxserve.sharding.mesh import MeshSpec
 from jaxserve.sharding.params import ParamSpec
@@ -145,6 +145,27 @@ def test_a_window(context: int, tokens: int, seen: int, live: int) -> None:
     own = sum(range(1, tokens + 1))
     assert work.bytes - without.bytes == (live - tokens) * 3 * 2 * 2 * 8 * 2
     assert work.flops - without.flops == (seen - own) * 3 * 4 * 4 * 8
+
+
+def test_states_are_read_and_written_once() -> None:
+    """Two layers with 4 heads of 8 x 8 numbers, and the inputs of 3 tokens: 2 x (16 + 16) each."""
+    state = DeltaState(key_heads=2, value_heads=4, key_dim=8, value_dim=8, taps=4)
+    kinds = (LayerKind(state=state), LayerKind(), LayerKind(state=state))
+    one = work_of_attention(replace(SPEC, layers=kinds), BF16, Case("decode", 3, 10, 3))
+    attention = work_of_attention(replace(SPEC, num_layers=1), BF16, Case("decode", 3, 10, 3))
+    slot = 2 * (4 * 8 * 8 + 3 * 2 * (16 + 16)) * 4
+    assert one.bytes - attention.bytes == 3 * 2 * slot
+    assert one.flops - attention.flops == 3 * 7 * 2 * 4 * 8 * 8
+
+
+def test_short_convolutions_read_and_write_their_inputs() -> None:
+    """Two layers with 2 heads of 16 numbers keep those of 2 tokens, and multiply three."""
+    state = ConvState(heads=2, channels=16, taps=3)
+    kinds = (LayerKind(state=state), LayerKind(), LayerKind(state=state))
+    one = work_of_attention(replace(SPEC, layers=kinds), BF16, Case("decode", 3, 10, 3))
+    attention = work_of_attention(replace(SPEC, num_layers=1), BF16, Case("decode", 3, 10, 3))
+    assert one.bytes - attention.bytes == 3 * 2 * 2 * (2 * 32 * 4)
+    assert one.flops - attention.flops == 3 * 2 * 2 * 3 * 32
 
 
 def test_tensor_parallelism_shares_everything_but_norms() -> None:

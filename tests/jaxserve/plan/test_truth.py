@@ -71,7 +71,7 @@ def test_memory_is_as_predicted(spec: ModelSpec, axes: MeshSpec) -> None:
     assert runner.config == plan.config and runner.buckets.buckets == plan.buckets
     assert taken(params) == pytest.approx(estimate.budget.weights, rel=0.05)
     assert taken(runner._state.current.rows) == pytest.approx(estimate.budget.rows, rel=0.05)
-    assert taken(runner._state.current.pages) == pytest.approx(estimate.cache, rel=0.05)
+    assert taken(runner._state.current.kept) == pytest.approx(estimate.cache, rel=0.05)
     whole = estimate.budget.weights + estimate.budget.rows + estimate.cache
     assert taken(jax.live_arrays()) - before == pytest.approx(whole, rel=0.05)
     runner.warm_up(plan.largest())
@@ -100,7 +100,7 @@ def test_pages_take_what_is_predicted(kv: str, token: int, axes: MeshSpec) -> No
         SPEC, random_weights(param_specs(SPEC, F32), mesh), mesh, options, "truth"
     )
     assert runner.config == plan.config
-    pages = taken(runner._state.current.pages)
+    pages = taken(runner._state.current.kept)
     engine.close()
     assert pages == Estimate(plan, 256, None).cache == 4096 * 3 * 2 * 4 // axes.tensor * token
 

@@ -29,7 +29,7 @@ def inspected(step: Callable) -> Inspection:
         jax.ShapeDtypeStruct(s, np.float32, sharding=one) for s in (WEIGHT, PAGES, (3, WEIGHT[0]))
     )
     compiled = jax.jit(step, donate_argnums=1).lower(weight, pages, x).compile()
-    state = SimpleNamespace(pages=pages, drafter=None)
+    state = SimpleNamespace(kept=pages, drafter=None)
     lowering = SimpleNamespace(params={"w": weight}, state=state, mesh=SimpleNamespace(size=1))
     return inspect(compiled, lowering)  # type: ignore[arg-type]
 
