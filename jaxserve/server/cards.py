@@ -4,13 +4,16 @@ from importlib.metadata import version
 
 from jaxserve.cluster.compatibility import facts_of_model
 from jaxserve.cluster.transfer.handshake import Handshake
+from jaxserve.config import EngineConfig
+from jaxserve.engine.device.memory import state_sizes
 from jaxserve.engine.device.page_io import accepted_dtypes
 from jaxserve.engine.device.weight_report import describe_rounding, describe_weights, weight_sizes
 from jaxserve.errors import JaxserveError
 from jaxserve.llm import LLM
 from jaxserve.models.precision import XLA
 from jaxserve.models.quant import scheme_in
-from jaxserve.server.serving_state import EngineCard, ModelCard, StepUse
+from jaxserve.models.spec import ModelSpec
+from jaxserve.server.serving_state import EngineCard, ModelCard, StatesCard, StepUse
 from jaxserve.sharding.mesh import device_kind
 
 PACKAGES = ("jaxserve", "jax", "jaxlib", "grpcio")  # whose versions operators see
@@ -53,11 +56,27 @@ def engine_card(llm: LLM) -> EngineCard:
         max_batch=config.max_batch,
         step_tokens=config.step_tokens,
         page_size=config.page_size,
-        cache_tokens=config.lanes * max(pool.pages for pool in config.pools) * config.page_size,
+        cache_tokens=config.lanes
+        * max(pool.pages for pool in config.page_pools)
+        * config.page_size,
         kv_copies=llm.model.spec.kv_copies,
         lanes=config.lanes,
         kv=config.kv,
         product=llm.model.product,
+        states=states_card(llm.model.spec, config),
+    )
+
+
+def states_card(spec: ModelSpec, config: EngineConfig) -> StatesCard | None:
+    """Describe the memory of recurrent states; None for a model without any."""
+    if config.states is None:
+        return None
+    (size,) = state_sizes(spec)
+    return StatesCard(
+        snapshots=config.slots - config.max_batch,
+        interval=config.states.interval,
+        slot_bytes=size.slot_bytes,
+        slot_tokens=size.tokens(config.kv),
     )
 
 
@@ -88,6 +107,8 @@ def handshake_of(llm: LLM) -> Handshake | None:
         return None
     assert llm.digests, "the loader asks for digests where pages are exchanged"
     facts = facts_of_model(model.spec.single, model.dtype, model.weights)
+    if model.spec.state:  # a state is sent of a page's end, and of no other token
+        facts |= {"the tokens of a page (--page-size)": str(config.page_size)}
     dtypes = accepted_dtypes(config.page_dtype, model.dtype)
     return Handshake(facts, llm.digests, config.page_dtype, dtypes)
 
@@ -108,6 +129,7 @@ def summary(model: ModelCard, engine: EngineCard) -> list[str]:
         f"engine   {engine.max_batch} rows, {engine.step_tokens} tokens a step, context "
         f"{model.max_context}, products by {engine.product}",
         f"cache    {cache_text(engine)}",
+        *([f"states   {states_text(engine, engine.states)}"] if engine.states else []),
     ]
 
 
@@ -116,6 +138,19 @@ def mesh_text(engine: EngineCard) -> str:
     axes = " x ".join(f"{axis} {size}" for axis, size in engine.mesh.items())
     copies = f", every kv head on {engine.kv_copies} devices" if engine.kv_copies > 1 else ""
     return f"{axes} on {engine.device_kind}{copies}"
+
+
+def states_text(engine: EngineCard, states: StatesCard) -> str:
+    """Return how many sequences and snapshots there is room for, and what each takes, in words."""
+    lanes = " a lane" if engine.lanes > 1 else ""
+    every = ""
+    if states.snapshots:
+        every = f", one behind every {states.interval:,} tokens of a prompt"
+    return (
+        f"{engine.max_batch:,} sequences and {states.snapshots:,} snapshots{lanes}{every}; each "
+        f"takes {states.slot_bytes / 1e6:,.1f} MB on all of its devices together, as the pages of "
+        f"{states.slot_tokens:,} tokens do"
+    )
 
 
 def cache_text(engine: EngineCard) -> str:

@@ -49,11 +49,22 @@ class EngineCard:
     lanes: int = 1
     product: str = XLA  # what multiplies by the weights, as --product names it
     kv: str = "float32"  # dtype of the pages, as --kv names it
+    states: "StatesCard | None" = None  # of a model whose layers have recurrent states
 
     @property
     def rows(self) -> int:
         """Number of choices that run at a time."""
         return self.max_batch * self.lanes
+
+
+@dataclass(frozen=True)
+class StatesCard:
+    """Memory of an engine's recurrent states as operators see it."""
+
+    snapshots: int  # slots of one lane beside those of its rows
+    interval: int  # tokens between the snapshots of a long prompt; 0 where there are none
+    slot_bytes: int  # of one sequence, on all devices together
+    slot_tokens: int  # tokens whose pages take as much
 
 
 @dataclass(frozen=True, slots=True)

@@ -381,9 +381,8 @@ def test_one_whose_engine_failed_leaves_nothing_behind() -> None:
     asyncio.run(fail(llm))
     dropped = weakref.ref(llm)
     del llm
-    gc.collect()
-    assert dropped() is None
-    while held() != before:  # threads of a pool end by themselves
+    # Threads of a pool let go of a call a moment after its result is there, and end by themselves.
+    while held() != before or dropped() is not None:
         time.sleep(0.001)
 
 

@@ -21,7 +21,7 @@ from jaxserve.doctor.__main__ import FAULTS
 from jaxserve.loading.load_plan import DTYPES
 from jaxserve.models.precision import HEAD
 from jaxserve.models.quant import SCHEMES
-from jaxserve.pallas_kernels.dispatch import GROUPED, IMPLEMENTATIONS, QUANTIZED
+from jaxserve.pallas_kernels.dispatch import GROUPED, IMPLEMENTATIONS, QUANTIZED, RECURRENCES
 from jaxserve.plan.model_config import shipped
 from jaxserve.plan.program import DOES_NOT_FIT
 from jaxserve.server import lifecycle
@@ -112,6 +112,7 @@ def flag_values() -> dict[str, str]:
         "--grouped-matmul": ("auto", *GROUPED),
         "--kv": ("auto", *PAGE_DTYPES),
         "--quantized-matmul": ("auto", *QUANTIZED),
+        "--recurrence": ("auto", *RECURRENCES),
         "--speculate": PROPOSERS,
         "--weights": ("auto", *SCHEMES, f"FORM{HEAD}"),
         "jaxserve.bench serve --slo": [field.name for field in fields(Objective)],

@@ -88,8 +88,8 @@ class DeviceTransfer:
 class PrefillMesh:
     """A `Prefiller` on another mesh of this process, and a `Pool` of just itself.
 
-    Pages go directly from device to device (`direct`) if a shard holds equally many kv heads on
-    both meshes, else through the host's memory.
+    Pages go directly from device to device (`direct`) if a shard holds equally many heads on both
+    meshes, of keys and values and of recurrent states, else through the host's memory.
     """
 
     name = "the prefill mesh"
@@ -104,7 +104,7 @@ class PrefillMesh:
         """How pages travel, in words for the terminal."""
         if self.direct:
             return "from device to device"
-        return "through the host: kv heads are shared out differently"
+        return "through the host: heads are shared out differently"
 
     @property
     def ready(self) -> "tuple[PrefillMesh]":

@@ -140,8 +140,8 @@ class PrefillExport:
         assert self._export, "begin was called"
         if missing := self._export.result().missing:
             problem = (
-                f"{missing} pages were evicted before they could be sent (--cache-tokens of the "
-                f"prefill server)"
+                f"{missing} pages or states were evicted before they could be sent, or found no "
+                f"room (--cache-tokens and --snapshot-share of the prefill server)"
             )
             raise TransferError("NOT_FOUND", problem)
 
