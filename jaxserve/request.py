@@ -9,6 +9,37 @@ from jaxserve.sampling_params import SamplingParams
 from jaxserve.structure import Grammar
 
 MAX_EOS_IDS = 16  # end tokens that a checkpoint may name
+MAX_CLOSING = 8  # tokens that close a thought
+
+
+@dataclass(frozen=True)
+class ThoughtBudget:
+    """Limit on the tokens of a thought at the beginning of the output.
+
+    Args:
+        tokens: Number of tokens, without `opening`, behind which the next ones are `closing`,
+            unless the thought has ended before.
+        end: Id of the token that ends a thought; one of `closing`.
+        closing: Ids of the tokens that are put in the place of sampled ones, 1 to MAX_CLOSING.
+        opening: Id of the token that an output with a thought begins with; None where the prompt
+            has begun the thought.
+    """
+
+    tokens: int
+    end: int
+    closing: tuple[int, ...]
+    opening: int | None = None
+
+    def check(self, vocab_size: int) -> None:
+        """Raise RequestError for ids outside of a vocabulary, or too many tokens."""
+        field = "thought_budget"
+        opening = () if self.opening is None else (self.opening,)
+        check_token_ids(field, (self.end, *self.closing, *opening), vocab_size)
+        if not 1 <= len(self.closing) <= MAX_CLOSING:
+            problem = f"closes a thought with {len(self.closing)} tokens; give 1 to {MAX_CLOSING}"
+            raise RequestError(field, problem)
+        if self.end not in self.closing:
+            raise RequestError(field, "closes a thought with tokens that do not end it")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +64,7 @@ class Request:
     # moment at which the engine gets the request.
     since: float | None = None
     grammar: Grammar | None = None  # the output follows it; None leaves the output free
+    thought_budget: ThoughtBudget | None = None  # None leaves a thought as long as it will be
 
     def check(self, vocab_size: int, name: str = "prompt") -> None:
         """Check the prompt and the parameters against the model's vocabulary.
@@ -46,6 +78,8 @@ class Request:
         """
         check_token_ids(name, self.prompt, vocab_size)
         self.params.check_vocabulary(vocab_size)
+        if self.thought_budget is not None:
+            self.thought_budget.check(vocab_size)
         allowed = self.params.allowed_token_ids
         if allowed is not None and self.params.min_tokens and self.end_ids.issuperset(allowed):
             raise RequestError(

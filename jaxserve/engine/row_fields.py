@@ -6,7 +6,7 @@ Inside the engine, a parameter that request.SamplingParams has needs one field h
 device/sampling.py.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import islice
 from math import prod
@@ -15,12 +15,13 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from jaxserve.request import MAX_EOS_IDS, Request
+from jaxserve.request import MAX_CLOSING, MAX_EOS_IDS, Request
 from jaxserve.sampling_params import MAX_STOP_TOKENS, SamplingParams
 
 MAX_END_IDS = MAX_STOP_TOKENS + MAX_EOS_IDS
 MAX_INT32 = 2**31 - 1
 NO_TOKEN = MAX_INT32  # padding in lists of token ids: larger than any vocabulary
+NEVER = MAX_INT32  # a position that no sequence reaches
 _LETTERS: Final = {np.int32: "i", np.uint32: "I", np.float32: "f"}  # of `struct`, by dtype
 
 
@@ -31,6 +32,11 @@ class Choice(Protocol):
     index: int
     seed: int
     prompt_len: int
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Known tokens of prompt and output."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +105,42 @@ def _penalised(choice: Choice) -> bool:
     return penalises(choice.request.params)
 
 
+def _closes_at(choice: Choice) -> int:
+    """Return where the thought is closed; NEVER without a budget, or if it has ended already."""
+    budget = choice.request.thought_budget
+    if budget is None:
+        return NEVER
+    begin = choice.prompt_len
+    if budget.opening is not None:
+        known = choice.tokens[begin : begin + 1]
+        if known and known[0] != budget.opening:
+            return NEVER
+        begin += 1
+    closes_at = min(begin + budget.tokens, NEVER)
+    return NEVER if budget.end in choice.tokens[begin:closes_at] else closes_at
+
+
+def _closing(choice: Choice) -> list[int]:
+    budget = choice.request.thought_budget
+    ids = list(budget.closing) if budget else []
+    return ids + [NO_TOKEN] * (MAX_CLOSING - len(ids))
+
+
+def _thought_end(choice: Choice) -> int:
+    budget = choice.request.thought_budget
+    return budget.end if budget else NO_TOKEN
+
+
+def _opens_at(choice: Choice) -> int:
+    budget = choice.request.thought_budget
+    return choice.prompt_len if budget and budget.opening is not None else NEVER
+
+
+def _opening(choice: Choice) -> int:
+    budget = choice.request.thought_budget
+    return NO_TOKEN if budget is None or budget.opening is None else budget.opening
+
+
 @dataclass(frozen=True)
 class RowSampling[T]:
     """Parameters that a row's next tokens are sampled with.
@@ -125,6 +167,13 @@ class RowSampling[T]:
     biased: T = field(metadata=row(np.int32, of=_biased, idle=0))
     masked: T = field(metadata=row(np.int32, of=_masked, idle=0))
     penalised: T = field(metadata=row(np.int32, of=_penalised, idle=0))
+    # Position of the first token of `closing`, which is padded with NO_TOKEN. NEVER without a
+    # budget; becomes NEVER once a thought ends before, or the output does not begin with one.
+    closes_at: T = field(metadata=row(np.int32, of=_closes_at))
+    closing: T = field(metadata=row(np.int32, (MAX_CLOSING,), of=_closing))
+    thought_end: T = field(metadata=row(np.int32, of=_thought_end))  # token that ends a thought
+    opens_at: T = field(metadata=row(np.int32, of=_opens_at))  # position of `opening`, or NEVER
+    opening: T = field(metadata=row(np.int32, of=_opening))  # token that a thought begins with
 
 
 ROW_FIELDS: Final[Mapping[str, RowField]] = {

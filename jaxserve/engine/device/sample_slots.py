@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Int, Shaped
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.device.sampling import Sampled
 from jaxserve.engine.device.state import Rows
+from jaxserve.engine.device.thoughts import closes_after
 from jaxserve.engine.device.token_layout import TokenLayout, put, take
 
 Batch = dict[str, jax.Array]
@@ -85,12 +86,15 @@ def advance(
     counts = jax.vmap(lambda lane, row, token, n: lane.at[row[:, None], token].add(n, mode="drop"))(
         rows.fields.counts, ids, sampled.tokens, counted
     )
+    sampling = jax.tree.map(lambda field: take(field, ids), rows.sampling)
+    closes_at = closes_after(sampling, sampled.tokens, slots.position, new)
     # The keys and values of rejected drafts lie behind a row's length, where steps overwrite them.
     rejected = jnp.where(live, batch["samples"] - accepted, 0)
     return replace(
         rows,
         length=put(rows.length, ids, layout.lengths - rejected),
         token=put(rows.token, ids, token),
+        sampling=replace(rows.sampling, closes_at=put(rows.sampling.closes_at, ids, closes_at)),
         fields=replace(rows.fields, counts=counts),
     )
 

@@ -5,7 +5,8 @@ The stages, in order:
 1. `apply_constraints`: allowed tokens, logit bias, no end token before min_tokens.
 2. `apply_penalties`: repetition, presence and frequency penalties.
 3. `choose_tokens`: temperature, then `truncate` (min_p, top_k, top_p), then a draw.
-4. `log_probabilities` (logprobs.py), of the logits as the model gave them.
+4. `close_thoughts` (thoughts.py): tokens that end a thought whose budget is used up.
+5. `log_probabilities` (logprobs.py), of the logits as the model gave them.
 
 The vocabulary is never sorted: thresholds are found by bisection over the 32-bit patterns of the
 floats, whose order is that of the floats. Noise depends on (seed, choice, position) alone, never on
@@ -22,6 +23,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jaxserve.engine.device.logprobs import log_probabilities, no_log_probabilities
+from jaxserve.engine.device.thoughts import close_thoughts, closes_after
 from jaxserve.engine.row_fields import ROW_FIELDS, RowSampling
 
 # The purpose of the noise, folded into the key last: another use would take another number.
@@ -124,6 +126,12 @@ def sample(
         lambda logits: jnp.argmax(logits, axis=-1),
         logits,
     )
+    closes_at = params.closes_at
+    if drafted is not None:
+        index = jnp.arange(drafted.shape[-1])[None]
+        first = (position - slot)[:, None]
+        closes_at = closes_after(params, drafted, first + index, index < slot[:, None])
+    tokens = close_thoughts(tokens, params.closing, closes_at, position)
     logprob, top_ids, top_logprobs = lax.cond(
         jnp.any(params.logprobs >= 0), log_probabilities, no_log_probabilities, logits, tokens
     )

@@ -29,7 +29,7 @@ from jaxserve.engine.host.sequence import Sequence as Seq
 from jaxserve.engine.host.speculation import DeviceDrafts, Proposer, Speculation
 from jaxserve.errors import ConfigError
 from jaxserve.loading.spec import read_spec
-from jaxserve.request import Request
+from jaxserve.request import Request, ThoughtBudget
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.sharding.mesh import MeshSpec
 from jaxserve.structure import Structure
@@ -46,6 +46,8 @@ VOCAB = 96
 ALONE = EngineOptions(
     max_batch=1, step_tokens=64, page_size=4, cache_tokens=256, max_context=60, prefix_cache=False
 )
+# Its tokens are allowed by the grammar below where they come.
+BUDGET = ThoughtBudget(6, end=61, closing=(31, 61, 80))
 BOUNDS = {"auto": 1e-4, "int8": 0.05}  # of log-probabilities between executables, by pages
 type Answers = dict[tuple[str, int], Outcome]
 
@@ -65,6 +67,7 @@ class Setup:
     weights: str = "auto"
     drafter: str = ""
     grammar: bool = False
+    thinks: bool = False
     asked: tuple[tuple[str, Any], ...] = ()
 
     def with_options(self, **changes: Any) -> "Setup":
@@ -83,6 +86,7 @@ FEATURES: dict[str, Callable[[Setup], Setup]] = {
     "drafts of the host": lambda setup: setup.with_drafter("host", "ngram"),
     "draft model": lambda setup: setup.with_drafter("model", "draft"),
     "grammar": lambda setup: replace(setup, grammar=True),
+    "thought budget": lambda setup: replace(setup, thinks=True),
     "int8 weights": lambda setup: replace(setup, weights="int8"),
     "int8 pages": lambda setup: setup.with_options(kv="int8"),
     "prefix cache": lambda setup: setup.with_options(prefix_cache=True),
@@ -95,6 +99,8 @@ FEATURES: dict[str, Callable[[Setup], Setup]] = {
 }
 QUICK = (
     ("drafts of the host", "grammar"),
+    ("drafts of the host", "thought budget"),
+    ("thought budget", "preemption"),
     ("draft model", "preemption"),
     ("grammar", "prefix cache"),
     ("prefix cache", "recurrent states"),
@@ -193,7 +199,13 @@ def requests(setup: Setup) -> list[Request]:
     grammar = ModuloGrammar() if setup.grammar else None
     return [
         Request(
-            id=str(i), prompt=tuple(prompts[i % 2]), params=sampling, eos_ids=(), grammar=grammar
+            id=str(i),
+            prompt=tuple(prompts[i % 2]),
+            params=sampling,
+            eos_ids=(),
+            grammar=grammar,
+            # The last one would have to begin with a token that does not come.
+            thought_budget=replace(BUDGET, opening=0 if i == 7 else None) if setup.thinks else None,
         )
         for i in range(8)
     ]
@@ -320,5 +332,8 @@ def check_features_were_used(setup: Setup, found: Answers, engine: Engine) -> No
         assert all(
             outcome.last and outcome.last.finish.reason == "stop" for outcome in found.values()
         )  # type: ignore[union-attr]
+    if setup.thinks:
+        closed = {id for (id, _), outcome in found.items() if outcome.tokens[6:9] == [31, 61, 80]}
+        assert closed == set("0123456")
     if ("logprobs", 20) in setup.asked:
         assert all(len(outcome.logprobs) == len(outcome.tokens) for outcome in found.values())

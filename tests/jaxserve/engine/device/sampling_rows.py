@@ -16,7 +16,7 @@ from jaxserve.engine.host.plan_builder import admission_of
 from jaxserve.engine.host.sequence import Sequence
 from jaxserve.engine.plan import Admission
 from jaxserve.engine.row_fields import ROW_FIELDS, RowSampling
-from jaxserve.request import Request
+from jaxserve.request import Request, ThoughtBudget
 from jaxserve.sampling_params import MAX_BIASES, SamplingParams
 
 SLOTS = 3
@@ -29,6 +29,7 @@ class RowParams(SamplingParams):
     choice: int = 0
     prompt: tuple[int, ...] = ()
     output: tuple[int, ...] = ()
+    budget: ThoughtBudget | None = None
 
     @property
     def history(self) -> tuple[int, ...]:
@@ -37,7 +38,7 @@ class RowParams(SamplingParams):
     @property
     def admission(self) -> Admission:
         """Return the admission that the engine sends for the row."""
-        request = Request(id="", prompt=self.prompt, params=self)
+        request = Request(id="", prompt=self.prompt, params=self, thought_budget=self.budget)
         seq = Sequence(0, request, self.choice, self.seed or 0, max_tokens=1)
         seq.tokens = list(self.history)
         seq.pages = [[]]
@@ -65,6 +66,7 @@ EVERYTHING = replace(
     stop_token_ids=(2, 40),
     logit_bias={1: 5.0, 30: -2.5, 66: 4.0},
     allowed_token_ids=tuple(range(0, 67, 2)) + (1,),
+    budget=ThoughtBudget(10, end=21, closing=(20, 21), opening=5),
 )
 
 

@@ -8,7 +8,8 @@ import pytest
 from jaxserve.config.kv_policy import NO_PAGE
 from jaxserve.engine.device.row_packing import admission_layout, pack_admission
 from jaxserve.engine.device.sampling import disable_idle_rows
-from jaxserve.engine.row_fields import NO_TOKEN, ROW_FIELDS, RowSampling
+from jaxserve.engine.row_fields import NEVER, NO_TOKEN, ROW_FIELDS, RowSampling
+from jaxserve.request import ThoughtBudget
 from tests.jaxserve.engine.device.sampling_rows import EVERYTHING, PLAIN, row_sampling
 
 
@@ -44,7 +45,27 @@ def test_the_numbers_of_a_row() -> None:
         biased=1,
         masked=1,
         penalised=1,
+        closes_at=4 + 1 + 10,
+        closing=(20, 21) + (NO_TOKEN,) * 6,
+        thought_end=21,
+        opens_at=4,
+        opening=5,
     )
+
+
+def test_a_budget_counts_known_tokens() -> None:
+    """A row that is entered again, with output already, closes a thought that has not ended."""
+    began = replace(EVERYTHING, prompt=(1, 2), output=(5, 6, 7))
+    assert began.admission.sampling.closes_at == 2 + 1 + 10
+    assert replace(began, output=()).admission.sampling.closes_at == 13
+    assert replace(began, output=(6, 5)).admission.sampling.closes_at == NEVER
+    assert replace(began, output=(5, 6, 21)).admission.sampling.closes_at == NEVER
+    # Its own closing does not count as an earlier end, so that the rest of it follows.
+    closing = replace(began, output=(5, *(6,) * 10, 20, 21))
+    assert closing.admission.sampling.closes_at == 13
+    assert replace(began, budget=None).admission.sampling.closes_at == NEVER
+    beyond = replace(began, budget=ThoughtBudget(2**31 - 1, end=21, closing=(21,)))
+    assert beyond.admission.sampling.closes_at == NEVER
 
 
 def test_idle_rows_ask_for_no_optional_work() -> None:
