@@ -16,6 +16,7 @@ from jaxserve.client.descriptions import Loads, ModelInfo, ServerInfo
 from jaxserve.client.errors import CallError
 from jaxserve.client.messages import ChatOptions, Messages, Options, Prompt
 from jaxserve.client.requests import RpcRequest
+from jaxserve.client.responses import ignored_in
 from jaxserve.client.results import Embedded, Event, Result, Score, Tokenized
 from jaxserve.client.retrying import ReadinessPoll
 from jaxserve.sampling_params import SamplingParams
@@ -37,6 +38,12 @@ class AsyncStream:
         self._attempts = connection.attempts(request, timeout)
         self._closed = asyncio.Event()
         self._call = connection.call(request, self._attempts)
+        self._ignored: tuple[str, ...] = ()
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Names of what changed nothing, see Result; empty until the stream was read to its end."""
+        return self._ignored
 
     def __aiter__(self) -> Self:
         return self
@@ -53,6 +60,7 @@ class AsyncStream:
             else:
                 self._attempts.end()
                 if message is aio.EOF:
+                    self._ignored = ignored_in(await self._call.trailing_metadata())
                     break
                 return self._request.parse(message)
         self._call.cancel()  # close() may have missed an attempt that began meanwhile
@@ -117,7 +125,7 @@ class AsyncClient(ClientBase[AsyncStream]):
         params: SamplingParams | None = None,
         **options: Unpack[ChatOptions],
     ) -> Result:
-        """Answer a conversation, which the checkpoint's chat template makes a prompt of."""
+        """Answer a conversation, which the chat template makes a prompt of; see Client.chat."""
         request = requests.chat(messages, params, options)
         return await self._call(request, options.get("timeout"))
 
@@ -222,7 +230,9 @@ class AsyncClient(ClientBase[AsyncStream]):
         attempts = self._connection.attempts(request, timeout)
         while True:
             try:
-                return request.parse(await _answer_of(self._connection.call(request, attempts)))
+                call = self._connection.call(request, attempts)
+                answer = await _answer_of(call)
+                return request.result(answer, await call.trailing_metadata())
             except grpc.RpcError as failure:
                 await asyncio.sleep(attempts.next_delay(failure))
 

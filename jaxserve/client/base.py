@@ -62,8 +62,9 @@ class ClientBase[S]:
         Args:
             messages: Objects with role and content, as in OpenAI's API.
             params: How tokens are chosen.
-            **options: The options of `stream`; and tools, tool_choice, tool_name and
-                parallel_tool_calls, see ChatOptions.
+            **options: The options of `stream`; tools, tool_choice, tool_name and
+                parallel_tool_calls; and reasoning_effort, enable_thinking, thinking_budget,
+                verbosity and chat_template_kwargs, see ChatOptions.
 
         Raises:
             RequestError: An argument is wrong.

@@ -14,6 +14,7 @@ from jaxserve.client.connection import Connection
 from jaxserve.client.descriptions import Loads, ModelInfo, ServerInfo
 from jaxserve.client.messages import ChatOptions, Messages, Options, Prompt
 from jaxserve.client.requests import RpcRequest
+from jaxserve.client.responses import ignored_in
 from jaxserve.client.results import Embedded, Event, Result, Score, Tokenized
 from jaxserve.client.retrying import ReadinessPoll
 from jaxserve.sampling_params import SamplingParams
@@ -33,6 +34,12 @@ class Stream:
         self._attempts = connection.attempts(request, timeout)
         self._closed = threading.Event()
         self._call = connection.call(request, self._attempts)
+        self._ignored: tuple[str, ...] = ()
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Names of what changed nothing, see Result; empty until the stream was read to its end."""
+        return self._ignored
 
     def __iter__(self) -> Self:
         return self
@@ -43,6 +50,9 @@ class Stream:
                 message = next(self._call)
             except grpc.RpcError as failure:
                 self._retry(failure)
+            except StopIteration:
+                self._ignored = ignored_in(self._call.trailing_metadata())
+                raise
             else:
                 self._attempts.end()
                 return self._request.parse(message)
@@ -118,8 +128,9 @@ class Client(ClientBase[Stream]):
         Args:
             messages: Objects with role and content, as in OpenAI's API.
             params: How tokens are chosen.
-            **options: The options of `generate`; and tools, tool_choice, tool_name and
-                parallel_tool_calls, see ChatOptions.
+            **options: The options of `generate`; tools, tool_choice, tool_name and
+                parallel_tool_calls; and reasoning_effort, enable_thinking, thinking_budget,
+                verbosity and chat_template_kwargs, see ChatOptions.
         """
         return self._call(requests.chat(messages, params, options), options.get("timeout"))
 
@@ -222,6 +233,7 @@ class Client(ClientBase[Stream]):
         attempts = self._connection.attempts(request, timeout)
         while True:
             try:
-                return request.parse(self._connection.call(request, attempts))
+                answer, call = self._connection.wait(request, attempts)
+                return request.result(answer, call.trailing_metadata())
             except grpc.RpcError as failure:
                 time.sleep(attempts.next_delay(failure))

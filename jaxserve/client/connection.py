@@ -73,6 +73,11 @@ class Connection:
         method = attrgetter(request.method)(self)
         return method(request.message, timeout=attempts.timeout, metadata=self._metadata)
 
+    def wait(self, request: RpcRequest[Any], attempts: Attempts) -> tuple[Any, Any]:
+        """Make a call with the module grpc, and return the answer and the call that has ended."""
+        method = attrgetter(request.method)(self)
+        return method.with_call(request.message, timeout=attempts.timeout, metadata=self._metadata)
+
     def check(self, timeout: float) -> Any:
         """Ask whether the server is ready, and return what the library gives."""
         return self.health.Check(READY, timeout=timeout)  # type: ignore[attr-defined]

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxserve.addresses import server_problem
+from jaxserve.chat import TemplateOptions
 from jaxserve.cli.field_flags import add_flags, options_from
 from jaxserve.cli.inputs import read_prompts
 from jaxserve.cli.parser import Parser
+from jaxserve.cli.template_flags import template_fields
 from jaxserve.client.channel import TLS
 from jaxserve.client.client import Client
 from jaxserve.client.connection import ADDRESS
@@ -84,6 +86,7 @@ class ClientOptions:
     json: bool = option(False, "print one JSON object, and nothing else on standard output")
     stats: bool = option(False, "print latencies as the client sees them, on standard error")
     server: ServerOptions = options(ServerOptions, "server")
+    template: Mapping[str, Any] = given_options(TemplateOptions, "conversation")
     sampling: Mapping[str, Any] = given_options(SamplingParams, "sampling")
 
 
@@ -123,6 +126,7 @@ def check_flags(options: ClientOptions, params: SamplingParams) -> None:
         raise flag_error("--address", address, problem)
     if options.system is not None and not options.chat:
         raise RequestError("--system", "is for a conversation (add --chat)")
+    template_fields(options.template, options.chat)
     if params.n > 1 and not options.json:
         raise RequestError(
             "--n", f"is {params.n}, and only one text can be shown as it comes (add --json)"

@@ -25,6 +25,9 @@ TOOL_CHOICES = {
     "required": inference_pb2.TOOL_CHOICE_REQUIRED,
 }
 TOOLS = ("tools", "tool_choice", "tool_name", "parallel_tool_calls")
+# Options of an answer that work by the chat template; the server checks their values.
+VARIABLES = "chat_template_kwargs"
+TEMPLATE = ("reasoning_effort", "enable_thinking", "thinking_budget", "verbosity", VARIABLES)
 HEADER = ("request_id", "priority", "cache_salt")
 IDS = 2**32  # a message carries token ids below this
 DEFAULTS = SamplingParams()
@@ -46,7 +49,10 @@ class Options(SamplingFields, total=False):
 
 
 class ChatOptions(Options, total=False):
-    """Keywords of a conversation: those of Options, and the tools."""
+    """Keywords of a conversation: those of Options, the tools, and options of the chat template.
+
+    One that the chat template does not read has no effect, and is named in `ignored` of the result.
+    """
 
     # Functions that the answer may call: each with a name and, optionally, a description and
     # parameters, a JSON schema as plain values.
@@ -54,6 +60,13 @@ class ChatOptions(Options, total=False):
     tool_choice: str  # "auto", "none" or "required"
     tool_name: str  # the tool that has to be called
     parallel_tool_calls: bool  # False keeps only the first call
+    # How to think before the answer: "none" is not at all, then "minimal", "low", "medium", "high",
+    # "xhigh" and "max"; None of these and of the next three leaves it to the template.
+    reasoning_effort: str | None
+    enable_thinking: bool | None  # whether to think; overrides what reasoning_effort says of that
+    thinking_budget: int | None  # tokens of the thought behind which it is closed, at least 1
+    verbosity: str | None  # length of the answer: "low", "medium" or "high"
+    chat_template_kwargs: Mapping[str, Any] | None  # further variables of the template, by name
 
 
 def generation_message[M: Message](
@@ -121,7 +134,7 @@ def conversation_message[M: Message](
     kind: type[M], messages: Messages, params: SamplingParams | None, options: ChatOptions
 ) -> M:
     """Return the message of one of the two methods that answer a conversation."""
-    others = {name: value for name, value in options.items() if name not in TOOLS}
+    others = {name: value for name, value in options.items() if name not in (*TOOLS, *TEMPLATE)}
     fields_of_chat = _conversation_fields(messages, options)
     return generation_message(kind, fields_of_chat, params, cast(Options, others))
 
@@ -136,7 +149,20 @@ def _conversation_fields(messages: Messages, options: ChatOptions) -> dict[str, 
             problem = f"is {given['tool_choice']!r:.80}; give one of {', '.join(TOOL_CHOICES)}"
             raise RequestError("tool_choice", problem)
         given["tool_choice"] = TOOL_CHOICES[given["tool_choice"]]
-    return {"messages": chat_messages(messages), **given}
+    return {"messages": chat_messages(messages), **given, **_template_fields(options)}
+
+
+def _template_fields(options: ChatOptions) -> dict[str, Any]:
+    """Return the fields of the options that work by the chat template and are given."""
+    given: dict[str, Any] = {
+        name: value for name, value in options.items() if name in TEMPLATE and value is not None
+    }
+    if VARIABLES in given:
+        variables = given[VARIABLES]
+        if not isinstance(variables, Mapping):
+            raise RequestError(VARIABLES, f"is {variables!r:.80}; give a mapping of variables")
+        given[VARIABLES] = _json(dict(variables), VARIABLES)
+    return given
 
 
 def _tool(tool: Mapping[str, Any], path: str) -> inference_pb2.Tool:

@@ -4,7 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from jaxserve.cli.exits import complain, exit_code
 from jaxserve.cli.output import prepare_output
@@ -55,8 +55,11 @@ def run(client: Client, prompt: str, sampling: SamplingFields, options: ClientOp
     with ask(client, prompt, sampling, options) as stream:
         events = watch.timed(stream)
         result = join(events if options.json else _printed(events))
+        result = replace(result, ignored=stream.ignored)
     if options.json:
         print(json.dumps(asdict(result), ensure_ascii=False), flush=True)
+    elif result.ignored:
+        print(f"without effect on this model: {', '.join(result.ignored)}", file=sys.stderr)
     if options.stats:
         print(watch.summary(result), file=sys.stderr)
     if any(choice.finish_reason == "abort" for choice in result.choices):
@@ -69,7 +72,8 @@ def ask(client: Client, prompt: str, sampling: SamplingFields, options: ClientOp
     if not options.chat:
         return client.stream(prompt, **sampling)
     system = [] if options.system is None else [{"role": "system", "content": options.system}]
-    return client.chat_stream([*system, {"role": "user", "content": prompt}], **sampling)
+    messages = [*system, {"role": "user", "content": prompt}]
+    return client.chat_stream(messages, **sampling, **options.template)
 
 
 def _printed(events: Iterator[Event]) -> Iterator[Event]:

@@ -4,10 +4,10 @@ Each makes the message, which is checked before anything is sent, and says how i
 The clients differ only in how they wait.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from google.protobuf.message import Message
 
@@ -25,7 +25,14 @@ from jaxserve.client.messages import (
     prompt_fields,
     token_ids_of,
 )
-from jaxserve.client.responses import embedded_of, event_of, plain, result_of, score_of
+from jaxserve.client.responses import (
+    embedded_of,
+    event_of,
+    ignored_in,
+    plain,
+    result_of,
+    score_of,
+)
 from jaxserve.client.results import Embedded, Event, Result, Score, Tokenized
 from jaxserve.errors import RequestError
 from jaxserve.sampling_params import SamplingParams
@@ -42,6 +49,17 @@ class RpcRequest[T]:
     parse: Callable[[Any], T]
     # The call may be made again where it is not known what became of the first attempt.
     repeatable: bool = True
+
+    def result(self, message: Any, metadata: Iterable[tuple[str, Any]] | None) -> T:
+        """Return the result of an answer.
+
+        Args:
+            metadata: Trailing metadata of the call.
+        """
+        found = self.parse(message)
+        if isinstance(found, Result) and (names := ignored_in(metadata)):
+            return cast(T, replace(found, ignored=names))
+        return found
 
 
 def generate(prompt: Prompt, params: SamplingParams | None, options: Options) -> RpcRequest[Result]:

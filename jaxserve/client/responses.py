@@ -25,6 +25,7 @@ from jaxserve.client.results import (
 )
 from jaxserve.v1 import common_pb2, inference_pb2
 
+IGNORED = "jaxserve-ignored"  # trailing metadata that names what changed nothing
 REASONS = {
     common_pb2.FINISH_REASON_STOP: "stop",
     common_pb2.FINISH_REASON_LENGTH: "length",
@@ -48,6 +49,12 @@ def _value(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return tuple(value)
     return value
+
+
+def ignored_in(metadata: Iterable[tuple[str, Any]] | None) -> tuple[str, ...]:
+    """Return the names of what changed nothing, from the trailing metadata of a call."""
+    listed = [str(value) for key, value in metadata or () if key == IGNORED]
+    return tuple(name for value in listed for name in value.split(", "))
 
 
 def result_of(message: inference_pb2.GenerateResponse | inference_pb2.ChatResponse) -> Result:

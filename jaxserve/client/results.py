@@ -157,12 +157,15 @@ class Result:
         choices: All choices, by index.
         usage: Numbers of tokens.
         prompt_logprobs: Log-probabilities of the prompt from its second token on, if asked for.
+        ignored: Names of options of a conversation, and of keys of its messages, that changed
+            nothing since the chat template does not read them. Of a stream, the stream has them.
     """
 
     request_id: str
     choices: tuple[Choice, ...]
     usage: Usage
     prompt_logprobs: tuple[TokenLogprob, ...]
+    ignored: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """jaxserve.v1.InferenceService over grpc.aio."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import wraps
 from typing import Any
 
@@ -12,6 +12,7 @@ from grpc.aio import AbortError, InternalError, ServicerContext
 from jaxserve.errors import AbortedError, JaxserveError
 from jaxserve.server.core.answer import Answer
 from jaxserve.server.core.embedding import embed, render_each
+from jaxserve.server.core.ignored_names import HEADER, listed, nameable
 from jaxserve.server.core.incoming_request import trace_of
 from jaxserve.server.core.internal_errors import mask_internal_error
 from jaxserve.server.core.service import Service, new_id
@@ -74,6 +75,12 @@ def fields_of_call(context: ServicerContext, tokens: BearerTokens) -> dict[str, 
         "timeout": context.time_remaining(),
         "trace": trace_of(metadata),
     }
+
+
+def tell_ignored(context: ServicerContext, names: Sequence[str]) -> None:
+    """Name in the trailing metadata what changed nothing, if anything did."""
+    if names:
+        context.set_trailing_metadata(((HEADER, listed(nameable(names))),))
 
 
 def _renderer(answer: Answer, service: Service) -> Renderer:
@@ -141,7 +148,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: pb.TokenizeRequest, context: ServicerContext
     ) -> pb.TokenizeResponse:
         service = self._readiness.require_loaded().service
-        rendered = await service.tokenize(*parse_tokenize_input(request))
+        prompt, path, options = parse_tokenize_input(request)
+        rendered = await service.tokenize(prompt, path, options=options)
+        tell_ignored(context, rendered.unread)
         return pb.TokenizeResponse(token_ids=rendered.token_ids, prompt=rendered.text)
 
     @with_status
@@ -158,6 +167,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         call = fields_of_call(context, self._tokens)
         incoming = parse_request(request, service.limits, state.defaults, **call)
         with await service.answer(incoming) as answer:
+            tell_ignored(context, answer.prepared.unread)
             return _renderer(answer, service).whole(await answer.whole())
 
     async def _stream(
@@ -168,6 +178,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         call = fields_of_call(context, self._tokens)
         incoming = parse_request(request, service.limits, state.defaults, **call)
         with await service.answer(incoming) as answer:
+            tell_ignored(context, answer.prepared.unread)
             renderer = _renderer(answer, service)
             async with service.slow_clients.watching() as write:
                 async for event in answer:

@@ -1,10 +1,12 @@
 """From messages of jaxserve.v1 to the service's requests."""
 
 from collections.abc import Iterable
+from dataclasses import fields
 from typing import Any
 
-from jaxserve.chat import Tools, tools
+from jaxserve.chat import TemplateOptions, Tools, tools
 from jaxserve.chat.answers.json_text import parse as parse_json
+from jaxserve.chat.template_options import MAX_VARIABLES_BYTES
 from jaxserve.errors import JaxserveError, RequestError
 from jaxserve.prompts import Prompt
 from jaxserve.sampling_params import SamplingFields, SamplingParams
@@ -23,6 +25,8 @@ CHOICES = {
 }
 _SAMPLING = common_pb2.SamplingParams.DESCRIPTOR
 SAMPLING = frozenset(field.name for field in _SAMPLING.fields)
+TEMPLATE = frozenset(field.name for field in fields(TemplateOptions))
+VARIABLES = "chat_template_kwargs"
 STRUCTURES = frozenset(field.name for field in _SAMPLING.oneofs_by_name["structure"].fields)
 
 
@@ -52,6 +56,7 @@ def parse_request(
         prompt_field=prompt_field,
         params=params,
         tools=offered,
+        options=_parse_options(request) if is_chat else TemplateOptions(),
         request_id=request.request_id,
         priority=request.priority,
         cache_salt=request.cache_salt,
@@ -113,13 +118,20 @@ def parse_prompt(request: Any) -> tuple[Prompt, str]:
     raise RequestError("prompt", "is missing; set text or token_ids")
 
 
-def parse_tokenize_input(request: inference_pb2.TokenizeRequest) -> tuple[Prompt, str]:
-    """Return the text or conversation to be tokenized, and its path in the message."""
+def parse_tokenize_input(
+    request: inference_pb2.TokenizeRequest,
+) -> tuple[Prompt, str, TemplateOptions]:
+    """Return the text or conversation to be tokenized, its path in the message, and its options."""
     match request.WhichOneof("input"):
         case "text":
-            return request.text, "text"
+            return request.text, "text", TemplateOptions()
         case "conversation":
-            return parse_messages(request.conversation.messages, "conversation.messages")
+            conversation = request.conversation
+            prompt, path = parse_messages(conversation.messages, "conversation.messages")
+            try:
+                return prompt, path, _parse_options(conversation)
+            except RequestError as error:
+                raise error.under("conversation") from None
     raise RequestError("input", "is missing; set text or conversation")
 
 
@@ -148,6 +160,24 @@ def _parse_message(message: inference_pb2.ChatMessage) -> dict[str, Any]:
     if message.reasoning_content:
         found["reasoning_content"] = message.reasoning_content
     return found
+
+
+def _parse_options(message: Any) -> TemplateOptions:
+    """Return the options that a ChatRequest, the request of its stream or a Conversation sets."""
+    found = {name: value for name, value in set_fields(message) if name in TEMPLATE}
+    if VARIABLES in found:
+        found[VARIABLES] = _parse_variables(found[VARIABLES])
+    return TemplateOptions(**found)
+
+
+def _parse_variables(text: str) -> Any:
+    size = len(text.encode())
+    if size > MAX_VARIABLES_BYTES:  # bounds the work of parsing
+        raise RequestError(VARIABLES, f"has {size} bytes; the limit is {MAX_VARIABLES_BYTES}")
+    try:
+        return parse_json(text)
+    except ValueError as error:
+        raise RequestError(VARIABLES, f"is no JSON text: {error}") from None
 
 
 def _parse_tools(request: Any, limits: Limits) -> Tools | None:

@@ -39,6 +39,7 @@ from jaxserve.v1 import admin_pb2, common_pb2, inference_pb2
 from tests.byte_tokenizer import ByteTokenizer
 from tests.fake_model import naive, naive_embedding
 from tests.jaxserve.engine.host.driver import request as engine_request
+from tests.jaxserve.server import harness
 from tests.jaxserve.server.harness import ENGINE, MODEL, running
 
 TEXT = "The quick brown fox"
@@ -59,11 +60,19 @@ class Waiting:
 
         return method
 
+    async def read(self, name: str, *args: Any, **given: Any) -> tuple[Any, list[results.Event]]:
+        stream = getattr(self.client, name)(*args, **given)
+        return stream, await asyncio.to_thread(lambda: list(stream))
+
     async def events(self, name: str, *args: Any, **given: Any) -> list[results.Event]:
         return await asyncio.to_thread(lambda: list(getattr(self.client, name)(*args, **given)))
 
 
 class Looping(AsyncClient):
+    async def read(self, name: str, *args: Any, **given: Any) -> tuple[Any, list[results.Event]]:
+        stream = getattr(self, name)(*args, **given)
+        return stream, [event async for event in stream]
+
     async def events(self, name: str, *args: Any, **given: Any) -> list[results.Event]:
         return [event async for event in getattr(self, name)(*args, **given)]
 
@@ -200,6 +209,36 @@ def test_chat(tmp_path: Path, kind: type) -> None:
 
 @pytest.mark.system
 @both
+def test_options_of_the_chat_template(
+    tmp_path: Path, kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness, "TEMPLATE", harness.TEMPLATE + "{{ tone }}{{ enable_thinking }}")
+    read = {"seed": 1, "enable_thinking": False, "chat_template_kwargs": {"tone": "тихо"}}
+    unread = {"reasoning_effort": None, "verbosity": "low", "thinking_budget": 3}
+
+    async def main() -> None:
+        async with running(tmp_path) as server, opened(kind, server.address) as client:
+            rendered = list("user: hi\nтихоFalse".encode())
+            for given, ignored in ((read, ()), (read | unread, ("verbosity", "thinking_budget"))):
+                whole = await client.chat(TALK, **given, **GREEDY)
+                assert whole.choices[0].token_ids == expected(rendered)
+                assert whole.ignored == ignored
+                stream, events = await client.read("chat_stream", TALK, **given, **GREEDY)
+                assert join(events).choices[0].token_ids == expected(rendered)
+                assert stream.ignored == ignored
+            whole = await client.chat(TALK, seed=1, reasoning_effort="none", **GREEDY)
+            assert whole.choices[0].token_ids == expected(list(b"user: hi\nFalse"))
+            with pytest.raises(RequestError, match=r"reasoning_effort is 'much'; it must be one"):
+                await client.chat(TALK, reasoning_effort="much")
+            with pytest.raises(RequestError, match=r"chat_template_kwargs\.messages is set by"):
+                await client.chat(TALK, chat_template_kwargs={"messages": []})
+            await server.at_rest()
+
+    asyncio.run(main())
+
+
+@pytest.mark.system
+@both
 def test_score_tokenize_detokenize(tmp_path: Path, kind: type) -> None:
     async def main() -> None:
         async with running(tmp_path) as server, opened(kind, server.address) as client:
@@ -321,6 +360,12 @@ WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("chat", ([{"role": "user"}],), {}, "messages[0]"),
     ("chat", ([*TALK, {"role": "user", "content": "hi", "name": "x"}],), {}, "messages[1]"),
     ("chat", ([{"role": "user", "content": None}],), {}, "messages[0].content"),
+    ("chat", (TALK,), {"reasoning_effort": 3}, "reasoning_effort"),
+    ("chat", (TALK,), {"enable_thinking": "no"}, "enable_thinking"),
+    ("chat", (TALK,), {"thinking_budget": -1}, "thinking_budget"),
+    ("chat", (TALK,), {"chat_template_kwargs": "{}"}, "chat_template_kwargs"),
+    ("chat", (TALK,), {"chat_template_kwargs": {"a": object()}}, "chat_template_kwargs"),
+    ("chat_stream", (TALK,), {"chat_template_kwargs": {"a": float("nan")}}, "chat_template_kwargs"),
     ("score", (TEXT,), {"top_logprobs": None}, "top_logprobs"),
     ("embed", ("hi",), {}, "inputs"),
     ("embed", (["x", "half \ud800"],), {}, "inputs[1].text"),
@@ -346,6 +391,9 @@ def test_what_is_wrong_by_itself_is_not_sent(
 def test_an_unknown_option_is_a_type_error() -> None:
     with Client("127.0.0.1:1") as client, pytest.raises(TypeError, match="tempratur"):
         client.stream(TEXT, tempratur=1)  # type: ignore[call-arg]
+
+
+IN_METADATA = {"ignored"}  # fields of results that come beside the message
 
 
 def test_nothing_of_the_api_is_missing() -> None:
@@ -376,9 +424,8 @@ def test_nothing_of_the_api_is_missing() -> None:
         inference_pb2.EmbedResponse: results.Embedded,
         inference_pb2.TokenizeResponse: results.Tokenized,
     }.items():
-        assert {field.name for field in fields(kind)} == set(message.DESCRIPTOR.fields_by_name), (
-            kind
-        )
+        names = {field.name for field in fields(kind)} - IN_METADATA
+        assert names == set(message.DESCRIPTOR.fields_by_name), kind
     public = {name for name in dir(Client) if not name.startswith("_")}
     assert public == {name for name in dir(AsyncClient) if not name.startswith("_")}
 

@@ -20,6 +20,7 @@ from jaxserve.client.program import main as program
 from jaxserve.server.security.auth import BearerTokens
 from tests.byte_tokenizer import ByteTokenizer
 from tests.jaxserve.client.test_client import TEXT, expected
+from tests.jaxserve.server import harness
 from tests.jaxserve.server.harness import Running, running
 
 ROOT = Path(__file__).parents[3]
@@ -97,9 +98,56 @@ def test_json(tell: Callable[..., None]) -> None:
             answer["usage"]["completion_tokens"] == 16
             and len(answer["choices"][1]["logprobs"]) == 8
         )
-        assert {"request_id", "choices", "usage", "prompt_logprobs"} == set(answer)
+        assert {"request_id", "choices", "usage", "prompt_logprobs", "ignored"} == set(answer)
 
     tell(story)
+
+
+@pytest.mark.system
+def test_options_of_the_chat_template(
+    tell: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness, "TEMPLATE", harness.TEMPLATE + "{{ tone }}{{ enable_thinking }}")
+    given = ("--enable-thinking", "false", "--chat-template-kwargs", '{"tone": "dry"}')
+
+    async def story(server: Running, call: Call) -> None:
+        rendered = list(b"user: hi\ndryFalse")
+        text = ByteTokenizer().decode(expected(rendered)) + "\n"
+        assert await call("hi", "--chat", *given, *FLAGS) == (0, text, "")
+        unread = ("--verbosity", "low", "--thinking-budget", "9")
+        code, out, err = await call("hi", "--chat", *given, *unread, *FLAGS)
+        assert (code, out) == (0, text)
+        assert err == "without effect on this model: verbosity, thinking_budget\n"
+        code, out, err = await call("hi", "--chat", "--json", *unread, *FLAGS)
+        assert (code, err) == (0, "")
+        assert json.loads(out)["ignored"] == ["verbosity", "thinking_budget"]
+
+    tell(story)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--verbosity", "low"), "--verbosity is for a conversation (add --chat)"),
+        (
+            ("--chat-template-kwargs", "{}"),
+            "--chat-template-kwargs is for a conversation (add --chat)",
+        ),
+        (
+            ("--chat", "--thinking-budget", "0"),
+            "--thinking-budget is 0; it must be between 1 and 2147483647",
+        ),
+        (
+            ("--chat", "--chat-template-kwargs", '{"tools": []}'),
+            "--chat-template-kwargs.tools is set by the server (leave it out)",
+        ),
+    ],
+)
+def test_wrong_options_of_the_chat_template(
+    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert program(["--address", "127.0.0.1:1", "hi", *arguments]) == 2
+    assert capsys.readouterr() == ("", f"error: {said}\n")
 
 
 def test_standard_input(tell: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -299,8 +299,8 @@ def test_long_prompts_are_retried_and_too_long_ones_are_not(
 ) -> None:
     """gRPC's own policy does the opposite."""
     calls = []
-    call = Connection.call
-    monkeypatch.setattr(Connection, "call", lambda *given: calls.append(given) or call(*given))
+    wait = Connection.wait
+    monkeypatch.setattr(Connection, "wait", lambda *given: calls.append(given) or wait(*given))
     with served(FULL, max_receive_message_length=2**20) as server, Client(server.address) as client:
         assert (
             client.generate("x" * 600_000).request_id == "done"
