@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from jaxserve.chat.answers import deepseek, hermes, llama, mistral, thinking
+from jaxserve.chat.answers import deepseek, harmony, hermes, llama, mistral, thinking
 from jaxserve.chat.answers.call_grammar import CallSyntax
 from jaxserve.chat.answers.events import Parse
 from jaxserve.chat.answers.incremental import IncomingText
@@ -24,12 +24,14 @@ class ToolFormat:
     syntax: CallSyntax
 
 
+HARMONY = ToolFormat(harmony.harmony, harmony.MARKS, harmony.SYNTAX)
 TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType(
     {
         "llama": ToolFormat(llama.llama, llama.MARKS, llama.SYNTAX),
         "hermes": ToolFormat(hermes.hermes, hermes.MARKS, hermes.SYNTAX),
         "mistral": ToolFormat(mistral.mistral, mistral.MARKS, mistral.SYNTAX),
         "deepseek": ToolFormat(deepseek.deepseek, deepseek.MARKS, deepseek.SYNTAX),
+        "harmony": HARMONY,
     }
 )
 TOOL_PARSERS = ("auto", *TOOL_FORMATS, "none")
@@ -44,31 +46,38 @@ class AnswerFormats:
     """Formats of a model's answers.
 
     `tools` is None where the format of calls is unknown or turned off. `thinks` is true where
-    answers may begin with reasoning.
+    answers may begin with reasoning. `channels` is true of Harmony, whose reasoning and calls are
+    messages beside that of the answer proper.
     """
 
     tools: ToolFormat | None
     thinks: bool
+    channels: bool = False
 
 
 def choose_formats(template: str, tool_parser: str, reasoning_parser: str) -> AnswerFormats:
     """Return the formats of the answers to prompts of a chat template, given its source.
 
     `tool_parser` is one of TOOL_PARSERS, `reasoning_parser` one of REASONING_PARSERS. "auto" looks
-    for the marks that the template itself writes: [TOOL_CALLS] is mistral, DeepSeek's mark of calls
-    deepseek, <tool_call> hermes (unless <function= stands there as well), a turn of Llama 3 with
-    tool_calls llama, in this order; anything else has no format of calls. </think> is think.
+    for the marks that the template itself writes: <|channel|> is harmony, [TOOL_CALLS] is mistral,
+    DeepSeek's mark of calls deepseek, <tool_call> hermes (unless <function= stands there as well),
+    a turn of Llama 3 with tool_calls llama, in this order; anything else has no format of calls.
+    </think> is think.
     """
     name = _recognised(template) if tool_parser == "auto" else tool_parser
+    # The channels of a template are told apart, too, where calls are not to be read.
+    channels = "harmony" in (name, name == "none" and _recognised(template))
     if reasoning_parser == "auto":
-        thinks = thinking.CLOSE in template
+        thinks = channels or thinking.CLOSE in template
     else:
         thinks = reasoning_parser == "think"
-    return AnswerFormats(TOOL_FORMATS.get(name), thinks)
+    return AnswerFormats(TOOL_FORMATS.get(name), thinks, channels)
 
 
 def _recognised(template: str) -> str:
     """Return the name of the tool parser for a template; "none" where no mark is known."""
+    if harmony.CHANNEL in template and harmony.MESSAGE in template:
+        return "harmony"
     if mistral.OPEN in template:
         return "mistral"
     if deepseek.BEGIN in template:

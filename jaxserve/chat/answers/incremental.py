@@ -99,6 +99,33 @@ class IncomingText:
                 return self._text[start : self._at]
             yield None
 
+    def read_until(self, mark: str, most: int) -> Parse[str | None]:
+        """Read and return the text up to the mark, and the mark; None without reading anything.
+
+        Args:
+            most: Longest text before the mark, in characters.
+        """
+        start = self._at
+        end = start + most + len(mark)
+        while (found := self._text.find(mark, start, end)) < 0:
+            if self._complete or len(self._text) >= end:
+                return None
+            yield None
+        self._at = found + len(mark)
+        return self._text[start:found]
+
+    def read_to(self, mark: str) -> Parse[str]:
+        """Read the text up to the mark, and the mark, or all of it; return it without the mark."""
+        start = seen = self._at
+        while (found := self._text.find(mark, seen)) < 0:
+            if self._complete:
+                self._at = len(self._text)
+                return self._text[start:]
+            seen = max(start, len(self._text) - len(mark) + 1)
+            yield None
+        self._at = found + len(mark)
+        return self._text[start:found]
+
     def read_literal(self, text: str) -> Parse[bool]:
         """Read `text` and return true if it comes next; otherwise read nothing."""
         start = self._at

@@ -46,6 +46,15 @@ def is_object(text: str) -> bool:
     return _members(text) is not None
 
 
+def is_bounded_object(text: str) -> bool:
+    """Return whether any text is a JSON object that is nested no deeper than MAX_TEXT_DEPTH."""
+    try:
+        parse(text)
+    except ValueError:
+        return False
+    return is_object(text)
+
+
 def elements(text: str) -> list[str]:
     """Return the texts of an array's elements; none where the text is no array.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from jaxserve.chat.answers.events import Arguments, Call, Content, FoundCall, Parse, Part, Reasoning
 from jaxserve.chat.answers.formats import ToolFormat
+from jaxserve.chat.answers.harmony import harmony
 from jaxserve.chat.answers.incremental import IncomingText
 from jaxserve.chat.answers.thinking import thinking
 
@@ -35,8 +36,9 @@ class Reading:
     `tools` is the format of calls, or None where calls are content. `names` are the functions that
     may be called; a call of another one is content. Without `parallel` the first call of an answer
     is kept and the others are dropped. `thinks` says that the answer may begin with reasoning,
-    `opened` that the prompt has begun it. `spelled` maps special tokens that belong to the text,
-    such as the marks of calls, from their ids to their spelling.
+    `opened` that the prompt has begun it. `channels` says that the answer is in Harmony, whatever
+    `tools` is; without `thinks` its thoughts are content. `spelled` maps special tokens that belong
+    to the text, such as the marks of calls, from their ids to their spelling.
     """
 
     tools: ToolFormat | None = None
@@ -44,6 +46,7 @@ class Reading:
     parallel: bool = True
     thinks: bool = False
     opened: bool = False
+    channels: bool = False
     spelled: Mapping[int, str] = field(default_factory=dict)
 
     def read(self, text: str) -> Answer:
@@ -79,10 +82,13 @@ class AnswerParser:
         """Start at the beginning of an answer; `new_id` makes the ids of calls."""
         tools = reading.tools
         self._thoughts: _Stage | None = None
-        if reading.thinks:
+        if reading.thinks and not reading.channels:
             self._thoughts = _Stage(lambda text: thinking(text, reading.opened))
         self._calls: _Stage | None = None
-        if tools:
+        if reading.channels:
+            thoughts = Reasoning if reading.thinks else Content
+            self._calls = _Stage(lambda text: harmony(text, reading.names, thoughts))
+        elif tools:
             self._calls = _Stage(lambda text: tools.parse(text, reading.names))
         self._parallel = reading.parallel
         self._new_id = new_id

@@ -14,7 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxserve.chat.answers import AnswerParser, Arguments, Call, Content, Part, Reading, Reasoning
-from jaxserve.chat.answers.formats import TOOL_FORMATS, TOOL_PARSERS, choose_formats
+from jaxserve.chat.answers.formats import (
+    TOOL_FORMATS,
+    TOOL_PARSERS,
+    AnswerFormats,
+    choose_formats,
+)
 
 GOLDEN: list[dict[str, Any]] = json.loads(
     (Path(__file__).parents[3] / "golden" / "tool_answers.json").read_text(encoding="utf-8")
@@ -25,7 +30,8 @@ NAMES = frozenset({"add", "get_weather", "get.time-now"})
 def reading_of(
     form: str, thinks: bool = False, opened: bool = False, parallel: bool = True
 ) -> Reading:
-    return Reading(TOOL_FORMATS.get(form), NAMES, parallel, thinks, opened)
+    channels = form == "harmony"
+    return Reading(TOOL_FORMATS.get(form), NAMES, parallel, thinks, opened, channels)
 
 
 def parts_of(reading: Reading, pieces: Sequence[str]) -> list[Part]:
@@ -119,6 +125,8 @@ FRAGMENTS = (
         "<｜tool▁call▁end｜>",
         "<｜tool▁sep｜>",
     ),
+    *("<|start|>assistant", "<|channel|>", "<|constrain|>json", "<|message|>", "<|end|>"),
+    *("analysis", "final", "commentary", " to=functions.add"),
     *(
         '{"name": "add", "arguments": {"a": 1}}',
         '{"name": "add", "parameters": {}}',
@@ -159,17 +167,20 @@ def test_cuts_change_nothing_of_anything(
     parts = parts_of(reading, [text])
     assert parts_of(reading, pieces) == parts_of(reading, list(text)) == parts
     kept = "".join(part.text for part in parts if isinstance(part, Content | Reasoning))
-    if not any(isinstance(part, Call) for part in parts) and not reading.thinks:
+    is_said = not (reading.thinks or reading.channels)
+    if is_said and not any(isinstance(part, Call) for part in parts):
         assert kept == text, "nothing is lost where nothing is called"
     for part in parts:
         if isinstance(part, Arguments):
-            assert isinstance(json.loads(part.text), dict) and part.text in text
+            assert isinstance(json.loads(part.text), dict)
+            assert part.text in text or (reading.channels and part.text == "{}")
 
 
 DEEP = {
     "hermes": '<tool_call>{"name": "add", "arguments": %s}</tool_call>',
     "llama": '{"name": "add", "parameters": %s}',
     "mistral": '[TOOL_CALLS]add[ARGS]{"x": %s}',
+    "harmony": "<|channel|>commentary to=functions.add<|message|>%s",
     "deepseek": (
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add"
         "<｜tool▁sep｜>%s<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
@@ -193,6 +204,8 @@ def test_depth_is_bounded(form: str) -> None:
         "[TOOL_CALLS] [",
         '<|python_tag|>{"\\"',
         "<｜tool▁calls▁begin｜>{",
+        "<|channel|>commentary to=functions.add<|message|>{",
+        "<|start|>assistant ",
         "\n",
         '{"a": "',
     ],
@@ -231,11 +244,14 @@ def test_ids_are_what_templates_of_mistral_accept() -> None:
         ("{{ '<|start_header_id|>' }} message.tool_calls", "llama", False),
         ("{{ '<|start_header_id|>' + role }}", "none", False),
         ("{{ m.content }}", "none", False),
+        ("<|start|>system<|message|> {{ '<|channel|>final' }}", "harmony", True),
     ],
 )
 def test_forms_are_recognised_by_the_template(template: str, form: str, thinks: bool) -> None:
     found = choose_formats(template, "auto", "auto")
     assert (found.tools, found.thinks) == (TOOL_FORMATS.get(form), thinks)
     for name in TOOL_PARSERS[1:]:
-        assert choose_formats(template, name, "none") == type(found)(TOOL_FORMATS.get(name), False)
+        channels = name == "harmony" or (name == "none" and form == "harmony")
+        expected = AnswerFormats(TOOL_FORMATS.get(name), False, channels)
+        assert choose_formats(template, name, "none") == expected
     assert choose_formats(template, "auto", "think").thinks

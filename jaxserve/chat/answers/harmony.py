@@ -1,0 +1,160 @@
+"""Answers of gpt-oss in OpenAI's Harmony format: messages, each in a channel.
+
+    <|channel|>analysis<|message|>The user wants a sum.<|end|><|start|>assistant<|channel|>
+    commentary to=functions.add <|constrain|>json<|message|>{"a": 7, "b": 5}<|call|>
+
+and an answer without calls:
+
+    <|channel|>analysis<|message|>7 plus 5 ...<|end|><|start|>assistant<|channel|>final<|message|>It
+    is 12.<|return|>
+
+The prompt ends with <|start|>assistant, and <|call|> and <|return|> end the answer. The recipient
+may stand before the channel as well. See docs/format.md of github.com/openai/harmony.
+"""
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from jaxserve.chat.answers.call_grammar import ANY_TEXT, CallContext, CallSyntax, Lead, literal
+from jaxserve.chat.answers.events import Content, FoundCall, Parse, Reasoning
+from jaxserve.chat.answers.incremental import NAME, SPACE, IncomingText
+from jaxserve.chat.answers.json_text import is_bounded_object
+
+START = "<|start|>"
+CHANNEL = "<|channel|>"
+CONSTRAIN = "<|constrain|>"
+MESSAGE = "<|message|>"
+END = "<|end|>"
+CALL = "<|call|>"
+RETURN = "<|return|>"
+MARKS = (START, CHANNEL, CONSTRAIN, MESSAGE, END)
+LAST = (CALL, RETURN)  # tokens that end an answer
+ANALYSIS = "analysis"
+COMMENTARY = "commentary"
+FINAL = "final"
+ROLE = "assistant"
+FUNCTIONS = "functions."
+LONGEST_HEADER = 256  # characters
+RECIPIENT = re.compile(r"\bto=([\w.-]+)", re.ASCII)
+IN_CHANNEL = re.compile(re.escape(CHANNEL) + r"\s*(\w+)", re.ASCII)
+EMPTY_LINE = "\n\n"  # between two messages of a kind
+
+
+@dataclass(frozen=True)
+class Header:
+    """Header of a message, which stands before its text."""
+
+    channel: str  # empty where none is named
+    recipient: str  # without "functions."; empty for a message to the user
+
+
+type Kind = type[Content] | type[Reasoning]
+
+
+def harmony(text: IncomingText, names: Collection[str], thoughts: Kind = Reasoning) -> Parse[None]:
+    """Tell the messages of an answer apart: thoughts, calls, and text.
+
+    A message in the channel of thoughts is one, unless it calls one of the names. All others
+    without a recipient are content. A call that is malformed, or to nobody that is known, is
+    content with its header, as is all that follows what is no message.
+    """
+    said = set[Kind]()
+    while (yield from text.peek()):
+        header = yield from _header(text)
+        if header is None:
+            yield from text.emit_until(Content, None)
+            return
+        call = None
+        if header.recipient in names:
+            call = yield from _call(text, header.recipient)
+        if call:
+            text.accept()
+            yield call
+        elif header.channel == ANALYSIS and header.recipient not in names:
+            text.accept()
+            yield from _message(text, thoughts, said)
+        elif header.recipient:
+            if header.recipient not in names:
+                yield from text.read_to(END)
+            yield from text.reject()
+        else:
+            text.accept()
+            yield from _message(text, Content, said)
+        if (yield from text.read_end()):
+            text.accept()
+
+
+def _header(text: IncomingText) -> Parse[Header | None]:
+    """Read a header with the mark behind it; the result is None where there is none."""
+    if (yield from text.read_literal(START)):
+        yield from text.read_while(NAME)
+    if (yield from text.peek()) not in ("<", " "):
+        return None
+    found = yield from text.read_until(MESSAGE, LONGEST_HEADER)
+    if found is None or END in found:
+        return None
+    channel = IN_CHANNEL.search(found)
+    recipient = RECIPIENT.search(found)
+    return Header(
+        channel[1] if channel else "",
+        recipient[1].removeprefix(FUNCTIONS) if recipient else "",
+    )
+
+
+def _call(text: IncomingText, name: str) -> Parse[FoundCall | None]:
+    """Read the arguments of a call and the end of its message; None where they are malformed."""
+    body = yield from text.read_to(END)
+    arguments = body.strip(SPACE) or "{}"  # models leave out those of functions without parameters
+    return FoundCall(name, arguments) if is_bounded_object(arguments) else None
+
+
+def _message(text: IncomingText, kind: Kind, said: set[Kind]) -> Parse[None]:
+    """Emit a message to its end, behind an empty line if one of its kind was there before."""
+    is_next = kind in said
+    for part in text.emit_until(kind, END):
+        if part is not None:
+            if is_next:
+                yield kind(EMPTY_LINE)
+            is_next = False
+            said.add(kind)
+        yield part
+    text.accept()
+
+
+# ---- grammars
+
+
+def before_calls(context: CallContext) -> Lead:
+    """Return the lead of an answer that may begin with thoughts."""
+    opening, message, end, start = map(context.mark, (CHANNEL, MESSAGE, END, START))
+    thought = f"{opening} {literal(ANALYSIS)} {message} TEXT {end} {start} {literal(ROLE)}"
+    return Lead(f"({thought})*", (f"TEXT: {ANY_TEXT}",))
+
+
+def before_text(context: CallContext) -> Lead:
+    """Return the lead of an answer up to the text of its last message."""
+    lead = before_calls(context)
+    header = f"{context.mark(CHANNEL)} {literal(FINAL)} {context.mark(MESSAGE)}"
+    return Lead(f"{lead.expression} {header}", lead.rules)
+
+
+def _calls(context: CallContext) -> str:
+    def call(name: str, rule: str) -> str:
+        header = literal(f"{COMMENTARY} to={FUNCTIONS}{name} ")
+        kind = f"{context.mark(CONSTRAIN)} {literal('json')}"
+        return f"{header} {kind} {context.mark(MESSAGE)} {rule}"
+
+    return context.any_of(call)
+
+
+def _strict(context: CallContext) -> str:
+    """Write the rule of an answer of messages, of which each call follows its schema."""
+    opening, message, end, start = map(context.mark, (CHANNEL, MESSAGE, END, START))
+    channels = " | ".join(map(literal, (ANALYSIS, COMMENTARY, FINAL)))
+    text = f"({channels}) {message} SOME?"
+    rules = f"message: {opening} ({text} | {_calls(context)})\nSOME: /(?s:.+)/"
+    return f"start: message ({end} {start} {literal(ROLE)} message)*\n{rules}"
+
+
+SYNTAX = CallSyntax(CHANNEL, _calls, _strict)
