@@ -18,7 +18,7 @@ from jaxserve.engine.device.background import compiles_here
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.engine_thread import EngineThread
 from jaxserve.errors import ConfigError, EngineError
-from jaxserve.llm_arguments import OTHER_KEYWORDS, named_conversations, named_prompts
+from jaxserve.llm_arguments import OTHER_KEYWORDS, ChatFields, named_conversations, named_prompts
 from jaxserve.loaded_llm import LoadedLLM, embeddings_of
 from jaxserve.names_elsewhere import LLM_ATTRIBUTES, explains_names
 from jaxserve.open_choices import OpenPrompts
@@ -110,14 +110,15 @@ class AsyncLLM(LoadedLLM):
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
-        **sampling: Unpack[SamplingFields],
+        **fields: Unpack[ChatFields],
     ) -> list[Completion]:
         """Answer a conversation, or each of a list of conversations; as LLM.chat.
 
         Args:
             messages: Conversation, a list of {"role": ..., "content": ...}, or a list of those.
             params: Sampling parameters for all conversations, or one per conversation.
-            **sampling: Single fields of SamplingParams, which override those of params.
+            **fields: Single fields of SamplingParams, which override those of params; and of a
+                conversation those of TemplateOptions, such as reasoning_effort.
 
         Returns:
             The completions, in the order that `generate` returns them in.
@@ -129,7 +130,7 @@ class AsyncLLM(LoadedLLM):
             EngineError: The AsyncLLM is closed, or a step has failed.
         """
         named = named_conversations(messages)
-        return await self._complete(partial(self._prepare_conversations, named, params, sampling))
+        return await self._complete(partial(self._prepare_conversations, named, params, fields))
 
     async def embed(self, prompts: str | Iterable[str | Sequence[int]]) -> list[np.ndarray]:
         """Return the embedding of every prompt, from a model that embeds; as LLM.embed.
@@ -152,7 +153,7 @@ class AsyncLLM(LoadedLLM):
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
-        **sampling: Unpack[SamplingFields],
+        **fields: Unpack[ChatFields],
     ) -> AsyncGenerator[Delta]:
         """Generate for one prompt and yield the text as it grows.
 
@@ -162,7 +163,8 @@ class AsyncLLM(LoadedLLM):
         Args:
             prompt: Text, token ids or conversation.
             params: Sampling parameters; None is the default.
-            **sampling: Single fields of SamplingParams, which override those of params.
+            **fields: Single fields of SamplingParams, which override those of params; and of a
+                conversation those of TemplateOptions, such as reasoning_effort.
 
         Returns:
             Asynchronous iterator of deltas. The last delta of each of the n choices carries its
@@ -174,7 +176,7 @@ class AsyncLLM(LoadedLLM):
             EngineError: The AsyncLLM is closed, or a step has failed.
         """
         name = "messages" if is_conversation(prompt) else "prompt"
-        return self._run(partial(self._prepare_prompts, {name: prompt}, params, sampling))
+        return self._run(lambda: [self._prepare_one(name, prompt, params, fields)])
 
     async def warm_up(self) -> None:
         """Compile every step there is, as far as that has not happened yet.

@@ -11,7 +11,7 @@ from jaxserve.chat import Message
 from jaxserve.completion import Completion, Delta
 from jaxserve.delta_streams import DeltaStreams, with_bar
 from jaxserve.engine.trace import written_trace
-from jaxserve.llm_arguments import OTHER_KEYWORDS, named_conversations, named_prompts, params_of
+from jaxserve.llm_arguments import OTHER_KEYWORDS, ChatFields, named_conversations, named_prompts
 from jaxserve.loaded_llm import LoadedLLM, embeddings_of
 from jaxserve.names_elsewhere import LLM_ATTRIBUTES, explains_names
 from jaxserve.prompts import Prepared, Prompt, is_conversation
@@ -83,7 +83,7 @@ class LLM(LoadedLLM):
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
-        **sampling: Unpack[SamplingFields],
+        **fields: Unpack[ChatFields],
     ) -> list[Completion]:
         """Answer a conversation, or each of a list of conversations.
 
@@ -94,7 +94,8 @@ class LLM(LoadedLLM):
         Args:
             messages: Conversation, a list of {"role": ..., "content": ...}, or a list of those.
             params: Sampling parameters for all conversations, or one per conversation.
-            **sampling: Single fields of SamplingParams, which override those of params.
+            **fields: Single fields of SamplingParams, which override those of params; and of a
+                conversation those of TemplateOptions, such as reasoning_effort.
 
         Returns:
             The completions, in the order that `generate` returns them in.
@@ -109,7 +110,7 @@ class LLM(LoadedLLM):
         named = named_conversations(messages)
         with self._guard.holding_interrupts():
             with self._guard:
-                prepared = self._prepare_conversations(named, params, sampling)
+                prepared = self._prepare_conversations(named, params, fields)
             return self._complete(prepared)
 
     def embed(self, prompts: str | Iterable[str | Sequence[int]]) -> list[np.ndarray]:
@@ -149,7 +150,7 @@ class LLM(LoadedLLM):
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
-        **sampling: Unpack[SamplingFields],
+        **fields: Unpack[ChatFields],
     ) -> Iterator[Delta]:
         """Generate for one prompt and yield the text as it grows.
 
@@ -158,7 +159,8 @@ class LLM(LoadedLLM):
         Args:
             prompt: Text, token ids or conversation.
             params: Sampling parameters; None is the default.
-            **sampling: Single fields of SamplingParams, which override those of params.
+            **fields: Single fields of SamplingParams, which override those of params; and of a
+                conversation those of TemplateOptions, such as reasoning_effort.
 
         Returns:
             Iterator of deltas. The last delta of each of the n choices carries its completion.
@@ -168,10 +170,14 @@ class LLM(LoadedLLM):
             PurposeError: The model makes embeddings and generates no text.
             EngineError: The LLM is closed, or a step has failed.
         """
-        return self.run([self.prepare(prompt, params_of(params, sampling))])
+        return self.run([self.prepare(prompt, params, **fields)])
 
     def prepare(
-        self, prompt: Prompt, params: SamplingParams | None = None, name: str = ""
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        name: str = "",
+        **fields: Unpack[ChatFields],
     ) -> Prepared:
         """Tokenize and check one prompt for `run`.
 
@@ -180,6 +186,7 @@ class LLM(LoadedLLM):
             params: Sampling parameters; None is the default.
             name: Field that errors about the prompt name; by default "prompt", or "messages" for a
                 conversation.
+            **fields: Single fields of SamplingParams and TemplateOptions, as for `stream`.
 
         Returns:
             The prompt, ready to run.
@@ -190,9 +197,8 @@ class LLM(LoadedLLM):
             EngineError: The LLM is closed.
         """
         with self._guard:
-            self._check_use(embed=False)
             name = name or ("messages" if is_conversation(prompt) else "prompt")
-            return self._check_one(self.prompts.encode(prompt, name), params_of(params, {}), name)
+            return self._prepare_one(name, prompt, params, fields)
 
     def run(self, prompts: Sequence[Prepared]) -> Generator[Delta]:
         """Run prepared prompts together and yield their text as it grows.

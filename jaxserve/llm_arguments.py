@@ -8,7 +8,7 @@ from typing import Any, cast
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jaxserve.chat import Message
+from jaxserve.chat import Message, TemplateFields, TemplateOptions
 from jaxserve.config import EngineOptions
 from jaxserve.errors import ConfigError, RequestError
 from jaxserve.names_elsewhere import LLM_KEYWORDS, Names
@@ -16,6 +16,7 @@ from jaxserve.prompts import Prompt
 from jaxserve.sampling_params import SamplingFields, SamplingParams
 from jaxserve.sharding.mesh import MeshSpec
 
+TEMPLATE_FIELDS = frozenset(TemplateFields.__annotations__)
 # What to use for a keyword that LLM does not have, fields of its options among them.
 OTHER_KEYWORDS: Names = {
     **{f.name: f"use SamplingParams({f.name}=...)" for f in fields(SamplingParams)},
@@ -107,6 +108,17 @@ def params_of_each(
             raise RequestError("params", f"{problem}, or one for all")
         return [params_of(each, sampling, f"params[{i}]") for i, each in enumerate(params)]
     return [params_of(params, sampling)] * count
+
+
+class ChatFields(SamplingFields, TemplateFields, total=False):
+    """Keywords of a call about a conversation."""
+
+
+def split_fields(given: ChatFields) -> tuple[TemplateOptions, SamplingFields]:
+    """Return the options of an answer, and the sampling parameters, among keywords of a call."""
+    options = {name: value for name, value in given.items() if name in TEMPLATE_FIELDS}
+    sampling = {name: value for name, value in given.items() if name not in TEMPLATE_FIELDS}
+    return TemplateOptions(**cast(Any, options)), cast(SamplingFields, sampling)
 
 
 def params_of(params: object, sampling: SamplingFields, name: str = "params") -> SamplingParams:

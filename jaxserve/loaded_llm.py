@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 
 from jaxserve.backends import devices as found_devices
 from jaxserve.call_guard import CallGuard
-from jaxserve.chat import Chat, Message, Rendered
+from jaxserve.chat import Chat, Message, Rendered, TemplateOptions, UnknownFields
 from jaxserve.checkpoints.hub.names import Given, display_name
 from jaxserve.compilation_cache import KeptSteps, cache_of_llm
 from jaxserve.completion import Completion
@@ -25,7 +25,16 @@ from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.request_limits import max_new_tokens
 from jaxserve.errors import RequestError
-from jaxserve.llm_arguments import dtype_name, mesh_of, options_of, params_of_each
+from jaxserve.llm_arguments import (
+    TEMPLATE_FIELDS,
+    ChatFields,
+    dtype_name,
+    mesh_of,
+    options_of,
+    params_of,
+    params_of_each,
+    split_fields,
+)
 from jaxserve.llm_folder import open_llm
 from jaxserve.llm_warm_up import WarmUp
 from jaxserve.loading.digests import WeightDigests
@@ -72,6 +81,7 @@ class LoadedLLM:
         chat_template: str | Path | None = None,
         tool_parser: str = "auto",
         reasoning_parser: str = "auto",
+        unknown_fields: UnknownFields = "error",
         draft_model: Given | None = None,
         grammar_bounds: Bounds = DEFAULT_BOUNDS,
         compilation_cache: str | Path | None = "auto",
@@ -104,6 +114,8 @@ class LoadedLLM:
             tool_parser: Format of tool calls in answers, "auto" or one of TOOL_PARSERS. A server
                 takes answers apart by it; completions of this class keep their text whole.
             reasoning_parser: Format of reasoning in answers, one of REASONING_PARSERS; as above.
+            unknown_fields: Options of a conversation that its chat template does not heed: "error"
+                refuses them, "ignore" lets them be.
             draft_model: Folder or name of a smaller model with the same vocabulary, for options
                 that let it draft tokens.
             grammar_bounds: Limits on the size, compile time and cache of structured output.
@@ -146,6 +158,7 @@ class LoadedLLM:
             Path(chat_template).absolute() if chat_template else None,
             tool_parser=tool_parser,
             reasoning_parser=reasoning_parser,
+            unknown_fields=unknown_fields,
         )
         with ExitStack() as on_failure:
             on_failure.callback(self._chat.close)
@@ -270,15 +283,28 @@ class LoadedLLM:
         self,
         named: Mapping[str, Sequence[Message]],
         params: SamplingParams | Sequence[SamplingParams] | None,
-        sampling: SamplingFields,
+        fields: ChatFields,
     ) -> list[Prepared]:
         """Render, tokenize and check conversations, given by their names for errors."""
+        options, sampling = split_fields(fields)
         self._check_use(embed=False)
         rendered = {}
         for name, conversation in named.items():
             self._guard.pass_on()
-            rendered[name] = self.prompts.chat.render(conversation, name)
+            rendered[name] = self.prompts.chat.render(conversation, name, options=options)
         return self._check_each(rendered, params, sampling)
+
+    def _prepare_one(
+        self, name: str, prompt: Prompt, params: SamplingParams | None, fields: ChatFields
+    ) -> Prepared:
+        """Tokenize and check a prompt of any kind, given by its name for errors."""
+        options, sampling = split_fields(fields)
+        if options != TemplateOptions() and not is_conversation(prompt):
+            problem = "is for a conversation, and the prompt is none (leave it out)"
+            raise RequestError(next(name for name in fields if name in TEMPLATE_FIELDS), problem)
+        self._check_use(embed=False)
+        rendered = self.prompts.encode(prompt, name, options=options)
+        return self._check_one(rendered, params_of(params, sampling), name)
 
     def _prepare_embedded(self, named: Mapping[str, Prompt]) -> list[Prepared]:
         """Tokenize and check what is to be embedded, given by the names for errors."""

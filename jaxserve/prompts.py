@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 
-from jaxserve.chat import Chat, Message, Rendered, Tools
+from jaxserve.chat import Chat, Message, Rendered, TemplateOptions, Tools
 from jaxserve.chat.answers import Reading
+from jaxserve.chat.chat import NO_OPTIONS
 from jaxserve.errors import ContextLengthError, PurposeError, RequestError
 from jaxserve.request import Request
 from jaxserve.request_values import check_token_ids, integers
@@ -72,16 +73,18 @@ class Prompts:
         name: str,
         tools: Tools | None = None,
         *,
+        options: TemplateOptions = NO_OPTIONS,
         add_special_tokens: bool = True,
         add_generation_prompt: bool = True,
     ) -> Rendered:
         """Return a prompt's text and token ids; any thread may call this.
 
-        `name` is the prompt's field for RequestError; `tools` are those of a conversation, whose
-        assistant's turn `add_generation_prompt` opens. `add_special_tokens` is for texts.
+        `name` is the prompt's field for RequestError; `tools` and `options` are those of a
+        conversation, whose assistant's turn `add_generation_prompt` opens. `add_special_tokens` is
+        for texts.
         """
         if is_conversation(prompt):
-            return self.chat.render(prompt, name, tools, add_generation_prompt)
+            return self.chat.render(prompt, name, tools, add_generation_prompt, options)
         if not isinstance(prompt, str):
             # The number is checked before the ids: one message of a client can hold millions.
             if isinstance(prompt, Sized) and len(prompt) > self.max_context:
@@ -104,6 +107,8 @@ class Prompts:
     def constrain(self, prompt: Rendered, params: SamplingParams) -> SamplingParams:
         """Return the parameters with the grammar of the calls that the prompt's tools ask for.
 
+        A structure of the parameters may begin behind a thought.
+
         RequestError is raised for a structure that contradicts the tools or the chat template.
         """
         if params.structure is None:
@@ -117,13 +122,8 @@ class Prompts:
             problem = (
                 "is given together with tools, whose calls it would forbid; leave out one of them"
             )
-        elif prompt.reading.opened:
-            problem = (
-                "is given, but the chat template has the answer begin inside of a thought "
-                "(leave it out)"
-            )
         else:
-            return params
+            return replace(params, structure=replace(params.structure, frame=prompt.frame))
         raise RequestError(params.structure.field, problem)
 
     def check(
@@ -150,13 +150,14 @@ class Prompts:
             id=id,
             prompt=prompt.token_ids,
             params=params,
-            eos_ids=self.eos_ids,
+            eos_ids=tuple(dict.fromkeys((*self.eos_ids, *prompt.end_ids))),
             priority=priority,
             client=client,
             salt=salt,
             deadline=deadline,
             since=since,
             grammar=grammar,
+            thought_budget=prompt.thought_budget,
         )
         request.check(self.vocab_size, name)
         self.max_tokens(request, name)

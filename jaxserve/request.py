@@ -17,24 +17,25 @@ class ThoughtBudget:
     """Limit on the tokens of a thought at the beginning of the output.
 
     Args:
-        tokens: Number of tokens, without `opening`, behind which the next ones are `closing`,
-            unless the thought has ended before.
+        tokens: Number of tokens behind `opening`, after which the next ones are `closing`, unless
+            the thought has ended before.
         end: Id of the token that ends a thought; one of `closing`.
         closing: Ids of the tokens that are put in the place of sampled ones, 1 to MAX_CLOSING.
-        opening: Id of the token that an output with a thought begins with; None where the prompt
+        opening: Ids of the tokens that an output with a thought begins with; none where the prompt
             has begun the thought.
+        told_by: Index in `opening` of the token by which a thought is told from other output.
     """
 
     tokens: int
     end: int
     closing: tuple[int, ...]
-    opening: int | None = None
+    opening: tuple[int, ...] = ()
+    told_by: int = 0
 
     def check(self, vocab_size: int) -> None:
         """Raise RequestError for ids outside of a vocabulary, or too many tokens."""
         field = "thought_budget"
-        opening = () if self.opening is None else (self.opening,)
-        check_token_ids(field, (self.end, *self.closing, *opening), vocab_size)
+        check_token_ids(field, (self.end, *self.closing, *self.opening), vocab_size)
         if not 1 <= len(self.closing) <= MAX_CLOSING:
             problem = f"closes a thought with {len(self.closing)} tokens; give 1 to {MAX_CLOSING}"
             raise RequestError(field, problem)

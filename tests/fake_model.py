@@ -11,7 +11,7 @@ of a choice from a plain list: the truth that engines are compared with.
 from dataclasses import dataclass
 
 from jaxserve.engine.plan import Admission
-from jaxserve.engine.row_fields import NO_TOKEN
+from jaxserve.engine.row_fields import NEVER, NO_TOKEN
 from jaxserve.request import Request
 
 VOCAB = 97
@@ -33,6 +33,9 @@ class Rules:
     allowed: tuple[int, ...] | None
     penalised: bool
     follows: bool  # a grammar, whose masks come with the steps
+    # Tokens that end a thought, and the position of the first; only scripted models heed them.
+    closing: tuple[int, ...] = ()
+    closes_at: int = NEVER
 
     @staticmethod
     def of_admission(admission: Admission) -> "Rules":
@@ -50,6 +53,8 @@ class Rules:
             allowed=admission.allowed,
             penalised=bool(sampling.penalised),
             follows=bool(sampling.masked) and admission.allowed is None,
+            closing=tuple(token for token in sampling.closing if token != NO_TOKEN),
+            closes_at=sampling.closes_at,
         )
 
     @staticmethod

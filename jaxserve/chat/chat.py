@@ -1,24 +1,32 @@
 """Prompts of conversations: their text, and token ids in which only the template marks turns."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from jaxserve.chat.answers import AnswerFormats, Reading
-from jaxserve.chat.answers.call_grammar import CallContext, calls_alone, text_and_calls
-from jaxserve.chat.answers.thinking import CLOSE, MARKS, opened_by
-from jaxserve.chat.guarded_template import GuardedTemplate
+from jaxserve.chat.answers import AnswerFormats, Reading, harmony
+from jaxserve.chat.answers.call_grammar import CallContext, Lead, calls_alone, text_and_calls
+from jaxserve.chat.answers.thinking import MARKS, closed_by, opened_by
+from jaxserve.chat.answers.thought_grammar import lead_of_thought
+from jaxserve.chat.guarded_template import Given, GuardedTemplate
 from jaxserve.chat.marks import notes_on_marks
 from jaxserve.chat.messages import plain_messages
 from jaxserve.chat.renderer import SECONDS, TemplateRenderer
 from jaxserve.chat.source import ChatTemplate, ChatTemplates, read_templates
+from jaxserve.chat.template_options import TemplateOptions, UnknownFields
+from jaxserve.chat.template_variables import BUDGETS, Chosen
+from jaxserve.chat.thought_tokens import FIELD as BUDGET
+from jaxserve.chat.thought_tokens import budget_in_channels, budget_of
 from jaxserve.chat.tools import Tools
 from jaxserve.chat.trial import Trial, try_template
 from jaxserve.errors import ChatError, ConfigError, RequestError
+from jaxserve.request import ThoughtBudget
 from jaxserve.structure import Structure
 from jaxserve.tokenizer import MARK, Tokenizer, TokenizerError
 
 CONTENT_ONLY = Reading()
+NO_OPTIONS = TemplateOptions()
 
 
 @dataclass(frozen=True)
@@ -26,14 +34,19 @@ class Rendered:
     """Prompt of a conversation, up to where the answer begins.
 
     `reading` says how the answer is parsed, `structure` what it has to follow where functions must
-    be called or called strictly; None leaves it free. `unread` are keys of messages that changed
-    nothing and that OpenAI's API does not have.
+    be called or called strictly; None leaves it free. `frame` is the grammar of a thought before
+    any other structure, see Structure.frame. `end_ids` are tokens that end the answer beside those
+    that the model's files name. `unread` are keys of messages that changed nothing and that
+    OpenAI's API does not have, and options of which the template reads no variable.
     """
 
     text: str
     token_ids: tuple[int, ...]
     reading: Reading = CONTENT_ONLY
     structure: Structure | None = None
+    frame: str = ""
+    thought_budget: ThoughtBudget | None = None
+    end_ids: tuple[int, ...] = ()
     unread: tuple[str, ...] = ()
 
 
@@ -52,16 +65,19 @@ class Chat:
         seconds: float = SECONDS,
         tool_parser: str = "auto",
         reasoning_parser: str = "auto",
+        unknown_fields: UnknownFields = "ignore",
     ) -> None:
         """Prepare to render; the template is read, and the process started, with the first use.
 
         `template_file` replaces the folder's template. `seconds` bounds one rendering. For
-        `tool_parser` and `reasoning_parser` see choose_formats.
+        `tool_parser` and `reasoning_parser` see choose_formats. `unknown_fields` says what becomes
+        of options of which the template reads no variable.
         """
         self.folder = folder
         self._tokenizer = tokenizer
         self._file = template_file
         self._parsers = (tool_parser, reasoning_parser)
+        self._unknown_fields: UnknownFields = unknown_fields
         self._renderer = TemplateRenderer(seconds)
 
     @cached_property
@@ -120,20 +136,23 @@ class Chat:
         name: str = "messages",
         tools: Tools | None = None,
         add_generation_prompt: bool = True,
+        options: TemplateOptions = NO_OPTIONS,
     ) -> Rendered:
         """Return the prompt for the assistant's next message.
 
-        `messages` is a list of {"role": ..., "content": ...}, `name` its path in the request, and
-        `tools` what the answer may call. Without `add_generation_prompt` it is the conversation so
-        far. RequestError is raised for malformed messages, ChatError where the template refuses
-        them or takes no tools.
+        `messages` is a list of {"role": ..., "content": ...}, `name` its path in the request,
+        `tools` what the answer may call, and `options` how it is thought out. Without
+        `add_generation_prompt` it is the conversation so far. RequestError is raised for malformed
+        messages and options, ChatError where the template refuses them or takes no tools.
         """
         template = self.with_tools if tools else self.default
         if tools:
             self._check_tools()
         plain = plain_messages(messages, name)
-        turns = template.render(plain, name, tools, add_generation_prompt)
-        unread = template.unread_keys(plain, name, tools, turns) if add_generation_prompt else ()
+        chosen = self._chosen(template, options)
+        given = Given(tools, chosen.variables, add_generation_prompt)
+        turns = template.render(plain, name, given)
+        unread = template.unread_keys(plain, name, given, turns) if add_generation_prompt else ()
         try:
             ids = self._tokenizer.encode_special(turns.text)
         except TokenizerError as error:
@@ -141,7 +160,61 @@ class Chat:
         # The marks have done their work once the ids exist; the text is for people.
         text = turns.text.replace(MARK, "")
         reading = self._reading(text, tools, template.formats)
-        return Rendered(text, tuple(ids), reading, self._structure(tools, reading), unread)
+        lead, lead_of_calls = self._leads(text, reading)
+        return Rendered(
+            text,
+            tuple(ids),
+            reading,
+            structure=self._structure(tools, reading, lead_of_calls.frame),
+            frame=lead.frame,
+            thought_budget=self._budget(options, text, reading),
+            end_ids=self._end_ids(reading),
+            unread=(*unread, *chosen.ignored),
+        )
+
+    def _leads(self, prompt: str, reading: Reading) -> tuple[Lead, Lead]:
+        """Return what comes before a structure, and before calls that the answer has to make."""
+        context = self._context()
+        if reading.channels:
+            return harmony.before_text(context), harmony.before_calls(context)
+        if not reading.thinks or closed_by(prompt):
+            return Lead(), Lead()
+        lead = lead_of_thought(context, reading.opened)
+        return lead, lead
+
+    def _end_ids(self, reading: Reading) -> tuple[int, ...]:
+        """Return the tokens that end an answer beside those that the model's files name."""
+        special = self._tokenizer.special_tokens
+        last = harmony.LAST if reading.channels else ()
+        return tuple(special[mark] for mark in last if mark in special)
+
+    def _chosen(self, template: GuardedTemplate, options: TemplateOptions) -> Chosen:
+        """Return the variables that options become; ChatError for one that is to be refused."""
+        if options == NO_OPTIONS:
+            return Chosen({}, ())
+        chosen = template.choose(options)
+        bounded = template.formats.thinks or any(name in chosen.variables for name in BUDGETS)
+        if options.thinking_budget is not None and not bounded:
+            chosen = Chosen(chosen.variables, (*chosen.ignored, BUDGET))
+        if chosen.ignored and self._unknown_fields == "error":
+            where = self._file or self.folder
+            problem = f"has no effect: the chat template of {where.name} does not heed it"
+            raise ChatError(f"{problem} (leave it out)", chosen.ignored[0])
+        return chosen
+
+    def _budget(
+        self, options: TemplateOptions, prompt: str, reading: Reading
+    ) -> ThoughtBudget | None:
+        """Return the bound of the thought that the answer begins with; None where it has none."""
+        tokens = options.thinking_budget
+        if tokens is None or not reading.thinks or closed_by(prompt):
+            return None
+        if reading.channels:
+            return budget_in_channels(tokens, bool(reading.names), self._tokenizer)
+        return budget_of(tokens, reading.opened, self._tokenizer)
+
+    def _context(self, names: Sequence[str] = (), parallel: bool = True) -> CallContext:
+        return CallContext(names, parallel, self._tokenizer.special_tokens)
 
     def _check_tools(self) -> None:
         """Raise ChatError where the template takes no tools, or calls could not be parsed."""
@@ -164,7 +237,9 @@ class Chat:
         marks: tuple[str, ...] = ()
         if tools and formats.tools:
             marks += formats.tools.marks
-        if formats.thinks:
+        if formats.channels:
+            marks += harmony.MARKS
+        elif formats.thinks:
             marks += MARKS
         special = self._tokenizer.special_tokens
         return Reading(
@@ -172,11 +247,12 @@ class Chat:
             names=tools.names if tools else frozenset(),
             parallel=tools is None or tools.parallel,
             thinks=formats.thinks,
-            opened=formats.thinks and opened_by(prompt),
+            opened=formats.thinks and not formats.channels and opened_by(prompt),
+            channels=formats.channels,
             spelled={special[mark]: mark for mark in marks if mark in special},
         )
 
-    def _structure(self, tools: Tools | None, reading: Reading) -> Structure | None:
+    def _structure(self, tools: Tools | None, reading: Reading, frame: str) -> Structure | None:
         """Return the grammar of an answer that must call, or must call strictly; otherwise None."""
         if tools is None or reading.tools is None or not (tools.required or tools.strict):
             return None
@@ -184,12 +260,11 @@ class Chat:
         if tools.required:
             functions = [function for function in functions if function["name"] in tools.required]
         names = [function["name"] for function in functions]
-        context = CallContext(names, tools.parallel, self._tokenizer.special_tokens)
+        context = self._context(names, tools.parallel)
         syntax = reading.tools.syntax
         if tools.required:
             schemas = [function["parameters"] for function in functions]
-            thought_end = CLOSE if reading.opened else None
-            return Structure("lark", calls_alone(syntax, context, schemas, thought_end), "tools")
+            return Structure("lark", calls_alone(syntax, context, schemas), "tools", frame)
         schemas = [f["parameters"] if f["name"] in tools.strict else {} for f in functions]
         try:
             text_tokens = MARKS if reading.thinks else ()

@@ -1,21 +1,31 @@
 """A chat template whose marks of turns no client can write."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from jaxserve.chat.answers import AnswerFormats, choose_formats
+from jaxserve.chat.earlier_thoughts import GIVEN, has_other_key, with_thoughts
 from jaxserve.chat.errors import LeftOutError, RefusedByTemplateError
 from jaxserve.chat.marking import Marker, lowered
 from jaxserve.chat.marks import is_mark_like
 from jaxserve.chat.messages import OF_THE_MODEL
 from jaxserve.chat.renderer import Look, TemplateRenderer
 from jaxserve.chat.source import ChatTemplate
+from jaxserve.chat.template_options import TemplateOptions
+from jaxserve.chat.template_variables import (
+    Chosen,
+    effort_for,
+    neighbours,
+    of_effort,
+    of_switch,
+    variables_for,
+)
 from jaxserve.chat.tools import Tools, with_arguments
 from jaxserve.chat.traces import left_out
 from jaxserve.chat.turns import DEVELOPER, SYSTEM, TOOL, USER, Turns, forms
-from jaxserve.errors import ChatError
+from jaxserve.errors import ChatError, RequestError
 from jaxserve.tokenizer import Tokenizer
 from jaxserve.tokenizer.special import NO_WORD
 
@@ -23,6 +33,22 @@ from jaxserve.tokenizer.special import NO_WORD
 # (refusal, audio, function_call) are missed.
 KEYS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "annotations"})
 ROLES = frozenset({SYSTEM, DEVELOPER, USER, OF_THE_MODEL, TOOL})
+SHORT = [{"role": USER, "content": "Hello"}]  # conversation by which efforts are tried
+
+
+@dataclass(frozen=True)
+class Given:
+    """Variables of a template beside the messages.
+
+    Attributes:
+        tools: Functions that the answer may call.
+        variables: Further variables of the template, as clients wrote them.
+        add_generation_prompt: Whether the assistant's turn is opened.
+    """
+
+    tools: Tools | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
 
 
 @dataclass(frozen=True)
@@ -61,30 +87,58 @@ class GuardedTemplate:
         self._tokenizer = tokenizer
         self._renderer = renderer
         self.formats: AnswerFormats = choose_formats(template.source, tool_parser, reasoning_parser)
+        self._accepted: dict[str, str] = {}  # by the effort that was asked for
 
     @property
     def takes_tools(self) -> bool:
         """Return whether the template uses the tools of a request."""
         return self._look.takes_tools
 
-    def render(
-        self,
-        messages: Turns,
-        name: str,
-        tools: Tools | None,
-        add_generation_prompt: bool = True,
-    ) -> RenderedTurns:
+    def choose(self, options: TemplateOptions) -> Chosen:
+        """Return the variables that options of an answer become.
+
+        In place of an effort that the template refuses stands the nearest one that it takes.
+        RequestError is raised for a name of a special token among the client's variables.
+        """
+        for name in options.chat_template_kwargs.keys() & self._template.tokens.keys():
+            problem = "is set by the server (leave it out)"
+            raise RequestError(f"chat_template_kwargs.{name}", problem)
+        effort = effort_for(options, self._look)
+        if effort is not None:
+            effort = self._accepted_effort(effort)
+        return variables_for(options, self._look, effort)
+
+    def _accepted_effort(self, asked: str) -> str:
+        if asked not in self._accepted:
+            tried = (effort for effort in (asked, *neighbours(asked)) if self._takes(effort))
+            self._accepted[asked] = next(tried, asked)
+        return self._accepted[asked]
+
+    def _takes(self, effort: str) -> bool:
+        """Return whether the template does not refuse an effort."""
+        told = dict(of_effort(effort, self._look))
+        if not told:
+            return True
+        variables = self._variables(Given(variables=dict(of_switch(True, self._look)) | told))
+        try:
+            self._text(self._marked(SHORT), variables)
+        except RefusedByTemplateError:
+            return False
+        except ChatError:
+            return True  # whatever is wrong is not said of the effort
+        return True
+
+    def render(self, messages: Turns, name: str, given: Given) -> RenderedTurns:
         """Return the text of a conversation, with marks in what clients wrote.
 
-        `messages` are plain messages, `name` their path in the request. With
-        `add_generation_prompt` the assistant's turn is opened. Where the template refuses them or
-        leaves one out, it gets them in other forms (see turns.forms). RequestError is raised for
-        arguments of calls that the template cannot use, ChatError where it fails, or takes them in
-        no form.
+        `messages` are plain messages, `name` their path in the request. Where the template refuses
+        them or leaves one out, it gets them in other forms (see turns.forms). RequestError is
+        raised for arguments of calls that the template cannot use, ChatError where it fails, or
+        takes them in no form.
         """
-        variables = self._variables(tools, add_generation_prompt)
-        read = self._look.attributes | self._look.words
-        tries = forms(self._with_known_roles(messages), read)
+        variables = self._variables(given)
+        turns = with_thoughts(self._with_known_roles(messages), self._read, self.formats.channels)
+        tries = forms(turns, self._read)
         try:
             return self._whole(next(tries), name, variables)
         except (LeftOutError, RefusedByTemplateError) as error:
@@ -99,14 +153,16 @@ class GuardedTemplate:
                 continue
         raise problem
 
-    def _variables(self, tools: Tools | None, add_generation_prompt: bool) -> dict[str, Any]:
+    def _variables(self, given: Given) -> dict[str, Any]:
         """Return the variables of the template beside the messages."""
+        mark = self._marker.marked
         return {
+            "documents": None,
+            **{name: mark(value) for name, value in given.variables.items()},
             **self._template.tokens,
             # None and not an empty list: templates ask whether tools are none.
-            "tools": self._marker.marked(list(tools.offered)) if tools else None,
-            "documents": None,
-            "add_generation_prompt": add_generation_prompt,
+            "tools": mark(list(given.tools.offered)) if given.tools else None,
+            "add_generation_prompt": given.add_generation_prompt,
         }
 
     def _whole(self, turns: Turns, name: str, variables: Mapping[str, Any]) -> RenderedTurns:
@@ -130,15 +186,17 @@ class GuardedTemplate:
         return self._renderer.render(self._template.source, {**variables, "messages": shown})
 
     def unread_keys(
-        self, messages: Turns, name: str, tools: Tools | None, rendered: RenderedTurns
+        self, messages: Turns, name: str, given: Given, rendered: RenderedTurns
     ) -> tuple[str, ...]:
         """Return the keys of messages that changed nothing, apart from KEYS.
 
         Args:
-            messages: Those that were rendered; so are `name` and `tools`.
+            messages: Those that were rendered; so are `name` and `given`.
             rendered: What `render` has made of them.
         """
-        named = self._look.attributes | self._look.words | KEYS
+        named = self._read | KEYS
+        if has_other_key(self._read):
+            named |= {GIVEN}
         keys = dict.fromkeys(key for message in messages for key in message if key not in named)
         if not keys:
             return ()
@@ -147,7 +205,7 @@ class GuardedTemplate:
             {key: message[key] for key in message if key not in keys} for message in rendered.turns
         ]
         try:
-            text = self._text(self._shown(others, name), self._variables(tools, True))
+            text = self._text(self._shown(others, name), self._variables(given))
         except ChatError:
             return ()
         return tuple(keys) if text == rendered.text else ()
@@ -161,6 +219,11 @@ class GuardedTemplate:
             return messages
         system = {"role": SYSTEM}
         return [turn | system if turn["role"] == DEVELOPER else turn for turn in messages]
+
+    @cached_property
+    def _read(self) -> frozenset[str]:
+        """Attributes and keys that the template may read."""
+        return self._look.attributes | self._look.words
 
     @cached_property
     def _look(self) -> Look:

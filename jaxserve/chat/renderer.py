@@ -26,14 +26,16 @@ MAX_ANSWER_BYTES = 6 * MAX_RENDERED_BYTES + 1024
 class Look:
     """Facts about a template's code.
 
-    `words` are the strings in it, `attributes` the names behind a dot, `sought` the strings that it
-    compares or gives to a method. `takes_tools` says that it uses the variable `tools`,
+    `words` are the strings in it, `attributes` the names behind a dot, `variables` the names that
+    it reads without setting them before, `sought` the strings that it compares or gives to a
+    method. `takes_tools` says that it uses the variable `tools`,
     `joins_arguments` that it adds a call's arguments to a text, so that they must be text and not
     an object.
     """
 
     words: frozenset[str]
     attributes: frozenset[str]
+    variables: frozenset[str]
     sought: frozenset[str]
     takes_tools: bool
     joins_arguments: bool
@@ -63,6 +65,7 @@ class TemplateRenderer:
         return Look(
             frozenset(answer["words"]),
             frozenset(answer["attributes"]),
+            frozenset(answer["variables"]),
             frozenset(answer["sought"]),
             answer["takes_tools"],
             answer["joins_arguments"],

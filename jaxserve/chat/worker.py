@@ -20,7 +20,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
 
-from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
+from jinja2 import Template, TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -134,9 +134,12 @@ class Renderer:
             *(call for call in tree.find_all(nodes.Call) if _is_method(call)),
         ]
         attributes = {node.attr for node in tree.find_all(nodes.Getattr)}
+        # From a tree of its own, which this function changes.
+        variables = meta.find_undeclared_variables(self._environment.parse(template))
         return {
             "words": sorted(set(_constants(tree))),
             "attributes": sorted(attributes),
+            "variables": sorted(variables - self._environment.globals.keys()),
             "sought": sorted({text for node in seeking for text in _constants(node)}),
             "takes_tools": any(name.name == "tools" for name in tree.find_all(nodes.Name)),
             "joins_arguments": any(

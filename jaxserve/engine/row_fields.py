@@ -110,12 +110,11 @@ def _closes_at(choice: Choice) -> int:
     budget = choice.request.thought_budget
     if budget is None:
         return NEVER
-    begin = choice.prompt_len
-    if budget.opening is not None:
-        known = choice.tokens[begin : begin + 1]
-        if known and known[0] != budget.opening:
-            return NEVER
-        begin += 1
+    told_at = choice.prompt_len + budget.told_by
+    known = choice.tokens[told_at : told_at + 1]
+    if budget.opening and known and known[0] != budget.opening[budget.told_by]:
+        return NEVER
+    begin = choice.prompt_len + len(budget.opening)
     closes_at = min(begin + budget.tokens, NEVER)
     return NEVER if budget.end in choice.tokens[begin:closes_at] else closes_at
 
@@ -133,12 +132,12 @@ def _thought_end(choice: Choice) -> int:
 
 def _opens_at(choice: Choice) -> int:
     budget = choice.request.thought_budget
-    return choice.prompt_len if budget and budget.opening is not None else NEVER
+    return choice.prompt_len + budget.told_by if budget and budget.opening else NEVER
 
 
 def _opening(choice: Choice) -> int:
     budget = choice.request.thought_budget
-    return NO_TOKEN if budget is None or budget.opening is None else budget.opening
+    return budget.opening[budget.told_by] if budget and budget.opening else NO_TOKEN
 
 
 @dataclass(frozen=True)
@@ -173,7 +172,7 @@ class RowSampling[T]:
     closing: T = field(metadata=row(np.int32, (MAX_CLOSING,), of=_closing))
     thought_end: T = field(metadata=row(np.int32, of=_thought_end))  # token that ends a thought
     opens_at: T = field(metadata=row(np.int32, of=_opens_at))  # position of `opening`, or NEVER
-    opening: T = field(metadata=row(np.int32, of=_opening))  # token that a thought begins with
+    opening: T = field(metadata=row(np.int32, of=_opening))  # token that tells a thought
 
 
 ROW_FIELDS: Final[Mapping[str, RowField]] = {

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxserve.chat import TemplateOptions
 from jaxserve.chat.conversation import HINT
 from jaxserve.checkpoints.hub.names import HubModel
 from jaxserve.cli.field_flags import add_flags, options_from
 from jaxserve.cli.flags import EngineFlags, model_argument, model_option
 from jaxserve.cli.parser import Parser
+from jaxserve.cli.template_flags import template_fields
 from jaxserve.cluster.hosts import HostOptions
 from jaxserve.config.option import flag_of, given_options, option, options
 from jaxserve.errors import RequestError
@@ -42,6 +44,7 @@ class ChatOptions:
     chat_template: Path | None = option(
         None, "Jinja template to use instead of the model's chat template", metavar="FILE"
     )
+    template: Mapping[str, Any] = given_options(TemplateOptions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +136,7 @@ def check_batch_flags(options: GenerateOptions) -> None:
         return
     if batch.output is None:
         raise RequestError("--batch-file", "needs a file for the answers (add --output)")
-    for name in options.sampling:
+    for name in (*options.sampling, *options.conversation.template):
         problem = "is given, but each line of --batch-file has its own parameters (leave it out)"
         raise RequestError(flag_of(name), problem)
     others = {
@@ -150,6 +153,7 @@ def check_batch_flags(options: GenerateOptions) -> None:
 
 def check_chat_flags(conversation: ChatOptions, params: SamplingParams) -> None:
     """Raise RequestError for flags of a conversation without --chat, and for the reverse."""
+    template_fields(conversation.template, conversation.chat)
     if not conversation.chat:
         for name in ("system", "chat_template"):
             if getattr(conversation, name) is not None:

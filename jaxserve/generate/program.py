@@ -105,6 +105,8 @@ def open_llm(options: GenerateOptions, console: Console, pod: Pod) -> LLM:
             options=engine.options,
             mesh=mesh,
             chat_template=options.conversation.chat_template,
+            # Lines of a file are answered as a server answers requests.
+            unknown_fields="ignore" if options.batch.batch_file else "error",
             draft_model=draft_model_of(engine, options.hosts),
             on_load=loading.update,
             on_compile=compiling.update,
@@ -219,7 +221,7 @@ def talk(
         console.print(note, style="dim", soft_wrap=True, markup=False)
     is_json = options.prompts.json
     printer = JsonPrinter(llm.model.tokenizer) if is_json else TextPrinter(alone=True)
-    stream = partial(llm.stream, params=params)
+    stream = partial(llm.stream, params=params, **options.conversation.template)
     typed = is_typed(options.given_prompts, options.prompts.prompts_file)
     system = options.conversation.system
     conversation = Conversation(stream, printer, complain, system, interactive=typed)

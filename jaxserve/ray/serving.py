@@ -57,7 +57,8 @@ class ModelServer:
         tokens: BearerTokens,
         callers: Callers,
     ):
-        self._llm = LLM(model, **options)
+        as_served = {"unknown_fields": "ignore"}  # the default of jaxserve serve
+        self._llm = LLM(model, **{**as_served, **options})
         steps = ModelSteps(self._llm, None, bundled=False, console=Console(stderr=True))
         steps.compile()
         self._server = LocalServer(self._llm, name, limits, steps, tokens, callers, STEP_SECONDS)

@@ -159,6 +159,7 @@ class ModelLoader:
                 chat_template=asked.chat_template if takes_requests else None,
                 tool_parser=asked.answers.tool_parser,
                 reasoning_parser=asked.answers.reasoning_parser,
+                unknown_fields=asked.answers.unknown_fields,
                 draft_model=None if only_prefills else draft,
                 grammar_bounds=asked.limits.grammars,
                 on_load=bar.update,

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from jaxserve.addresses import host_names, page_origins, without_brackets
+from jaxserve.chat import UnknownFields
 from jaxserve.chat.answers import REASONING_PARSERS, TOOL_PARSERS
 from jaxserve.config.flag_values import number_above_0, port_number
 from jaxserve.config.option import option
@@ -26,6 +27,12 @@ class AnswerOptions:
         "format in which the model writes its reasoning; think tells <think>...</think> from the "
         "answer (default: auto, think if the chat template has these marks)",
         choices=REASONING_PARSERS,
+    )
+    unknown_fields: UnknownFields = option(
+        "ignore",
+        "options of a conversation that its chat template does not heed: ignore names them in the "
+        "answer, as jaxserve-ignored; error refuses the request (default: ignore)",
+        choices=get_args(UnknownFields),
     )
 
 

@@ -21,15 +21,15 @@ class CheckedGrammars:
         self._max_bytes = max_bytes
         self._lock = Lock()
         self._bytes = 0
-        # (kind, text) of the structure -> llguidance's form, the most recently used last
-        self._forms: OrderedDict[tuple[str, str], str] = OrderedDict()
+        # Key of the structure -> llguidance's form, the most recently used last
+        self._forms: OrderedDict[_Key, str] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._forms)
 
     def get(self, structure: Structure) -> str | None:
         """Return llguidance's form of a structure that was added and is still kept."""
-        key = structure.kind, structure.text
+        key = _key(structure)
         with self._lock:
             form = self._forms.get(key)
             if form is not None:
@@ -38,15 +38,22 @@ class CheckedGrammars:
 
     def add(self, structure: Structure, form: str) -> None:
         """Keep the form of a structure."""
+        key = _key(structure)
         with self._lock:
-            if before := self._forms.get((structure.kind, structure.text)):
-                self._bytes -= _size(structure.text, before)
-            self._forms[structure.kind, structure.text] = form
-            self._bytes += _size(structure.text, form)
+            if before := self._forms.get(key):
+                self._bytes -= _size(key, before)
+            self._forms[key] = form
+            self._bytes += _size(key, form)
             while len(self._forms) > 1 and self._bytes > self._max_bytes:
-                (_, text), dropped = self._forms.popitem(last=False)
-                self._bytes -= _size(text, dropped)
+                self._bytes -= _size(*self._forms.popitem(last=False))
 
 
-def _size(text: str, form: str) -> int:
-    return getsizeof(text) + getsizeof(form)
+type _Key = tuple[str, str, str]
+
+
+def _key(structure: Structure) -> _Key:
+    return structure.kind, structure.text, structure.frame
+
+
+def _size(key: _Key, form: str) -> int:
+    return sum(map(getsizeof, (*key[1:], form)))

@@ -89,7 +89,7 @@ class Grammars:
             raise NotBuiltInError(
                 f"structured output needs the package {PACKAGE}, which is not installed here"
             )
-        size = len(structure.text.encode())
+        size = structure.size
         limit = self.bounds.max_bytes
         if size > limit:
             problem = f"has {size} bytes; the limit is {limit} (--max-grammar-bytes)"
@@ -123,7 +123,8 @@ class Grammars:
     def _check(self, structure: Structure) -> str:
         """Return llguidance's form of a structure that the worker checks now, and remember it."""
         try:
-            answer = self._worker.ask(json.dumps({"kind": structure.kind, "text": structure.text}))
+            asked = {"kind": structure.kind, "text": structure.text, "frame": structure.frame}
+            answer = self._worker.ask(json.dumps(asked))
         except ChildProcessError:
             raise NotBuiltInError(
                 f"the process that checks grammars does not start (does {PACKAGE} work?)"

@@ -50,6 +50,14 @@ class Structure:
     # grammar in llguidance's dialect of Lark; empty for a JSON object.
     text: str = ""
     field: str = ""  # path of the structure in the request, for errors
+    # Grammar in Lark of the whole output, in which @body stands for the structure; empty where the
+    # structure is all of it.
+    frame: str = ""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all its text."""
+        return len(self.text.encode()) + len(self.frame.encode())
 
     @staticmethod
     def of(kind: str, value: Any, field: str = "") -> "Structure":

@@ -67,6 +67,14 @@ def definition(kind: str, text: str) -> str:
     return LLMatcher.grammar_from_lark(taken)
 
 
+def framed(grammar: str, frame: str) -> str:
+    """Return a grammar in llguidance's form, in which it is @body of another one in Lark."""
+    body = {"lark_grammar": grammar}
+    if grammar.lstrip().startswith("{"):
+        (body,) = json.loads(grammar)["grammars"]
+    return json.dumps({"grammars": [{"lark_grammar": frame}, body | {"name": "body"}]})
+
+
 class Checker:
     """Answers requests with the `grammar` in llguidance's form, or with one line of `error`."""
 
@@ -82,14 +90,16 @@ class Checker:
         """Compile one grammar and return it, or what is wrong with it."""
         _allow_processor_time(self._seconds)
         try:
-            return self._checked(request["kind"], request["text"])
+            return self._checked(**request)
         except (ValueError, MemoryError) as error:
             return {"error": _in_one_line(str(error) or type(error).__name__)}
 
-    def _checked(self, kind: str, text: str) -> dict[str, str]:
+    def _checked(self, kind: str, text: str, frame: str) -> dict[str, str]:
         from llguidance import LLMatcher
 
         grammar = definition(kind, text)
+        if frame:
+            grammar = framed(grammar, frame)
         failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=self._limits)
         if failed:
             return {"error": _in_one_line(messages[0].partition(ADVICE)[0])}

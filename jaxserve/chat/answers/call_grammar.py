@@ -56,11 +56,28 @@ class CallSyntax:
     """Grammar of a format's calls.
 
     `opening` is the mark before the first call, empty where the format has none. `rest` writes the
-    expression of everything after the opening.
+    expression of everything after the opening. `beside_text` writes the rules of an answer with
+    text beside calls, for a format whose mark stands before text, too.
     """
 
     opening: str
     rest: Callable[[CallContext], str]
+    beside_text: Callable[[CallContext], str] | None = None
+
+
+@dataclass(frozen=True)
+class Lead:
+    """Expression that an answer begins with, and the rules that it uses."""
+
+    expression: str = ""
+    rules: tuple[str, ...] = ()
+
+    @property
+    def frame(self) -> str:
+        """Grammar of the lead and another one behind it, see Structure.frame; empty without."""
+        if not self.expression:
+            return ""
+        return "\n".join([f"start: {self.expression} @body", *self.rules])
 
 
 def literal(text: str) -> str:
@@ -72,24 +89,14 @@ def calls_alone(
     syntax: CallSyntax,
     context: CallContext,
     schemas: Sequence[Mapping[str, Any]],
-    thought_end: str | None,
 ) -> str:
     """Return the grammar of an answer that consists of calls only.
 
-    `schemas` are those of the arguments, one per function. `thought_end` is the mark that closes
-    the reasoning that the prompt has opened; None where the prompt opens none.
+    `schemas` are those of the arguments, one per function.
     """
     calls = [context.mark(syntax.opening)] if syntax.opening else []
     calls.append(syntax.rest(context))
-    rules = _arguments(schemas)
-    if thought_end is not None:
-        calls = ["thought", r"/\n{0,2}/", *calls]
-        if thought_end in context.special:
-            rules += [f"thought: TEXT {context.mark(thought_end)}", f"TEXT: {ANY_TEXT}"]
-        else:
-            # Lazy: the reasoning ends with the first mark, and not with the last one.
-            rules.append(f"thought[lazy]: {ANY_TEXT} {literal(thought_end)}")
-    return "\n".join([f"start: {' '.join(calls)}", *rules])
+    return "\n".join([f"start: {' '.join(calls)}", *_arguments(schemas)])
 
 
 def text_and_calls(
@@ -103,6 +110,8 @@ def text_and_calls(
     `text_tokens` are special tokens that the text may contain. ValueError is raised where no mark
     tells text and calls apart.
     """
+    if syntax.beside_text:
+        return "\n".join([syntax.beside_text(context), *_arguments(schemas)])
     again = "*" if context.parallel else "?"
     marks = [context.mark(name) for name in text_tokens if name in context.special]
     if syntax.opening in context.special:

@@ -24,6 +24,11 @@ def opened_by(prompt: str) -> bool:
     return prompt.rstrip().endswith(OPEN)
 
 
+def closed_by(prompt: str) -> bool:
+    """Return whether the answer to this prompt begins behind its reasoning."""
+    return prompt.rstrip().endswith(CLOSE)
+
+
 def thinking(text: IncomingText, opened: bool) -> Parse[None]:
     """Split the text into reasoning, if it begins with that, and content.
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from jaxserve.chat import Tools
+from jaxserve.chat import TemplateOptions, Tools
 from jaxserve.prompts import Prompt
 from jaxserve.sampling_params import SamplingParams
 
@@ -21,6 +21,7 @@ class IncomingRequest:
     embed: bool = False  # the client wants the prompt's embedding instead of text
     prefill: bool = False  # a decode server asks for the prompt's KV pages only
     tools: Tools | None = None  # functions that the answer to a conversation may call
+    options: TemplateOptions = field(default_factory=TemplateOptions)  # of such an answer
     request_id: str = ""
     call_id: str = ""  # of the client's call, where several requests are one
     priority: int = 0

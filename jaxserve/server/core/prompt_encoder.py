@@ -104,7 +104,13 @@ class PromptEncoder:
     async def _encode(self, incoming: IncomingRequest) -> Rendered:
         prompt = incoming.prompt
         self._check_size(prompt, incoming.prompt_field)
-        work = partial(self._prompts.encode, prompt, incoming.prompt_field, incoming.tools)
+        work = partial(
+            self._prompts.encode,
+            prompt,
+            incoming.prompt_field,
+            incoming.tools,
+            options=incoming.options,
+        )
         # Chat templates are programs of the checkpoint, which may take any time.
         if is_conversation(prompt) or len(prompt) > SHORT_PROMPT:
             return await self._workers.tokenize(work)

@@ -13,6 +13,7 @@ from jaxserve.server.core.limits import Limits
 from jaxserve.server.http.chat_fields import conversation, tools_in
 from jaxserve.server.http.errors import UnsupportedError
 from jaxserve.server.http.response_format import structure_in
+from jaxserve.server.http.thinking_fields import names_in_body, template_options
 from jaxserve.server.http.types import SAME, ChatBody, CompletionBody, Sampling
 from jaxserve.server.serving_state import ServingState
 
@@ -65,7 +66,9 @@ def chat_calls(
         prompt_logprobs=body.prompt_logprobs,
     )
     call = _call(body, conversation(body.messages), "messages", request_id, timeout, params)
-    return [replace(call, tools=tools_in(body, limits))]
+    with body_field_names(body):
+        options = template_options(body)
+    return [replace(call, tools=tools_in(body, limits), options=options)]
 
 
 def _call(
@@ -157,6 +160,7 @@ def body_field_names(body: Sampling) -> Iterator[None]:
     names = {"include_stop": "include_stop_str_in_output"}
     if isinstance(body, ChatBody):
         names["logprobs"] = "top_logprobs"
+        names |= names_in_body(body)
     if body.max_tokens is None and body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
     try:

@@ -36,6 +36,7 @@ from jaxserve.server.http.streams import (
     while_connected,
     with_keep_alive,
 )
+from jaxserve.server.http.thinking_fields import unread_names
 from jaxserve.server.http.types import ChatBody, CompletionBody, Sampling, StreamOptions
 from jaxserve.server.readiness import Readiness
 from jaxserve.server.serving_state import ServingState
@@ -92,7 +93,7 @@ async def _whole(
     stack: AsyncExitStack,
 ) -> Response:
     answers = await _admit(served.service, body, calls, stack)
-    note_also(request, answers[0].prepared.unread)
+    note_also(request, unread_names(body, answers[0].prepared.unread))
     meter = _meter(body, answers)
     dones: dict[int, Done] = {}
     async for prompt, event in await stack.enter_async_context(aclosing(merged(answers))):
@@ -125,7 +126,7 @@ async def _stream(
     stack: AsyncExitStack,
 ) -> Response:
     answers = await _admit(served.service, body, calls, stack)
-    note_also(request, answers[0].prepared.unread)
+    note_also(request, unread_names(body, answers[0].prepared.unread))
     events = await stack.enter_async_context(aclosing(merged(answers)))
     first = asyncio.ensure_future(anext(events))
     stack.push_async_callback(cancel, [first])

@@ -1,6 +1,5 @@
 """Fields of bodies that are accepted and change nothing, and the header that names them."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -8,12 +7,10 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-HEADER = "jaxserve-ignored"
+from jaxserve.server.core.ignored_names import HEADER, listed, nameable
+
 CACHE_HINT = "cache_control"  # of Anthropic's API: where a prefix that is shared ends
 STATE = "ignored"  # of a request: names of its fields
-NAME = re.compile("[A-Za-z0-9_.-]{1,64}")  # that the header can hold
-MOST_KEYS = 16
-MORE = "..."
 
 
 def note_ignored(request: Request, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
@@ -27,14 +24,9 @@ def note_ignored(request: Request, given: Mapping[str, Any], known: Mapping[str,
 
 
 def note_also(request: Request, keys: Sequence[str]) -> None:
-    """Remember keys of a client's own choice that the answer shall name as ignored.
-
-    A header cannot hold each of them, nor any number: MORE stands for those that are left out.
-    """
+    """Remember keys of a client's own choice that the answer shall name as ignored."""
     noted = getattr(request.state, STATE, [])
-    named = [key for key in keys if NAME.fullmatch(key)][:MOST_KEYS]
-    more = [MORE] if len(named) < len(keys) else []
-    setattr(request.state, STATE, list(dict.fromkeys([*noted, *named, *more])))
+    setattr(request.state, STATE, list(dict.fromkeys([*noted, *nameable(keys)])))
 
 
 def _ignored(given: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[str]:
@@ -75,7 +67,7 @@ class TellIgnored:
         async def telling(message: Message) -> None:
             names = scope.get("state", {}).get(STATE)
             if message["type"] == "http.response.start" and names:
-                MutableHeaders(scope=message)[HEADER] = ", ".join(names)
+                MutableHeaders(scope=message)[HEADER] = listed(names)
             await send(message)
 
         await self._app(scope, receive, telling)

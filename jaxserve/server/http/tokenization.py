@@ -7,7 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxserve.chat import Rendered
+from jaxserve.chat import Rendered, TemplateOptions
 from jaxserve.errors import ChatError, RequestError
 from jaxserve.prompts import Prompts
 from jaxserve.server.core.limits import Limits
@@ -18,6 +18,7 @@ from jaxserve.server.http.chat_fields import conversation, offered
 from jaxserve.server.http.errors import errors_to_responses
 from jaxserve.server.http.ignored import note_also
 from jaxserve.server.http.json import MEDIA_TYPE, dumps
+from jaxserve.server.http.thinking_fields import template_options, unread_names
 from jaxserve.server.http.types import DetokenizeBody, TokenizeBody
 from jaxserve.server.readiness import Readiness
 from jaxserve.tokenizer import Tokenizer
@@ -44,7 +45,7 @@ class Tokenization:
             rendered = await _of_prompt(served.service, body)
         else:
             rendered = await _of_messages(served.service, body, body.messages, self._limits)
-        note_also(request, rendered.unread)
+        note_also(request, unread_names(body, rendered.unread))
         tokenizer = served.service.prompts.tokenizer if body.return_token_strs else None
         render = partial(_tokens, rendered.token_ids, served.model.max_context, tokenizer)
         # There may be millions of tokens, and other requests wait for the event loop.
@@ -75,6 +76,8 @@ class Tokenization:
 async def _of_prompt(service: Service, body: TokenizeBody) -> Rendered:
     if body.tools is not None:
         raise RequestError("tools", "are for messages; leave them out beside a prompt")
+    if template_options(body) != TemplateOptions():
+        raise RequestError("prompt", "is given with options of a chat template (give messages)")
     special = body.add_special_tokens is not False
     return await service.tokenize(body.prompt or "", "prompt", add_special_tokens=special)
 
@@ -89,6 +92,7 @@ async def _of_messages(
         conversation(messages),
         "messages",
         tools=offered(body.tools or (), limits),
+        options=template_options(body),
         add_generation_prompt=body.add_generation_prompt,
     )
 

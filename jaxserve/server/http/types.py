@@ -64,6 +64,7 @@ OTHER_NAMES: Mapping[str, str] = MappingProxyType(
         "top_logprobs_num": "top_logprobs",
         "logprob_start_len": "prompt_logprobs",
         "rid": "request_id",
+        **dict.fromkeys(("thinking_token_budget", "max_thinking_tokens"), "thinking_budget"),
         "system": "messages",
     }
 )
@@ -267,6 +268,17 @@ class Sampling(SameFields):
     response_format: dict[str, Any] | None = None
 
 
+class TemplateBody(Body):
+    """Fields of bodies with a conversation that work by the chat template, see TemplateOptions."""
+
+    reasoning_effort: Text | None = None
+    verbosity: Text | None = None
+    enable_thinking: bool | None = None
+    thinking_budget: int | None = None
+    thinking: dict[str, Any] | None = None  # Anthropic's form of the two before
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
 class CompletionBody(Sampling):
     prompt: Annotated[list[str | list[int]], PlainValidator(partial(_prompts, limit=MAX_PROMPTS))]
     echo: bool = False
@@ -274,7 +286,7 @@ class CompletionBody(Sampling):
     best_of: int | None = None
 
 
-class ChatBody(Sampling):
+class ChatBody(Sampling, TemplateBody):
     messages: Objects
     logprobs: bool = False
     top_logprobs: int | None = None
@@ -297,7 +309,7 @@ class EmbeddingBody(Body):
     request_id: Text = ""
 
 
-class TokenizeBody(Body):
+class TokenizeBody(TemplateBody):
     """Body of vLLM's /tokenize: a prompt or a conversation."""
 
     model: Text | None = None

@@ -185,6 +185,7 @@ def test_strings_of_a_template(renderer: TemplateRenderer) -> None:
         "{{ m('arg') | replace('a', 'b') }}literal"
     )
     assert look.attributes == {"role", "split"}
+    assert look.variables == {"message", "c", "m"}
     assert look.words == {
         "user",
         "x",

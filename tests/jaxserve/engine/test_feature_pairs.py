@@ -205,7 +205,9 @@ def requests(setup: Setup) -> list[Request]:
             eos_ids=(),
             grammar=grammar,
             # The last one would have to begin with a token that does not come.
-            thought_budget=replace(BUDGET, opening=0 if i == 7 else None) if setup.thinks else None,
+            thought_budget=replace(BUDGET, opening=(0,) if i == 7 else ())
+            if setup.thinks
+            else None,
         )
         for i in range(8)
     ]

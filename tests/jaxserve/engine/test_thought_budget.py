@@ -61,7 +61,7 @@ def test_what_follows_is_the_answer_to_a_closed_thought(engine: Engine) -> None:
     closed, opened, beside = answer(
         engine,
         replace(ask, id="closed", thought_budget=budget),
-        replace(ask, id="opened", thought_budget=replace(budget, tokens=5, opening=tokens[0])),
+        replace(ask, id="opened", thought_budget=replace(budget, tokens=5, opening=(tokens[0],))),
         replace(ask, id="beside"),
     )
     assert closed.tokens[:10] == [*tokens[:6], *closing]
@@ -82,7 +82,7 @@ def test_a_thought_that_has_ended_is_left_alone(engine: Engine) -> None:
     answers = answer(
         engine,
         replace(ask, id="ended at last", thought_budget=ends),
-        replace(ask, id="no thought", thought_budget=ThoughtBudget(6, other, (other,), other)),
+        replace(ask, id="no thought", thought_budget=ThoughtBudget(6, other, (other,), (other,))),
         replace(ask, id="too long", thought_budget=ThoughtBudget(TOKENS, other, (other,))),
     )
     assert [outcome.tokens for outcome in answers] == [tokens] * 3
@@ -109,7 +109,7 @@ def test_a_budget_of_nothing_and_the_end_of_the_answer(engine: Engine) -> None:
         (ThoughtBudget(1, end=1, closing=(2,)), "do not end it"),
         (ThoughtBudget(1, end=1, closing=(1,) * 9), "9 tokens; give 1 to 8"),
         (ThoughtBudget(1, end=1, closing=()), "0 tokens; give 1 to 8"),
-        (ThoughtBudget(1, end=1, closing=(1,), opening=-1), "-1"),
+        (ThoughtBudget(1, end=1, closing=(1,), opening=(-1,)), "-1"),
     ],
 )
 def test_a_budget_that_cannot_be_met(budget: ThoughtBudget, problem: str) -> None:

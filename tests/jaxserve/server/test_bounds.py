@@ -134,11 +134,37 @@ TOOLS: dict[
     "toolName": ([""], ["f"]),
     "parallelToolCalls": ([True, False], []),
 }
+TEMPLATE: dict[str, tuple[list[Any], list[Any]]] = {
+    "reasoningEffort": (
+        ["none", "minimal", "low", "medium", "high", "xhigh", "max"],
+        ["", "None", "x" * 9000],
+    ),
+    "enableThinking": ([True, False], []),
+    "verbosity": (["low", "medium", "high"], ["", "none"]),
+    "chatTemplateKwargs": (
+        ["", "{}", '{"a": 1}', json.dumps({"a": "x" * (16 * 1024 - 9)})],
+        [
+            "{",
+            "[]",
+            "null",
+            '{"a": Infinity}',
+            '{"messages": []}',
+            '{"a":' * 25 + "1" + "}" * 25,
+            json.dumps({"a": "x" * (16 * 1024 - 8)}),
+        ],
+    ),
+}
+TALK = {"messages": [{"role": "u"}]}
+CONVERSATIONS = (
+    [TALK, *(TALK | {name: value} for name, (fine, _) in TEMPLATE.items() for value in fine)],
+    [{}, *(TALK | {name: value} for name, (_, wrong) in TEMPLATE.items() for value in wrong)],
+)
+BUDGET = {"thinkingBudget": ([1, 2**31 - 1], [0, 2**31, 2**32 - 1])}
 FIELDS: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
     "Generate": PROMPTS | COMMON,
     "GenerateStream": PROMPTS | COMMON,
-    "Chat": {"messages": MESSAGES} | COMMON | TOOLS,
-    "ChatStream": {"messages": MESSAGES} | COMMON | TOOLS,
+    "Chat": {"messages": MESSAGES} | COMMON | TOOLS | TEMPLATE | BUDGET,
+    "ChatStream": {"messages": MESSAGES} | COMMON | TOOLS | TEMPLATE | BUDGET,
     "Score": PROMPTS
     | {
         "requestId": COMMON["requestId"],
@@ -147,7 +173,7 @@ FIELDS: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
     },
     "Tokenize": {
         "text": (["", "x" * 9000], []),
-        "conversation": ([{"messages": [{"role": "u"}]}], [{}]),
+        "conversation": CONVERSATIONS,
     },
     "Detokenize": {"tokenIds": ([[], [0, 257], [1] * 10_000], [[258], [2**32 - 1]])},
     "Abort": {"requestIds": ([["a"], ["a"] * 4096], [[], ["a"] * 4097])},
@@ -205,6 +231,8 @@ def test_no_field_is_forgotten() -> None:
             for method in service.methods:
                 assert names(method.input_type) == set(FIELDS.get(method.name, {})), method.name
     assert names(input_of("Generate").fields_by_name["sampling"].message_type) == set(RANGES)
+    conversation = input_of("Tokenize").fields_by_name["conversation"].message_type
+    assert names(conversation) == {"messages", *TEMPLATE}
 
 
 async def send(server: Running, method: str, request: dict[str, Any]) -> aio.AioRpcError | None:

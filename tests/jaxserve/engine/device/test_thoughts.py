@@ -12,7 +12,7 @@ from tests.jaxserve.engine.device.sampling_rows import PLAIN, RowParams, row_sam
 
 OPENING, END = 1, 2
 OPENED = ThoughtBudget(4, end=END, closing=(3, END, 4))
-UNOPENED = replace(OPENED, opening=OPENING)
+UNOPENED = replace(OPENED, opening=(OPENING,))
 
 
 def test_tokens_of_random_rows() -> None:
@@ -60,10 +60,10 @@ def by_hand(rows: list[RowParams], sampled: np.ndarray) -> np.ndarray:
 def tokens_of(row: RowParams, sampled: list[int]) -> list[int]:
     """Return the tokens of a row that would have sampled these."""
     budget = row.budget
-    if budget is None or (budget.opening is not None and sampled[0] != budget.opening):
+    if budget is None or (budget.opening and sampled[0] != budget.opening[0]):
         return sampled
-    first = budget.tokens + (budget.opening is not None)
-    if budget.end in sampled[budget.opening is not None : first]:
+    first = budget.tokens + len(budget.opening)
+    if budget.end in sampled[len(budget.opening) : first]:
         return sampled
     behind = first + len(budget.closing)
     return [*sampled[:first], *budget.closing, *sampled[behind:]]

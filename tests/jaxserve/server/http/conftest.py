@@ -5,7 +5,7 @@ import pytest
 from tests import fake_model
 from tests.byte_tokenizer import ByteTokenizer
 from tests.jaxserve.server import harness
-from tests.jaxserve.server.http.scripted_model import MarkedTokenizer, Says
+from tests.jaxserve.server.http.scripted_model import SPECIAL, MarkedTokenizer, Says
 
 
 @pytest.fixture
@@ -24,9 +24,19 @@ def says(monkeypatch: pytest.MonkeyPatch) -> Says:
         ) -> int:
             prompts.append(rules.end_after)
             script = scripts[rules.end_after != prompts[0]]
+            script = within_budget(script, rules.closes_at - rules.end_after, rules.closing)
             return script[min(position - rules.end_after, len(script) - 1)]
 
         monkeypatch.setattr(fake_model.Rules, "choose", choose)
 
     monkeypatch.setattr(harness, "ByteTokenizer", MarkedTokenizer)
     return say
+
+
+def within_budget(script: list[int], tokens: int, closing: tuple[int, ...]) -> list[int]:
+    """Return a script whose thought is closed behind so many tokens, as the device does it."""
+    end = SPECIAL["</think>"]
+    if end in script[:tokens] or tokens >= len(script):
+        return script
+    rest = script[script.index(end) + 1 :] if end in script else script[tokens:]
+    return [*script[:tokens], *closing, *rest]

@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from jaxserve.chat import chat
+from jaxserve.chat.answers import thought_grammar
 from jaxserve.client import AsyncClient
 from jaxserve.structure import Structure
 from jaxserve.structure.grammars import Grammars
@@ -141,13 +141,13 @@ def test_a_strict_call_that_the_model_begins_follows_its_schema(
 def test_a_required_call_comes_after_the_thought_that_the_prompt_opens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says, end: str
 ) -> None:
-    monkeypatch.setattr(chat, "CLOSE", end)  # a special token, or text
-    grammars = list[str]()
+    monkeypatch.setattr(thought_grammar, "CLOSE", end)  # a special token, or text
+    grammars = list[Structure]()
     compiled = Grammars.compile
     monkeypatch.setattr(
         Grammars,
         "compile",
-        lambda self, asked: grammars.append(asked.text) or compiled(self, asked),
+        lambda self, asked: grammars.append(asked) or compiled(self, asked),
     )
 
     async def main() -> None:
@@ -160,16 +160,22 @@ def test_a_required_call_comes_after_the_thought_that_the_prompt_opens(
             )
             assert grammar[0].status_code == 200, grammar[0].text
             library = http.server.service.prompts.grammars
-            matcher = compiled(library, Structure("lark", grammars[0], "tools")).matcher()
+            matcher = compiled(library, grammars[0]).matcher()
             call = '{"name": "add", "arguments": {"a": 7, "b": 5}}'
             text = f"7 and 5{end}\n\n<tool_call>\n{call}\n</tool_call>"
             tokens = MarkedTokenizer().ids(text)
             assert matcher.fits(tokens) == len(tokens)
             unfinished = MarkedTokenizer().ids("7 and 5")
             assert matcher.fits([*unfinished, *ByteTokenizer.eos_ids]) == len(unfinished)
-            refused = await http.post(
-                PATH, {"messages": ASKED, "response_format": {"type": "json_object"}}
+            await http.post(
+                PATH,
+                {"messages": ASKED, "response_format": {"type": "json_object"}, "max_tokens": 2},
             )
-            assert refused.status_code == 400 and "inside of a thought" in refused.text
+            matcher = compiled(library, grammars[1]).matcher()
+            whole = MarkedTokenizer().ids(f'7 and {{"a"{end}\n\n{{"a": 1}}')
+            assert matcher.fits(whole) == len(whole)
+            assert matcher.fits(MarkedTokenizer().ids(f"7{end}7")) == 1 + (
+                1 if end == "</think>" else len(end)
+            )
 
     asyncio.run(main())
