@@ -14,8 +14,8 @@ class CallContext:
     """Request and vocabulary that a format writes its grammar for.
 
     `names` are those of the functions that may be called; `parallel` allows several calls in one
-    answer; `special` maps special tokens to their ids. The grammar's rule `arguments_i` is a JSON
-    object that function i takes.
+    answer; `special` maps special tokens to their ids. The grammar's rule `arguments_i` is what
+    function i takes: a JSON object, or as CallSyntax.arguments writes it.
     """
 
     names: Sequence[str]
@@ -51,18 +51,36 @@ class CallContext:
         return f"{call} ({between} {call})*" if self.parallel else call
 
 
+class ParametersError(ValueError):
+    """Parameters of a function have a schema that the format of calls cannot be made to follow."""
+
+
+def json_rule(name: str, schema: Mapping[str, Any]) -> str:
+    """Return a rule for JSON by a schema."""
+    given = {key: value for key, value in schema.items() if key != LIBRARY_OPTIONS}
+    return f"{name}: %json {json.dumps(given, ensure_ascii=False)}"
+
+
+def json_arguments(context: CallContext, rule: str, schema: Mapping[str, Any]) -> Sequence[str]:
+    """Return the rule of arguments that are a JSON object."""
+    return [json_rule(rule, {**schema, "type": "object"})]
+
+
 @dataclass(frozen=True)
 class CallSyntax:
     """Grammar of a format's calls.
 
     `opening` is the mark before the first call, empty where the format has none. `rest` writes the
     expression of everything after the opening. `beside_text` writes the rules of an answer with
-    text beside calls, for a format whose mark stands before text, too.
+    text beside calls, for a format whose mark stands before text, too. `arguments` writes the rules
+    of one function's arguments, given the name of the first rule and their schema; it raises
+    ValueError for a schema that the format cannot be made to follow.
     """
 
     opening: str
     rest: Callable[[CallContext], str]
     beside_text: Callable[[CallContext], str] | None = None
+    arguments: Callable[[CallContext, str, Mapping[str, Any]], Sequence[str]] = json_arguments
 
 
 @dataclass(frozen=True)
@@ -92,11 +110,12 @@ def calls_alone(
 ) -> str:
     """Return the grammar of an answer that consists of calls only.
 
-    `schemas` are those of the arguments, one per function.
+    `schemas` are those of the arguments, one per function. ParametersError is raised for one that
+    the format cannot be made to follow.
     """
     calls = [context.mark(syntax.opening)] if syntax.opening else []
     calls.append(syntax.rest(context))
-    return "\n".join([f"start: {' '.join(calls)}", *_arguments(schemas)])
+    return "\n".join([f"start: {' '.join(calls)}", *_arguments(syntax, context, schemas)])
 
 
 def text_and_calls(
@@ -108,10 +127,10 @@ def text_and_calls(
     """Return the grammar of an answer whose text is free before and after well-formed calls.
 
     `text_tokens` are special tokens that the text may contain. ValueError is raised where no mark
-    tells text and calls apart.
+    tells text and calls apart, ParametersError as by `calls_alone`.
     """
     if syntax.beside_text:
-        return "\n".join([syntax.beside_text(context), *_arguments(schemas)])
+        return "\n".join([syntax.beside_text(context), *_arguments(syntax, context, schemas)])
     again = "*" if context.parallel else "?"
     marks = [context.mark(name) for name in text_tokens if name in context.special]
     if syntax.opening in context.special:
@@ -123,14 +142,21 @@ def text_and_calls(
         rules = [f"opening[lazy]: {ANY_TEXT} {literal(syntax.opening)}", f"TEXT: {ANY_TEXT}"]
     else:
         raise ValueError("no mark of its own stands before a call")
-    return "\n".join([start, *rules, f"calls: {syntax.rest(context)}", *_arguments(schemas)])
+    return "\n".join(
+        [start, *rules, f"calls: {syntax.rest(context)}", *_arguments(syntax, context, schemas)]
+    )
 
 
-def _arguments(schemas: Sequence[Mapping[str, Any]]) -> list[str]:
+def _arguments(
+    syntax: CallSyntax,
+    context: CallContext,
+    schemas: Sequence[Mapping[str, Any]],
+) -> list[str]:
     """Return the rules arguments_0, arguments_1 and so on, one per schema."""
-    rules = []
-    for i, schema in enumerate(schemas):
-        complete = {key: value for key, value in schema.items() if key != LIBRARY_OPTIONS}
-        complete["type"] = "object"
-        rules.append(f"arguments_{i}: %json {json.dumps(complete, ensure_ascii=False)}")
+    rules: list[str] = []
+    for i, (name, schema) in enumerate(zip(context.names, schemas, strict=True)):
+        try:
+            rules += syntax.arguments(context, f"arguments_{i}", schema)
+        except ValueError as error:
+            raise ParametersError(f"parameters of {name!r}: {error}") from None
     return rules

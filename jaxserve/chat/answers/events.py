@@ -42,11 +42,13 @@ class Arguments:
 class FoundCall:
     """Call as a format's parser finds it, before AnswerParser gives it an index and an id.
 
-    `arguments` is JSON text of an object.
+    `arguments` is JSON text of an object. `id` is the one that the model wrote; empty where the
+    format has none.
     """
 
     name: str
     arguments: str
+    id: str = ""
 
 
 Part = Content | Reasoning | Call | Arguments

@@ -62,15 +62,20 @@ class IncomingText:
 
         The result is false at the end of the text. Without a mark all text is emitted.
         """
+        ahead = 0  # characters behind what is emitted that were read before: white space alone
         while True:
-            start = -1 if mark is None else self._text.find(mark, self._held)
-            settled = self._text[self._held : start if start >= 0 else None]
+            begin = self._held + ahead
+            overlap = max(self._held, begin - len(mark or "") + 1)
+            start = -1 if mark is None else self._text.find(mark, overlap)
+            end = start if start >= 0 else len(self._text)
             if mark is not None and start < 0 and not self._complete:
-                settled = settled[: len(settled) - _longest_head(settled, mark)]
+                end -= _longest_head(self._text, mark)
             # White space is kept back as well: it belongs to the mark if the mark comes next.
-            if mark is not None and (start >= 0 or not self._complete):
-                settled = settled.rstrip(SPACE)
+            keeps = mark is not None and (start >= 0 or not self._complete)
+            said = self._text[begin:end].rstrip(SPACE) if keeps else self._text[begin:end]
+            settled = self._text[self._held : begin + len(said)] if said or not keeps else ""
             self._held += len(settled)
+            ahead = max(0, end - self._held)
             if settled:
                 yield kind(settled)
             if start >= 0:
@@ -125,6 +130,12 @@ class IncomingText:
             yield None
         self._at = found + len(mark)
         return self._text[start:found]
+
+    def read_past(self, mark: str) -> Parse[str | None]:
+        """Read the text up to the mark, and the mark; the result is None where no mark comes."""
+        start = self._at
+        found = yield from self.read_to(mark)
+        return found if self._at > start + len(found) else None
 
     def read_literal(self, text: str) -> Parse[bool]:
         """Read `text` and return true if it comes next; otherwise read nothing."""

@@ -12,6 +12,10 @@ STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"?|[{}\[\]]', re.DOTALL)
 SPACES = re.compile(r"[ \t\r\n]*")
 
 
+class BeyondBoundsError(ValueError):
+    """JSON is nested too deep, or has an integer of too many digits."""
+
+
 def parse(text: str) -> Any:
     """Parse JSON text.
 
@@ -22,7 +26,7 @@ def parse(text: str) -> Any:
     for found in STRING_OR_BRACKET.finditer(text):
         depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(found[0], 0)
         if depth > MAX_TEXT_DEPTH:
-            raise ValueError(f"is nested more than {MAX_TEXT_DEPTH} deep")
+            raise BeyondBoundsError(f"is nested more than {MAX_TEXT_DEPTH} deep")
     return _loads(text)
 
 
@@ -118,7 +122,7 @@ def _loads(text: str, object_pairs_hook: Callable[[Any], Any] | None = None) -> 
 
 def _integer(digits: str) -> int:
     if len(digits.removeprefix("-")) > MAX_DIGITS:
-        raise ValueError(f"has an integer of more than {MAX_DIGITS} digits")
+        raise BeyondBoundsError(f"has an integer of more than {MAX_DIGITS} digits")
     return int(digits)
 
 

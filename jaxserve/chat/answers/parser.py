@@ -4,6 +4,7 @@ import secrets
 import string
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from jaxserve.chat.answers.events import Arguments, Call, Content, FoundCall, Parse, Part, Reasoning
 from jaxserve.chat.answers.formats import ToolFormat
@@ -33,8 +34,9 @@ class Answer:
 class Reading:
     """Rules for parsing the answer to one prompt; by default all of it is content.
 
-    `tools` is the format of calls, or None where calls are content. `names` are the functions that
-    may be called; a call of another one is content. Without `parallel` the first call of an answer
+    `tools` is the format of calls, or None where calls are content. `functions` maps the functions
+    that may be called to the JSON schemas of their parameters; a call of another one is content.
+    Without `parallel` the first call of an answer
     is kept and the others are dropped. `thinks` says that the answer may begin with reasoning,
     `opened` that the prompt has begun it. `channels` says that the answer is in Harmony, whatever
     `tools` is; without `thinks` its thoughts are content. `spelled` maps special tokens that belong
@@ -42,12 +44,17 @@ class Reading:
     """
 
     tools: ToolFormat | None = None
-    names: frozenset[str] = frozenset()
+    functions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     parallel: bool = True
     thinks: bool = False
     opened: bool = False
     channels: bool = False
     spelled: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the functions that may be called."""
+        return frozenset(self.functions)
 
     def read(self, text: str) -> Answer:
         """Parse the complete text of an answer."""
@@ -87,12 +94,13 @@ class AnswerParser:
         self._calls: _Stage | None = None
         if reading.channels:
             thoughts = Reasoning if reading.thinks else Content
-            self._calls = _Stage(lambda text: harmony(text, reading.names, thoughts))
+            self._calls = _Stage(lambda text: harmony(text, reading.functions, thoughts))
         elif tools:
-            self._calls = _Stage(lambda text: tools.parse(text, reading.names))
+            self._calls = _Stage(lambda text: tools.parse(text, reading.functions))
         self._parallel = reading.parallel
         self._new_id = new_id
         self._called = 0
+        self._ids = set[str]()
 
     @property
     def called(self) -> bool:
@@ -124,14 +132,23 @@ class AnswerParser:
                 yield part
 
     def _numbered(self, found: Iterable[Content | Reasoning | FoundCall]) -> Iterator[Part]:
-        """Give calls their index and id; drop all but the first one unless they are parallel."""
+        """Give calls their index and id; drop all but the first one unless they are parallel.
+
+        An id that the model wrote is kept, for templates that write it into the history again.
+        """
         for part in found:
             if not isinstance(part, FoundCall):
                 yield part
             elif self._parallel or not self._called:
-                yield Call(self._called, self._new_id(), part.name)
+                yield Call(self._called, self._id_of(part), part.name)
                 yield Arguments(self._called, part.arguments)
                 self._called += 1
+
+    def _id_of(self, call: FoundCall) -> str:
+        """Return the id of a call; a new one where the model wrote none, or one a second time."""
+        id = call.id if call.id and call.id not in self._ids else self._new_id()
+        self._ids.add(id)
+        return id
 
 
 class _Stage:

@@ -1,6 +1,7 @@
 """Parse the fields of chat bodies that hold objects: `messages`, `tools` and `tool_choice`."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from jaxserve.chat.messages import OF_THE_MODEL
@@ -13,6 +14,7 @@ from jaxserve.server.http.types import ChatBody
 
 FIELDS = frozenset({"name", "description", "parameters", "strict"})  # of a function
 TOOL = "a function tool"
+ALLOWED = "allowed_tools"  # type of a choice of several tools
 FUNCTION = "function"  # type of the tools and calls that are supported
 NO_CHOICE = Choice()  # what a body without tool_choice asks for
 
@@ -72,8 +74,13 @@ def _check_part(part: Any, path: str) -> None:
 
 def tools_in(body: ChatBody, limits: Limits) -> Tools | None:
     """Return the tools that the body offers; RequestError with the path of a wrong field."""
-    choice = _choice(body.tool_choice)
-    return offered(body.tools or (), limits, choice, body.parallel_tool_calls)
+    given = body.tool_choice
+    if isinstance(given, dict) and given.get("type") == ALLOWED:
+        allowed = _allowed(given)
+        return allowed.among(
+            offered(body.tools or (), limits, allowed.choice, body.parallel_tool_calls)
+        )
+    return offered(body.tools or (), limits, _choice(given), body.parallel_tool_calls)
 
 
 def offered(
@@ -97,7 +104,8 @@ def _choice(given: Any) -> Choice:
         case {"type": "function", "function": {"name": str(name)}}:
             return Choice(AUTO, name)
     function = '{"type": "function", "function": {"name": ...}}'
-    accepted = f'"{AUTO}", "{NONE}", "{REQUIRED}" or {function}'
+    allowed = f'{{"type": "{ALLOWED}", "{ALLOWED}": {{"mode": ..., "tools": [...]}}}}'
+    accepted = f'"{AUTO}", "{NONE}", "{REQUIRED}", {function} and {allowed}'
     raise UnsupportedError("tool_choice", f"is {given!r:.80}; only {accepted} are accepted")
 
 
@@ -113,3 +121,88 @@ def _function(tool: dict[str, Any], path: str) -> dict[str, Any]:
     check_fields(tool, {"type", "function", CACHE_HINT}, path, TOOL)
     check_fields(function, FIELDS | {CACHE_HINT}, f"{path}.function", TOOL)
     return function
+
+
+# ---- a choice of several tools
+
+
+@dataclass(frozen=True)
+class AllowedTools(Tools):
+    """Tools of which only some may be called.
+
+    The model is shown all of them, so that the prompt is that of other choices, and what is kept of
+    it serves for this one as well.
+    """
+
+    allowed: frozenset[str] = field(kw_only=True)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the functions that may be called."""
+        return self.allowed
+
+
+@dataclass(frozen=True)
+class _Allowed:
+    """A choice of tools by the client.
+
+    `named` maps the paths of the tools' names in the request to the names.
+    """
+
+    choice: Choice
+    named: dict[str, str]
+
+    def among(self, tools: Tools | None) -> Tools:
+        """Return the tools of the request with this choice; RequestError for one that it lacks."""
+        known = tools.names if tools else frozenset[str]()
+        for path, name in self.named.items():
+            if name not in known:
+                raise RequestError(path, f"is {name!r:.80}, which is none of the tools")
+        assert tools  # as there is a name, which it has
+        allowed = frozenset(self.named.values())
+        return AllowedTools(
+            tools.offered,
+            tools.parallel,
+            tools.required & allowed,
+            tools.strict & allowed,
+            allowed=allowed,
+        )
+
+
+def _allowed(given: dict[str, Any]) -> _Allowed:
+    """Parse a choice of several tools, in the form of chat completions or of responses."""
+    path = "tool_choice"
+    if ALLOWED in given:
+        check_fields(given, {"type", ALLOWED}, path, "a choice of allowed tools")
+        path = f"{path}.{ALLOWED}"
+        given = {"type": ALLOWED} | _object(given[ALLOWED], path, "mode and tools")
+    check_fields(given, {"type", "mode", "tools"}, path, "a choice of allowed tools")
+    mode = given.get("mode")
+    tools = given.get("tools")
+    if mode not in (AUTO, REQUIRED):
+        raise RequestError(f"{path}.mode", f'is {mode!r:.80}; it must be "{AUTO}" or "{REQUIRED}"')
+    if not (isinstance(tools, list) and tools):
+        raise RequestError(f"{path}.tools", f"is {tools!r:.80}; give a list of at least one tool")
+    named = dict(_named(tool, f"{path}.tools[{i}]") for i, tool in enumerate(tools))
+    return _Allowed(Choice(mode), named)
+
+
+def _named(tool: Any, path: str) -> tuple[str, str]:
+    """Return path and name of a tool such as {"type": "function", "function": {"name": ...}}."""
+    given = _object(tool, path, "type and function")
+    if given.get("type") != FUNCTION:
+        raise UnsupportedError(f"{path}.type", _only_functions(given.get("type")))
+    if FUNCTION in given:
+        check_fields(given, {"type", FUNCTION}, path, TOOL)
+        path = f"{path}.{FUNCTION}"
+        given = _object(given[FUNCTION], path, "name")
+    check_fields(given, FIELDS | {"type"}, path, TOOL)
+    if not isinstance(name := given.get("name"), str):
+        raise RequestError(f"{path}.name", f"is {name!r:.80}; give the name of a tool")
+    return f"{path}.name", name
+
+
+def _object(given: Any, path: str, members: str) -> dict[str, Any]:
+    if not isinstance(given, dict):
+        raise RequestError(path, f"is {given!r:.80}; give an object with {members}")
+    return given

@@ -24,14 +24,48 @@ from jaxserve.chat.answers.formats import (
 GOLDEN: list[dict[str, Any]] = json.loads(
     (Path(__file__).parents[3] / "golden" / "tool_answers.json").read_text(encoding="utf-8")
 )
-NAMES = frozenset({"add", "get_weather", "get.time-now"})
+TEXT = {"type": "string"}
+NUMBER = {"type": "integer"}
+NULL = {"type": "null"}
+FUNCTIONS: dict[str, dict[str, Any]] = {
+    "add": {"type": "object", "properties": {"a": NUMBER, "b": NUMBER}},
+    "get_weather": {
+        "type": "object",
+        "properties": {"city": TEXT, "state": TEXT, "unit": {"enum": ["celsius", "fahrenheit"]}},
+    },
+    "get.time-now": {},
+    "types": {
+        "type": "object",
+        "properties": {
+            "int": NUMBER,
+            "float": {"type": "float"},
+            "bool": {"type": "boolean"},
+            "str": TEXT,
+            "obj": {"type": "object"},
+            "list": {"items": {}},
+            "maybe_int": {"type": ["integer", "null"]},
+            "maybe_str": {"anyOf": [TEXT, NULL]},
+            "maybe_obj": {"oneOf": [{"type": "object"}, NULL]},
+            "text_or_int": {"anyOf": [TEXT, NUMBER, NULL]},
+            "level": {"$ref": "#/$defs/Level"},
+            "point": {"allOf": [{"$ref": "#/$defs/Point"}], "description": "x and y"},
+            "mode": {"anyOf": [{"const": "auto"}, NUMBER]},
+            "any": {},
+        },
+        "$defs": {
+            "Level": {"enum": ["5", "10"]},
+            "Point": {"type": "object", "properties": {"x": NUMBER, "next": {"$ref": "#"}}},
+        },
+    },
+}
+AS_TEXT = ("qwen3_coder", "glm45", "minimax_m2")  # arguments are written anew
 
 
 def reading_of(
     form: str, thinks: bool = False, opened: bool = False, parallel: bool = True
 ) -> Reading:
     channels = form == "harmony"
-    return Reading(TOOL_FORMATS.get(form), NAMES, parallel, thinks, opened, channels)
+    return Reading(TOOL_FORMATS.get(form), FUNCTIONS, parallel, thinks, opened, channels)
 
 
 def parts_of(reading: Reading, pieces: Sequence[str]) -> list[Part]:
@@ -53,10 +87,13 @@ def parts_of(reading: Reading, pieces: Sequence[str]) -> list[Part]:
 def expected(case: dict[str, Any]) -> list[Part]:
     found: list[Part] = []
     calls = itertools.count()
+    ids = itertools.count()
     for kind, *values in case["parts"]:
         if kind == "call":
             index = next(calls)
-            found += [Call(index, f"id{index}", values[0]), Arguments(index, values[1])]
+            name, arguments, *written = values
+            id = written[0] if written else f"id{next(ids)}"
+            found += [Call(index, id, name), Arguments(index, arguments)]
         else:
             found.append({"content": Content, "reasoning": Reasoning}[kind](values[0]))
     return found
@@ -101,7 +138,10 @@ def test_text_without_marks_passes_unchanged(form: str, thinks: bool, pieces: li
     text = "".join(pieces)
     if any(
         mark in text
-        for mark in ("<think>", "</think>", "<tool_call>", "[TOOL_CALLS]", "<|python_tag|>")
+        for mark in (
+            *("<think>", "</think>", "<tool_call>", "[TOOL_CALLS]", "<|python_tag|>"),
+            *("<minimax:tool_call>", "<|tool_calls_section_begin|>"),
+        )
     ):
         return
     assert parts_of(reading_of(form, thinks), pieces) == ([Content(text)] if text else [])
@@ -127,6 +167,12 @@ FRAGMENTS = (
     ),
     *("<|start|>assistant", "<|channel|>", "<|constrain|>json", "<|message|>", "<|end|>"),
     *("analysis", "final", "commentary", " to=functions.add"),
+    *("<function=add>", "</function>", "<parameter=a>", "</parameter>", "<parameter=", ">"),
+    *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "a", "7"),
+    *("<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="add">', "</invoke>"),
+    *('<parameter name="b">', "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    *("<|tool_call_begin|>", "functions.add:0", "<|tool_call_argument_begin|>"),
+    *("<|tool_call_end|>", "True", "'", "\\'"),
     *(
         '{"name": "add", "arguments": {"a": 1}}',
         '{"name": "add", "parameters": {}}',
@@ -173,7 +219,8 @@ def test_cuts_change_nothing_of_anything(
     for part in parts:
         if isinstance(part, Arguments):
             assert isinstance(json.loads(part.text), dict)
-            assert part.text in text or (reading.channels and part.text == "{}")
+            is_written = form in AS_TEXT or (reading.channels and part.text == "{}")
+            assert part.text in text or is_written
 
 
 DEEP = {
@@ -184,6 +231,16 @@ DEEP = {
     "deepseek": (
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add"
         "<｜tool▁sep｜>%s<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    ),
+    "qwen3_coder": ("<tool_call><function=add><parameter=a>%s</parameter></function></tool_call>"),
+    "glm45": "<tool_call>add<arg_key>a</arg_key><arg_value>%s</arg_value></tool_call>",
+    "minimax_m2": (
+        '<minimax:tool_call><invoke name="add"><parameter name="a">%s</parameter></invoke>'
+        "</minimax:tool_call>"
+    ),
+    "kimi_k2": (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0"
+        "<|tool_call_argument_begin|>%s<|tool_call_end|><|tool_calls_section_end|>"
     ),
 }
 
@@ -206,6 +263,11 @@ def test_depth_is_bounded(form: str) -> None:
         "<｜tool▁calls▁begin｜>{",
         "<|channel|>commentary to=functions.add<|message|>{",
         "<|start|>assistant ",
+        "<tool_call>\n<function=add>\n<parameter=a>\n",
+        "<tool_call>add<arg_key>",
+        "<tool_call>add<arg_key>a</arg_key><arg_value>",
+        '<minimax:tool_call><invoke name="add"><parameter name="a">',
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0",
         "\n",
         '{"a": "',
     ],
@@ -223,10 +285,61 @@ def test_time_is_linear(form: str, text: str) -> None:
     assert time.thread_time() - began < 60
 
 
+@pytest.mark.parametrize("form", ["think", "harmony"])
+def test_time_is_linear_in_white_space(form: str) -> None:
+    """A model that writes lines without end, letter by letter."""
+    head = {"think": "<think>a", "harmony": "<|channel|>final<|message|>a"}[form]
+    reading = reading_of(form, thinks=True)
+    began = time.thread_time()
+    parser = AnswerParser(reading)
+    parts = parser.feed(head)
+    for _ in range(200_000):
+        parts += parser.feed("\n")
+    parts += parser.end()
+    assert sum(len(part.text) for part in parts if not isinstance(part, Call)) == 200_001
+    assert time.thread_time() - began < 60
+
+
 def test_the_first_call_only() -> None:
     call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
     found = parts_of(reading_of("hermes", parallel=False), [f"a {call} b {call}"])
     assert found == [Content("a"), Call(0, "id0", "add"), Arguments(0, "{}"), Content(" b")]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [r"'\'", "'", '"', "{'a': ", "True ", '"\\', "[", "<parameter=a>"],
+    ids=repr,
+)
+def test_time_of_values_is_linear(value: str) -> None:
+    call = DEEP["qwen3_coder"] % (value * (400_000 // len(value)))
+    began = time.thread_time()
+    parts_of(reading_of("qwen3_coder"), [call])
+    assert time.thread_time() - began < 60
+
+
+@pytest.mark.parametrize("form", AS_TEXT)
+def test_time_is_linear_in_the_calls(form: str) -> None:
+    call = DEEP[form].replace("add", "types") % "7"
+    began = time.thread_time()
+    answer = reading_of(form).read(call * 3000)
+    assert len(answer.calls) == 3000 and time.thread_time() - began < 60
+
+
+def test_schemas_that_refer_to_each_other() -> None:
+    """Definitions that refer to others twice each, in a chain and in a circle, are read once."""
+    chain: dict[str, Any] = {
+        f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(2000)
+    }
+    circle = {"anyOf": [{"$ref": "#/$defs/circle"}, NUMBER]}
+    parameters = {
+        "properties": {"a": {"$ref": "#/$defs/d0"}, "b": {"$ref": "#/$defs/circle"}},
+        "allOf": [{"$ref": "#"}] * 3,
+        "$defs": {**chain, "circle": circle},
+    }
+    reading = Reading(TOOL_FORMATS["qwen3_coder"], {"add": parameters})
+    ((_, arguments),) = reading.read(DEEP["qwen3_coder"] % "7").calls
+    assert arguments == '{"a": "7"}'
 
 
 def test_ids_are_what_templates_of_mistral_accept() -> None:
@@ -240,7 +353,12 @@ def test_ids_are_what_templates_of_mistral_accept() -> None:
         ("{{ '[TOOL_CALLS] [' }}", "mistral", False),
         ("{{ '<｜tool▁calls▁begin｜>' }} content.split('</think>')", "deepseek", True),
         ("{{ '<tool_call>\n' }}", "hermes", False),
-        ("{{ '<tool_call>\n<function=' }}", "none", False),
+        ("{{ '<tool_call>\n<function=' }}", "qwen3_coder", False),
+        ("<function={{ name }}>", "none", False),
+        ("{{ ns + '<tool_call>' }}<invoke name=\"", "none", False),
+        ("{{ '<tool_call>' + name }}<arg_key> </think>", "glm45", True),
+        ("{{ '<minimax:tool_call>' }}<invoke name= </think>", "minimax_m2", True),
+        ("<|tool_calls_section_begin|>{{ id }}", "kimi_k2", False),
         ("{{ '<|start_header_id|>' }} message.tool_calls", "llama", False),
         ("{{ '<|start_header_id|>' + role }}", "none", False),
         ("{{ m.content }}", "none", False),

@@ -1,5 +1,6 @@
 """A model on the fake device that says what a test wants, with tools in its chat template."""
 
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -31,21 +32,79 @@ TURNS = (
     "%}{{ '\n' }}{% endfor %}"
 )
 SECTION = "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>"
-FORMS = {  # the template's mark, one call as the model writes it, and two
+
+
+def members(arguments: str) -> list[tuple[str, str]]:
+    """Return names and texts of the members of an object as `json.dumps` writes it."""
+    found: list[tuple[str, str]] = []
+    decoder = json.JSONDecoder()
+    at = 1
+    while arguments[at] != "}":
+        name, at = decoder.raw_decode(arguments, at + (arguments[at] == " "))
+        start = at + 2  # behind the colon and the space
+        _, at = decoder.raw_decode(arguments, start)
+        found.append((name, arguments[start:at]))
+        at += arguments[at] == ","
+    return found
+
+
+def one_by_one(call: str, member: str) -> Callable[[str], str]:
+    """Return the writer of a call whose arguments are written one by one."""
+
+    def write(arguments: str) -> str:
+        return call % "".join(member % each for each in members(arguments))
+
+    return write
+
+
+FORMS: dict[str, tuple[str, Callable[[str], str], str]] = {
+    # the template's mark, one call of add as the model writes it with these arguments, and two
     "hermes": (
         "<tool_call>",
-        '<tool_call>\n{"name": "add", "arguments": %s}\n</tool_call>',
+        '<tool_call>\n{"name": "add", "arguments": %s}\n</tool_call>'.__mod__,
         "{0}\n{0}",
     ),
     "llama": (
         "<|start_header_id|>tool_calls",
-        '<|python_tag|>{"name": "add", "parameters": %s}',
+        '<|python_tag|>{"name": "add", "parameters": %s}'.__mod__,
         "{0}; {1}",
     ),
-    "mistral": ("[TOOL_CALLS]", "[TOOL_CALLS]add[ARGS]%s", "{0}{0}"),
+    "mistral": ("[TOOL_CALLS]", "[TOOL_CALLS]add[ARGS]%s".__mod__, "{0}{0}"),
     "deepseek": (
         "<｜tool▁calls▁begin｜>",
-        SECTION.format("<｜tool▁call▁begin｜>add<｜tool▁sep｜>%s<｜tool▁call▁end｜>"),
+        SECTION.format("<｜tool▁call▁begin｜>add<｜tool▁sep｜>%s<｜tool▁call▁end｜>").__mod__,
+        "{0}{0}",
+    ),
+    "qwen3_coder": (
+        "<tool_call><function=",
+        one_by_one(
+            "<tool_call>\n<function=add>\n%s</function>\n</tool_call>",
+            "<parameter=%s>\n%s\n</parameter>\n",
+        ),
+        "{0}\n{0}",
+    ),
+    "glm45": (
+        "<tool_call><arg_key>",
+        one_by_one(
+            "<tool_call>add\n%s</tool_call>",
+            "<arg_key>%s</arg_key>\n<arg_value>%s</arg_value>\n",
+        ),
+        "{0}\n{0}",
+    ),
+    "minimax_m2": (
+        "<minimax:tool_call>",
+        one_by_one(
+            '<minimax:tool_call>\n<invoke name="add">\n%s</invoke>\n</minimax:tool_call>',
+            '<parameter name="%s">%s</parameter>\n',
+        ),
+        "{0}\n{0}",
+    ),
+    "kimi_k2": (
+        "<|tool_calls_section_begin|>",
+        (
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0"
+            "<|tool_call_argument_begin|>%s<|tool_call_end|><|tool_calls_section_end|>"
+        ).__mod__,
         "{0}{0}",
     ),
 }

@@ -41,7 +41,7 @@ def test_one_call(
 
     async def main() -> None:
         async with speaking(tmp_path, monkeypatch, mark) as http:
-            says(before + call % ARGUMENTS)
+            says(before + call(ARGUMENTS))
             create = http.client.chat.completions.create
             asked: dict[str, Any] = {"model": "fake", "messages": ASKED, "tools": [ADD]}
             choice = (await create(**asked)).choices[0]
@@ -67,8 +67,12 @@ def test_one_call(
             )
             for off in ({}, {"tools": []}, {"tools": [ADD], "tool_choice": "none"}):
                 message = (await create(**asked | {"tools": None} | off)).choices[0].message
-                hidden = [mark for mark in SPECIAL if mark in call] if form != "hermes" else []
-                told = before + call % ARGUMENTS
+                hidden = (
+                    [mark for mark in SPECIAL if mark in call(ARGUMENTS)]
+                    if form != "hermes"
+                    else []
+                )
+                told = before + call(ARGUMENTS)
                 for mark_of_form in hidden:
                     told = told.replace(mark_of_form, "")
                 assert message.content == told and not message.tool_calls, "nobody offered anything"
@@ -86,7 +90,7 @@ def test_two_calls(
 
     async def main() -> None:
         async with speaking(tmp_path, monkeypatch, mark) as http:
-            says(two.format(call % ARGUMENTS, (call % ARGUMENTS).replace("<|python_tag|>", "")))
+            says(two.format(call(ARGUMENTS), (call(ARGUMENTS)).replace("<|python_tag|>", "")))
             body = {"messages": ASKED, "tools": [ADD], "parallel_tool_calls": parallel}
             message = (await http.post(PATH, body)).json()["choices"][0]["message"]
             count = 1 if parallel is False else 2
@@ -112,7 +116,7 @@ def test_thoughts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says, e
                 ("" if end else "<think>\n")
                 + thought
                 + "\n</think>\n\n12"
-                + FORMS["hermes"][1] % ARGUMENTS
+                + FORMS["hermes"][1](ARGUMENTS)
             )
             body = {"messages": ASKED, "tools": [ADD]}
             message = (await http.post(PATH, body)).json()["choices"][0]["message"]
@@ -198,12 +202,64 @@ def test_what_was_called_goes_back_to_the_template(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("form", list(FORMS))
+@pytest.mark.parametrize("nested", [False, True])
+def test_only_allowed_tools_are_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says, form: str, nested: bool
+) -> None:
+    mark, call, _ = FORMS[form]
+    other = {"type": "function", "function": {"name": "other"}}
+
+    def choice(name: str) -> dict[str, Any]:
+        tool: dict[str, Any] = {"name": name}
+        tools = {"mode": "auto", "tools": [{"type": "function", "function": tool}]}
+        if nested:
+            return {"type": "allowed_tools", "allowed_tools": tools}
+        return {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", **tool}]}
+
+    async def main() -> None:
+        async with speaking(tmp_path, monkeypatch, mark) as http:
+            says(call(ARGUMENTS))
+            asked: dict[str, Any] = {"messages": ASKED, "tools": [ADD, other]}
+            free = (await http.post(PATH, asked)).json()
+            for name in ("add", "other"):
+                reply = (await http.post(PATH, asked | {"tool_choice": choice(name)})).json()
+                message = reply["choices"][0]["message"]
+                assert reply["usage"]["prompt_tokens"] == free["usage"]["prompt_tokens"]
+                if name == "add":
+                    assert message["tool_calls"][0]["function"]["arguments"] == ARGUMENTS
+                else:
+                    assert not message.get("tool_calls") and "add" in message["content"]
+                *chunks, _ = await http.events(PATH, asked | {"tool_choice": choice(name)})
+                assert len(joined(chunks)[2]) == (name == "add")
+
+    asyncio.run(main())
+
+
+def test_an_id_that_the_model_wrote_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says
+) -> None:
+    mark, call, two = FORMS["kimi_k2"]
+
+    async def main() -> None:
+        async with speaking(tmp_path, monkeypatch, mark) as http:
+            says(two.format(call(ARGUMENTS)).replace("add:0", "add:7", 1))
+            asked = {"messages": ASKED, "tools": [ADD]}
+            message = (await http.post(PATH, asked)).json()["choices"][0]["message"]
+            ids = ["functions.add:7", "functions.add:0"]
+            assert [made["id"] for made in message["tool_calls"]] == ids
+            *chunks, _ = await http.events(PATH, asked)
+            assert [made["id"] for made in joined(chunks)[2]] == ids
+
+    asyncio.run(main())
+
+
 def test_langchain_calls_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says
 ) -> None:
     async def main() -> None:
         async with speaking(tmp_path, monkeypatch, "<tool_call>") as http:
-            says("I add." + FORMS["hermes"][1] % ARGUMENTS)
+            says("I add." + FORMS["hermes"][1](ARGUMENTS))
             model = ChatOpenAI(
                 model="fake",
                 base_url=f"{http.base}/v1",
@@ -238,7 +294,7 @@ def test_the_example_of_the_documents(
 
     async def main() -> None:
         async with speaking(tmp_path, monkeypatch, "<tool_call>", max_context=2048) as http:
-            says(FORMS["hermes"][1] % ARGUMENTS, later="7 plus 5 is 12.")
+            says(FORMS["hermes"][1](ARGUMENTS), later="7 plus 5 is 12.")
             file = tmp_path / "example.py"
             file.write_text(
                 example.replace("http://127.0.0.1:8000", http.base).replace("Qwen3-0.6B", "fake")
@@ -255,6 +311,14 @@ def test_the_example_of_the_documents(
 DEEP: dict[str, Any] = {}
 for _ in range(40):
     DEEP = {"properties": DEEP}
+
+
+def allowing(mode: str | None, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "name": name} for name in names]
+    choice = {"type": "allowed_tools", "mode": mode, "tools": tools}
+    return {"tool_choice": choice if mode else {"type": "allowed_tools"}}
+
+
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         function(parameters={"properties": {"a": {"uniqueItems": True}}})
@@ -272,10 +336,52 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "response_format",
         "together with calls that follow a grammar",
     ),
+    (function() | allowing(None), "tool_choice.mode", 'is None; it must be "auto" or "required"'),
+    (function() | allowing("none", "f"), "tool_choice.mode", "is 'none'"),
+    (function() | allowing("auto"), "tool_choice.tools", "at least one"),
+    (function() | allowing("auto", "f", "g"), "tool_choice.tools[1].name", "none of the tools"),
+    (allowing("required", "f"), "tool_choice", "without tools"),
+    (allowing("auto", "f"), "tool_choice.tools[0].name", "none of the tools"),
     (
-        function() | {"tool_choice": {"type": "allowed_tools"}},
-        "tool_choice",
-        "'allowed_tools'}; only",
+        function() | {"tool_choice": {"type": "allowed_tools", "allowed_tools": []}},
+        "tool_choice.allowed_tools",
+        "an object",
+    ),
+    (
+        function()
+        | {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": 5}}},
+        "tool_choice.allowed_tools.tools",
+        "a list",
+    ),
+    (
+        function() | {"tool_choice": allowing("auto", "f")["tool_choice"] | {"strict": True}},
+        "tool_choice.strict",
+        "not a field",
+    ),
+    (
+        function()
+        | {
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "auto", "tools": [{"type": "custom", "name": "f"}]},
+            }
+        },
+        "tool_choice.allowed_tools.tools[0].type",
+        'only "function"',
+    ),
+    (
+        function()
+        | {
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {
+                    "mode": "auto",
+                    "tools": [{"type": "function", "function": {"name": 5}}],
+                },
+            }
+        },
+        "tool_choice.allowed_tools.tools[0].function.name",
+        "is 5",
     ),
     (
         {"messages": [{"role": "assistant", "tool_calls": [{"type": "custom", "custom": {}}]}]},

@@ -1,0 +1,99 @@
+"""Arguments that a model writes one by one, as text: JSON by the schemas of the function."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from jaxserve.chat.answers.json_text import BeyondBoundsError, is_bounded_object, parse
+from jaxserve.chat.answers.schema_kinds import NULL, STRING, Kind, Kinds, properties
+
+UNKNOWN = Kind(frozenset({STRING}))  # the kind of a parameter that nobody declared
+# Templates write null as Python does, and models do as they read.
+NULLS = ("null", "None")
+WORDS = MappingProxyType({"True": "true", "False": "false", "None": "null"})
+# Strings of Python, strings of JSON, and words, in what is otherwise JSON. Strings without an end
+# match as well: they are read once.
+PYTHON = re.compile(
+    r"""'(?P<text>(?:[^'\\]|\\.)*+)(?P<end>'?)|"(?:[^"\\]|\\.)*+"?|\b(?:True|False|None)\b""",
+    re.DOTALL,
+)
+# In a Python text: an escape that JSON does not have, or a quote that it has to escape.
+ESCAPE = re.compile(r"\\x([0-9a-fA-F]{2})|\\(')|(\")|\\.", re.DOTALL)
+
+
+class Parameters:
+    """Parameters of the functions that an answer may call."""
+
+    def __init__(self, functions: Mapping[str, Mapping[str, Any]]):
+        self._functions = functions
+        self._kinds: dict[str, Mapping[str, Kind]] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._functions
+
+    def of(self, function: str) -> Mapping[str, Kind]:
+        """Return the kinds of a function's parameters by name."""
+        if function not in self._kinds:
+            schema = self._functions[function]
+            kinds = Kinds(schema)
+            found = {name: kinds.of(each) for name, each in properties(schema).items()}
+            self._kinds[function] = found
+        return self._kinds[function]
+
+    def arguments(self, function: str, written: Sequence[tuple[str, str]]) -> str | None:
+        """Return names and texts as JSON text of an object; None where a call may not have them.
+
+        That is where a name comes twice, or where a value is beyond the bounds of arguments.
+        """
+        kinds = self.of(function)
+        members = [
+            f"{_quoted(name)}: {value_of(text, kinds.get(name, UNKNOWN))}" for name, text in written
+        ]
+        arguments = f"{{{', '.join(members)}}}"
+        return arguments if is_bounded_object(arguments) else None
+
+
+def value_of(text: str, kind: Kind) -> str:
+    """Return the text of a value as JSON: as a string where that is a value of the kind.
+
+    Other JSON stays as it is written. Text that is no JSON is a string against the schema, so that
+    the one who called can be told.
+    """
+    if kind.names_null and text.strip() in NULLS and text not in (kind.texts or ()):
+        return "null"
+    if STRING in kind.types and (
+        kind.texts is None or text in kind.texts or kind.types <= {STRING, NULL}
+    ):
+        return _quoted(text)
+    for candidate in (text.strip(), _from_python(text.strip())):
+        try:
+            parse(candidate)
+        except BeyondBoundsError:
+            return candidate  # which is_bounded_object refuses
+        except ValueError:
+            continue
+        return candidate
+    return _quoted(text)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _from_python(text: str) -> str:
+    """Return a Python literal as JSON; other text becomes some text that is no JSON either."""
+
+    def token(found: re.Match[str]) -> str:
+        if found["end"]:
+            return f'"{ESCAPE.sub(escape, found["text"])}"'
+        return WORDS.get(found[0], found[0])
+
+    def escape(found: re.Match[str]) -> str:
+        code, single, double = found.groups()
+        if code:
+            return f"\\u00{code}"
+        return "'" if single else '\\"' if double else found[0]
+
+    return PYTHON.sub(token, text)

@@ -1,0 +1,99 @@
+"""Regular expressions of strings that certainly follow a schema, up to a mark behind them."""
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from jaxserve.chat.answers.call_grammar import ANY_TEXT
+
+# Some of the texts of a format, and no others. None of them has a line end or "<".
+HEXADECIMAL = "[0-9a-fA-F]"
+FORMATS = MappingProxyType(
+    {
+        "uri": (
+            r"[a-zA-Z][a-zA-Z0-9+.\-]*:\/\/[a-zA-Z0-9.\-]+(?::[0-9]{1,5})?"
+            r"(?:\/(?:[a-zA-Z0-9\-._~!$&'()*+,;=:@\/]|%HH)*)?"
+            r"(?:\?(?:[a-zA-Z0-9\-._~!$&'()*+,;=:@\/?]|%HH)*)?"
+            r"(?:#(?:[a-zA-Z0-9\-._~!$&'()*+,;=:@\/?]|%HH)*)?"
+        ).replace("HH", HEXADECIMAL * 2),
+        "uuid": "HH{8}-HH{4}-HH{4}-HH{4}-HH{12}".replace("HH", HEXADECIMAL),
+    }
+)
+# Parts of a pattern that mean the same to ECMAScript and to Rust, and match neither "<" nor a line
+# end: letters, their classes, groups and alternatives, and counts.
+SAFE = re.compile(
+    r"[a-zA-Z0-9_ ,:;@%=\-]|\\[.\-+*?()\[\]{}|^$\\]"
+    r"|\[(?:[a-zA-Z0-9]-[a-zA-Z0-9]|[a-zA-Z0-9_ ,.:;@%=+*?]|\\[.\-\]\\^])+-?\]"
+    r"|\(\?:|[()|]|[+*?]|\{[0-9]+(?:,[0-9]*)?\}"
+)
+
+
+def expression_of(schema: Mapping[str, Any], margin: str) -> str:
+    """Return the expression, in llguidance's Lark, of strings by a schema and of the margin.
+
+    The schema has pattern, minLength, maxLength and format at most. ValueError is raised for what
+    has no simple expression. The expression may leave out strings that the schema allows.
+
+    Args:
+        margin: Text that may stand behind the string and is none of it; empty where there is none.
+    """
+    if not schema:
+        return ANY_TEXT
+    if schema.keys() == {"pattern"}:
+        return f"/{_pattern(schema['pattern'])}{_escaped(margin)}/"
+    if schema.keys() == {"format"}:
+        if schema["format"] not in FORMATS:
+            raise ValueError(f"has the format {schema['format']!r:.80}")
+        return f"/{FORMATS[schema['format']]}{_escaped(margin)}/"
+    if schema.keys() <= {"minLength", "maxLength"}:
+        return _of_length(schema.get("minLength", 0), schema.get("maxLength"), margin)
+    raise ValueError(f"has {' and '.join(sorted(schema))} at once")
+
+
+def _pattern(pattern: Any) -> str:
+    """Return a pattern that matches whole strings as an expression, if it is simple."""
+    if not (isinstance(pattern, str) and pattern.startswith("^") and pattern.endswith("$")):
+        raise ValueError(f"has the pattern {pattern!r:.80}, which does not match whole strings")
+    inner = pattern[1:-1]
+    at = 0
+    while at < len(inner):
+        found = SAFE.match(inner, at)
+        if found is None:
+            raise ValueError(f"has the pattern {pattern!r:.80}, which is not simple")
+        at = found.end()
+    if _has_bare_alternatives(inner):
+        raise ValueError(f"has the pattern {pattern!r:.80}, whose ends belong to parts of it")
+    return inner
+
+
+def _has_bare_alternatives(pattern: str) -> bool:
+    """Return whether | stands outside of groups."""
+    depth = 0
+    for found in SAFE.finditer(pattern):
+        depth += {"(": 1, "(?:": 1, ")": -1}.get(found[0], 0)
+        if found[0] == "|" and depth == 0:
+            return True
+    return False
+
+
+def _of_length(least: Any, most: Any, margin: str) -> str:
+    """Return the expression of strings by their number of characters.
+
+    A string that is not long enough yet could end in the mark behind it: its first characters are
+    no line end, and do not begin a mark.
+    """
+    if not (isinstance(least, int) and isinstance(most, int | None)):
+        raise ValueError("has a length that is no integer")
+    if most is not None and most < least:
+        raise ValueError("has a maxLength below its minLength")
+    # A pair of characters counts as one of the least, and as two of the most.
+    pairs = most is None or most >= 2 * least
+    head = r"(?:[^<\n]|<[^\/\n])" if pairs else r"[^<\n]"
+    rest = "*" if most is None else f"{{0,{most - (2 if pairs else 1) * least}}}"
+    end = f"(?:{_escaped(margin)})?" if margin else ""
+    return f"/{head}{{{least}}}(?s:.{rest}){end}/" if least else f"/(?s:.{rest}){end}/"
+
+
+def _escaped(margin: str) -> str:
+    return margin.replace("\n", r"\n")
