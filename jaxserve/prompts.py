@@ -150,7 +150,7 @@ class Prompts:
             id=id,
             prompt=prompt.token_ids,
             params=params,
-            eos_ids=tuple(dict.fromkeys((*self.eos_ids, *prompt.end_ids))),
+            eos_ids=self.eos_ids,
             priority=priority,
             client=client,
             salt=salt,

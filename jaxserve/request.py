@@ -10,6 +10,7 @@ from jaxserve.structure import Grammar
 
 MAX_EOS_IDS = 16  # end tokens that a checkpoint may name
 MAX_CLOSING = 8  # tokens that close a thought
+MAX_OPENING = 4  # tokens that begin one
 
 
 @dataclass(frozen=True)
@@ -21,23 +22,27 @@ class ThoughtBudget:
             the thought has ended before.
         end: Id of the token that ends a thought; one of `closing`.
         closing: Ids of the tokens that are put in the place of sampled ones, 1 to MAX_CLOSING.
-        opening: Ids of the tokens that an output with a thought begins with; none where the prompt
-            has begun the thought.
-        told_by: Index in `opening` of the token by which a thought is told from other output.
+        opening: Ids of the tokens that an output with a thought begins with, at most MAX_OPENING;
+            none where the prompt has begun the thought.
+        gap: Id of a token that may stand before `opening`, once; None for no token.
     """
 
     tokens: int
     end: int
     closing: tuple[int, ...]
     opening: tuple[int, ...] = ()
-    told_by: int = 0
+    gap: int | None = None
 
     def check(self, vocab_size: int) -> None:
         """Raise RequestError for ids outside of a vocabulary, or too many tokens."""
         field = "thought_budget"
-        check_token_ids(field, (self.end, *self.closing, *self.opening), vocab_size)
+        gap = () if self.gap is None else (self.gap,)
+        check_token_ids(field, (self.end, *self.closing, *self.opening, *gap), vocab_size)
         if not 1 <= len(self.closing) <= MAX_CLOSING:
             problem = f"closes a thought with {len(self.closing)} tokens; give 1 to {MAX_CLOSING}"
+            raise RequestError(field, problem)
+        if len(self.opening) > MAX_OPENING:
+            problem = f"has {len(self.opening)} tokens that open a thought; give {MAX_OPENING}"
             raise RequestError(field, problem)
         if self.end not in self.closing:
             raise RequestError(field, "closes a thought with tokens that do not end it")

@@ -1,12 +1,19 @@
 """Prompts of conversations: their text, and token ids in which only the template marks turns."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from jaxserve.chat.answers import AnswerFormats, Reading, harmony
-from jaxserve.chat.answers.call_grammar import CallContext, Lead, calls_alone, text_and_calls
+from jaxserve.chat.answers.call_grammar import (
+    CallContext,
+    Lead,
+    ParametersError,
+    calls_alone,
+    text_and_calls,
+)
 from jaxserve.chat.answers.thinking import MARKS, closed_by, opened_by
 from jaxserve.chat.answers.thought_grammar import lead_of_thought
 from jaxserve.chat.guarded_template import Given, GuardedTemplate
@@ -35,9 +42,8 @@ class Rendered:
 
     `reading` says how the answer is parsed, `structure` what it has to follow where functions must
     be called or called strictly; None leaves it free. `frame` is the grammar of a thought before
-    any other structure, see Structure.frame. `end_ids` are tokens that end the answer beside those
-    that the model's files name. `unread` are keys of messages that changed nothing and that
-    OpenAI's API does not have, and options of which the template reads no variable.
+    any other structure, see Structure.frame. `unread` are keys of messages that changed nothing and
+    that OpenAI's API does not have, and options of which the template reads no variable.
     """
 
     text: str
@@ -46,7 +52,6 @@ class Rendered:
     structure: Structure | None = None
     frame: str = ""
     thought_budget: ThoughtBudget | None = None
-    end_ids: tuple[int, ...] = ()
     unread: tuple[str, ...] = ()
 
 
@@ -168,7 +173,6 @@ class Chat:
             structure=self._structure(tools, reading, lead_of_calls.frame),
             frame=lead.frame,
             thought_budget=self._budget(options, text, reading),
-            end_ids=self._end_ids(reading),
             unread=(*unread, *chosen.ignored),
         )
 
@@ -179,14 +183,9 @@ class Chat:
             return harmony.before_text(context), harmony.before_calls(context)
         if not reading.thinks or closed_by(prompt):
             return Lead(), Lead()
-        lead = lead_of_thought(context, reading.opened)
+        tokens = {**self._tokenizer.added_tokens, **self._tokenizer.special_tokens}
+        lead = lead_of_thought(context, reading.opened, tokens)
         return lead, lead
-
-    def _end_ids(self, reading: Reading) -> tuple[int, ...]:
-        """Return the tokens that end an answer beside those that the model's files name."""
-        special = self._tokenizer.special_tokens
-        last = harmony.LAST if reading.channels else ()
-        return tuple(special[mark] for mark in last if mark in special)
 
     def _chosen(self, template: GuardedTemplate, options: TemplateOptions) -> Chosen:
         """Return the variables that options become; ChatError for one that is to be refused."""
@@ -244,7 +243,7 @@ class Chat:
         special = self._tokenizer.special_tokens
         return Reading(
             tools=formats.tools if tools else None,
-            names=tools.names if tools else frozenset(),
+            functions=_schemas(tools) if tools else {},
             parallel=tools is None or tools.parallel,
             thinks=formats.thinks,
             opened=formats.thinks and not formats.channels and opened_by(prompt),
@@ -256,19 +255,27 @@ class Chat:
         """Return the grammar of an answer that must call, or must call strictly; otherwise None."""
         if tools is None or reading.tools is None or not (tools.required or tools.strict):
             return None
-        functions = [tool["function"] for tool in tools.offered]
+        schemas = dict(reading.functions)
         if tools.required:
-            functions = [function for function in functions if function["name"] in tools.required]
-        names = [function["name"] for function in functions]
-        context = self._context(names, tools.parallel)
+            schemas = {name: each for name, each in schemas.items() if name in tools.required}
+        else:
+            schemas = {name: each if name in tools.strict else {} for name, each in schemas.items()}
+        context = self._context(list(schemas), tools.parallel)
         syntax = reading.tools.syntax
-        if tools.required:
-            schemas = [function["parameters"] for function in functions]
-            return Structure("lark", calls_alone(syntax, context, schemas), "tools", frame)
-        schemas = [f["parameters"] if f["name"] in tools.strict else {} for f in functions]
+        given = list(schemas.values())
         try:
-            text_tokens = MARKS if reading.thinks else ()
-            return Structure("lark", text_and_calls(syntax, context, schemas, text_tokens), "tools")
+            if tools.required:
+                return Structure("lark", calls_alone(syntax, context, given), "tools", frame)
+            # Where a thought comes before the text, its marks are not in it.
+            text_tokens = MARKS if reading.thinks and not frame else ()
+            grammar = text_and_calls(syntax, context, given, text_tokens)
+            return Structure("lark", grammar, "tools", frame)
+        except ParametersError as error:
+            problem = (
+                "this model writes arguments as text, which cannot be made to follow all schemas: "
+                f'{error} (leave out "strict", and choose "auto")'
+            )
+            raise ChatError(problem, "tools") from None
         except ValueError as error:
             problem = (
                 "this model's format allows strict calls with tool_choice only: "
@@ -279,3 +286,9 @@ class Chat:
     def close(self) -> None:
         """End the rendering process; a later use starts another."""
         self._renderer.close()
+
+
+def _schemas(tools: Tools) -> Mapping[str, Mapping[str, Any]]:
+    """Return the functions that may be called, with the schemas of their parameters."""
+    functions = [tool["function"] for tool in tools.offered]
+    return {f["name"]: f["parameters"] for f in functions if f["name"] in tools.names}

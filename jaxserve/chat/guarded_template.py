@@ -15,11 +15,13 @@ from jaxserve.chat.renderer import Look, TemplateRenderer
 from jaxserve.chat.source import ChatTemplate
 from jaxserve.chat.template_options import TemplateOptions
 from jaxserve.chat.template_variables import (
+    NO_THOUGHT,
     Chosen,
     effort_for,
     neighbours,
     of_effort,
     of_switch,
+    says_no_thought,
     variables_for,
 )
 from jaxserve.chat.tools import Tools, with_arguments
@@ -87,7 +89,7 @@ class GuardedTemplate:
         self._tokenizer = tokenizer
         self._renderer = renderer
         self.formats: AnswerFormats = choose_formats(template.source, tool_parser, reasoning_parser)
-        self._accepted: dict[str, str] = {}  # by the effort that was asked for
+        self._efforts: dict[tuple[str, ...], str | None] = {}  # those that are taken, of several
 
     @property
     def takes_tools(self) -> bool:
@@ -103,29 +105,29 @@ class GuardedTemplate:
         for name in options.chat_template_kwargs.keys() & self._template.tokens.keys():
             problem = "is set by the server (leave it out)"
             raise RequestError(f"chat_template_kwargs.{name}", problem)
-        effort = effort_for(options, self._look)
+        no_thought = self._taken(NO_THOUGHT) if says_no_thought(self._look) else None
+        effort = effort_for(options, self._look, no_thought)
         if effort is not None:
-            effort = self._accepted_effort(effort)
-        return variables_for(options, self._look, effort)
+            effort = self._taken((effort, *neighbours(effort))) or effort
+        return variables_for(options, self._look, effort, no_thought)
 
-    def _accepted_effort(self, asked: str) -> str:
-        if asked not in self._accepted:
-            tried = (effort for effort in (asked, *neighbours(asked)) if self._takes(effort))
-            self._accepted[asked] = next(tried, asked)
-        return self._accepted[asked]
+    def _taken(self, words: tuple[str, ...]) -> str | None:
+        """Return the first of some words that the template takes as an effort; None without."""
+        if words not in self._efforts:
+            try:
+                self._efforts[words] = next(filter(self._takes, words), None)
+            except ChatError:  # it says nothing of the effort, and may be gone the next time
+                return words[0]
+        return self._efforts[words]
 
     def _takes(self, effort: str) -> bool:
-        """Return whether the template does not refuse an effort."""
+        """Return whether the template does not refuse an effort; ChatError where it fails."""
         told = dict(of_effort(effort, self._look))
-        if not told:
-            return True
         variables = self._variables(Given(variables=dict(of_switch(True, self._look)) | told))
         try:
             self._text(self._marked(SHORT), variables)
         except RefusedByTemplateError:
             return False
-        except ChatError:
-            return True  # whatever is wrong is not said of the effort
         return True
 
     def render(self, messages: Turns, name: str, given: Given) -> RenderedTurns:

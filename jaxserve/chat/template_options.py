@@ -95,7 +95,9 @@ class TemplateOptions:
             raise RequestError("enable_thinking", problem)
         if self.thinking_budget is not None:
             count("thinking_budget", self.thinking_budget, *_BUDGET_BOUNDS)
-        _check_variables(self.chat_template_kwargs)
+        # A copy in plain values, which its caller cannot change behind the checks.
+        variables = _plain_variables(self.chat_template_kwargs)
+        object.__setattr__(self, "chat_template_kwargs", variables)
 
     @property
     def thinks(self) -> bool | None:
@@ -123,7 +125,7 @@ def _check_one_of(name: str, value: object, words: tuple[str, ...]) -> None:
         raise RequestError(name, f"is {value!r:.80}; it must be one of {', '.join(words)}")
 
 
-def _check_variables(given: object) -> None:
+def _plain_variables(given: object) -> dict[str, Any]:
     name = "chat_template_kwargs"
     if not isinstance(given, Mapping):
         raise RequestError(name, f"is {given!r:.80}; give an object of variables")
@@ -139,3 +141,4 @@ def _check_variables(given: object) -> None:
     for variable in given:
         if variable in OF_THE_SERVER:
             raise RequestError(f"{name}.{variable}", "is set by the server (leave it out)")
+    return values

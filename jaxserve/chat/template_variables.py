@@ -50,23 +50,38 @@ class Chosen:
     ignored: tuple[str, ...]
 
 
-def effort_for(options: TemplateOptions, look: Look) -> str | None:
-    """Return the effort that a template is told; None where it is told none."""
+def says_no_thought(look: Look) -> bool:
+    """Return whether an effort of a template may stand for no thought."""
+    return bool(_effort_words(look) and look.sought.intersection(NO_THOUGHT))
+
+
+def effort_for(options: TemplateOptions, look: Look, no_thought: str | None) -> str | None:
+    """Return the effort that a template is told; None where it is told none.
+
+    Args:
+        no_thought: Effort that the template takes for no thought, one of NO_THOUGHT.
+    """
     if options.thinks is False:
         return None
     if options.reasoning_effort not in (None, NO_EFFORT):
         return options.reasoning_effort
-    return USUAL_EFFORT if options.thinks and _switches_by_effort_alone(look) else None
+    by_effort_alone = no_thought is not None and not _has_switch(look)
+    return USUAL_EFFORT if options.thinks and by_effort_alone else None
 
 
-def variables_for(options: TemplateOptions, look: Look, effort: str | None) -> Chosen:
+def variables_for(
+    options: TemplateOptions, look: Look, effort: str | None, no_thought: str | None
+) -> Chosen:
     """Return the variables of a template that options become; values of clients have no marks.
 
     Args:
         effort: That of effort_for, or another one in its place.
+        no_thought: As in effort_for.
     """
     reads = look.variables
     variables = dict(of_switch(options.thinks, look))
+    if options.thinks is False and no_thought is not None:
+        variables |= dict.fromkeys(_effort_words(look), no_thought)
     if effort is not None:
         variables |= of_effort(effort, look)
     if options.verbosity and "verbosity" in reads:
@@ -75,11 +90,11 @@ def variables_for(options: TemplateOptions, look: Look, effort: str | None) -> C
         variables |= {name: options.thinking_budget for name in BUDGETS if name in reads}
     given = options.chat_template_kwargs
     variables |= {name: value for name, value in given.items() if name in reads}
-    return Chosen(variables, tuple(_ignored(options, look)))
+    return Chosen(variables, tuple(_ignored(options, look, no_thought)))
 
 
 def of_switch(thinks: bool | None, look: Look) -> Iterator[tuple[str, Any]]:
-    """Yield the variables that switch thinking on or off."""
+    """Yield the variables other than efforts that switch thinking on or off."""
     if thinks is None:
         return
     off = int(not thinks)
@@ -88,13 +103,8 @@ def of_switch(thinks: bool | None, look: Look) -> Iterator[tuple[str, Any]]:
         known = [pair for pair in pairs if look.sought.intersection(pair)]
         if name in look.variables and known:
             yield name, known[0][off]
-    if thinks:
-        return
-    if BUDGETS[0] in look.variables:
+    if not thinks and BUDGETS[0] in look.variables:
         yield BUDGETS[0], 0
-    for name in _effort_words(look):
-        for word in _words_for_no_thought(look)[:1]:
-            yield name, word
 
 
 def of_effort(effort: str, look: Look) -> Iterator[tuple[str, Any]]:
@@ -109,23 +119,14 @@ def _effort_words(look: Look) -> list[str]:
     return [name for name in EFFORT_WORDS if name in look.variables]
 
 
-def _words_for_no_thought(look: Look) -> list[str]:
-    return [word for word in NO_THOUGHT if word in look.sought]
-
-
 def _has_switch(look: Look) -> bool:
     """Return whether a variable other than the effort switches thinking."""
     return any(name in look.variables for name in (*SWITCHES, *WORD_SWITCHES, BUDGETS[0]))
 
 
-def _switches_by_effort_alone(look: Look) -> bool:
-    words = _effort_words(look) and _words_for_no_thought(look)
-    return bool(words) and not _has_switch(look)
-
-
-def _ignored(options: TemplateOptions, look: Look) -> Iterator[str]:
+def _ignored(options: TemplateOptions, look: Look, no_thought: str | None) -> Iterator[str]:
     reads = look.variables
-    switches = _has_switch(look) or _switches_by_effort_alone(look)
+    switches = _has_switch(look) or no_thought is not None
     has_effort = _effort_words(look) or any(name in reads for name in EFFORT_FLAGS)
     is_no_effort = options.reasoning_effort == NO_EFFORT
     if options.reasoning_effort and not (switches or (has_effort and not is_no_effort)):

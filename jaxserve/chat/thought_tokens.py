@@ -3,7 +3,7 @@
 from jaxserve.chat.answers import harmony
 from jaxserve.chat.answers.thinking import CLOSE, OPEN
 from jaxserve.errors import ChatError
-from jaxserve.request import MAX_CLOSING, ThoughtBudget
+from jaxserve.request import MAX_CLOSING, MAX_OPENING, ThoughtBudget
 from jaxserve.tokenizer import Tokenizer
 
 FIELD = "thinking_budget"
@@ -24,8 +24,12 @@ def budget_of(tokens: int, begun: bool, tokenizer: Tokenizer) -> ThoughtBudget:
     closing = tuple(tokenizer.encode_special(CLOSING))
     if end not in closing or len(closing) > MAX_CLOSING:
         closing = (end,)
-    opening = () if begun else (_token(OPEN, tokenizer),)
-    return ThoughtBudget(tokens, end, closing, opening)
+    if begun:
+        return ThoughtBudget(tokens, end, closing)
+    # GLM-4.5 begins a line before its thought.
+    gaps = tokenizer.encode_inner("\n")
+    gap = gaps[0] if len(gaps) == 1 else None
+    return ThoughtBudget(tokens, end, closing, (_token(OPEN, tokenizer),), gap)
 
 
 def budget_in_channels(tokens: int, calls: bool, tokenizer: Tokenizer) -> ThoughtBudget:
@@ -44,13 +48,12 @@ def budget_in_channels(tokens: int, calls: bool, tokenizer: Tokenizer) -> Though
     if not calls:
         closing += f"{harmony.CHANNEL}{harmony.FINAL}{harmony.MESSAGE}"
     opening = f"{harmony.CHANNEL}{harmony.ANALYSIS}{harmony.MESSAGE}"
-    return ThoughtBudget(
-        tokens,
-        end,
-        tuple(tokenizer.encode_special(closing)),
-        tuple(tokenizer.encode_special(opening)),
-        told_by=1,  # the name of the channel
-    )
+    closing_ids = tuple(tokenizer.encode_special(closing))
+    opening_ids = tuple(tokenizer.encode_special(opening))
+    if len(closing_ids) > MAX_CLOSING or len(opening_ids) > MAX_OPENING:
+        problem = f"needs a tokenizer that writes {opening} in {MAX_OPENING} tokens (leave it out)"
+        raise ChatError(problem, FIELD)
+    return ThoughtBudget(tokens, end, closing_ids, opening_ids)
 
 
 def _token(mark: str, tokenizer: Tokenizer) -> int:

@@ -26,6 +26,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 CACHED_TEMPLATES = 8
+ASKING = ("defined", "undefined", "none")  # tests of whether a variable is there
 MAX_ERROR_LETTERS = 500
 
 
@@ -126,6 +127,11 @@ class Renderer:
             raise TooLong(f"it writes more than {self._max_bytes} bytes")
         return text
 
+    def _undeclared(self, template: str) -> set[str]:
+        # From a tree of its own, which this function changes.
+        found = meta.find_undeclared_variables(self._environment.parse(template))
+        return found - self._environment.globals.keys()
+
     def strings(self, template: str) -> dict[str, Any]:
         """Return the facts about a template that renderer.Look describes."""
         tree = self._environment.parse(template)
@@ -134,18 +140,37 @@ class Renderer:
             *(call for call in tree.find_all(nodes.Call) if _is_method(call)),
         ]
         attributes = {node.attr for node in tree.find_all(nodes.Getattr)}
-        # From a tree of its own, which this function changes.
-        variables = meta.find_undeclared_variables(self._environment.parse(template))
+        variables = _given(tree) & self._undeclared(template)
         return {
             "words": sorted(set(_constants(tree))),
             "attributes": sorted(attributes),
-            "variables": sorted(variables - self._environment.globals.keys()),
+            "variables": sorted(variables),
             "sought": sorted({text for node in seeking for text in _constants(node)}),
             "takes_tools": any(name.name == "tools" for name in tree.find_all(nodes.Name)),
             "joins_arguments": any(
                 _joins(node, "arguments") for node in tree.find_all((nodes.Add, nodes.Concat))
             ),
         }
+
+
+def _given(tree: nodes.Template) -> set[str]:
+    """Return the names that a template reads and that may come from outside of it.
+
+    Names that it sets itself are none, unless it asks whether they are there, as for those of which
+    it sets a default.
+    """
+    names = list(tree.find_all(nodes.Name))
+    own = {name.name for name in names if name.ctx in ("store", "param")}
+    asking = [
+        *(node for node in tree.find_all(nodes.Test) if node.name in ASKING),
+        *(node for node in tree.find_all(nodes.Filter) if node.name in ("default", "d")),
+    ]
+    asked = {node.node.name for node in asking if isinstance(node.node, nodes.Name)}
+    for node in tree.find_all(nodes.Assign):
+        if isinstance(node.target, nodes.Name):
+            read = {name.name for name in node.node.find_all(nodes.Name)}
+            asked |= read & {node.target.name}
+    return {name.name for name in names} - (own - asked)
 
 
 def _is_method(call: nodes.Call) -> bool:

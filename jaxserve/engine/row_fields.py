@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from jaxserve.request import MAX_CLOSING, MAX_EOS_IDS, Request
+from jaxserve.request import MAX_CLOSING, MAX_EOS_IDS, MAX_OPENING, Request, ThoughtBudget
 from jaxserve.sampling_params import MAX_STOP_TOKENS, SamplingParams
 
 MAX_END_IDS = MAX_STOP_TOKENS + MAX_EOS_IDS
@@ -105,16 +105,22 @@ def _penalised(choice: Choice) -> bool:
     return penalises(choice.request.params)
 
 
+def _begin(choice: Choice, budget: ThoughtBudget) -> int:
+    """Return the position at which the tokens of `opening` begin."""
+    known = choice.tokens[choice.prompt_len : choice.prompt_len + 1]
+    return choice.prompt_len + (budget.gap is not None and list(known) == [budget.gap])
+
+
 def _closes_at(choice: Choice) -> int:
     """Return where the thought is closed; NEVER without a budget, or if it has ended already."""
     budget = choice.request.thought_budget
     if budget is None:
         return NEVER
-    told_at = choice.prompt_len + budget.told_by
-    known = choice.tokens[told_at : told_at + 1]
-    if budget.opening and known and known[0] != budget.opening[budget.told_by]:
+    opens_at = _begin(choice, budget)
+    begin = opens_at + len(budget.opening)
+    known = tuple(choice.tokens[opens_at:begin])
+    if known != budget.opening[: len(known)]:
         return NEVER
-    begin = choice.prompt_len + len(budget.opening)
     closes_at = min(begin + budget.tokens, NEVER)
     return NEVER if budget.end in choice.tokens[begin:closes_at] else closes_at
 
@@ -132,12 +138,21 @@ def _thought_end(choice: Choice) -> int:
 
 def _opens_at(choice: Choice) -> int:
     budget = choice.request.thought_budget
-    return choice.prompt_len + budget.told_by if budget and budget.opening else NEVER
+    return _begin(choice, budget) if budget and budget.opening else NEVER
 
 
-def _opening(choice: Choice) -> int:
+def _opening(choice: Choice) -> list[int]:
     budget = choice.request.thought_budget
-    return budget.opening[budget.told_by] if budget and budget.opening else NO_TOKEN
+    ids = list(budget.opening) if budget else []
+    return ids + [NO_TOKEN] * (MAX_OPENING - len(ids))
+
+
+def _gap(choice: Choice) -> int:
+    """Return the token that may stand before `opening`, as long as none does."""
+    budget = choice.request.thought_budget
+    if budget is None or budget.gap is None or _begin(choice, budget) > choice.prompt_len:
+        return NO_TOKEN
+    return budget.gap
 
 
 @dataclass(frozen=True)
@@ -171,8 +186,11 @@ class RowSampling[T]:
     closes_at: T = field(metadata=row(np.int32, of=_closes_at))
     closing: T = field(metadata=row(np.int32, (MAX_CLOSING,), of=_closing))
     thought_end: T = field(metadata=row(np.int32, of=_thought_end))  # token that ends a thought
-    opens_at: T = field(metadata=row(np.int32, of=_opens_at))  # position of `opening`, or NEVER
-    opening: T = field(metadata=row(np.int32, of=_opening))  # token that tells a thought
+    # Position of the first token of `opening`, which is padded with NO_TOKEN; NEVER without any.
+    # One later if the output begins with the token `gap`.
+    opens_at: T = field(metadata=row(np.int32, of=_opens_at))
+    opening: T = field(metadata=row(np.int32, (MAX_OPENING,), of=_opening))
+    gap: T = field(metadata=row(np.int32, of=_gap))  # NO_TOKEN once it has come
 
 
 ROW_FIELDS: Final[Mapping[str, RowField]] = {

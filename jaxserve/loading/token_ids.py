@@ -12,6 +12,9 @@ from jaxserve.request import MAX_EOS_IDS
 from jaxserve.tokenizer import Tokenizer, load_tokenizer
 
 MAX_NAMED = 4  # tokens that a line names
+# In OpenAI's Harmony format these end an answer, whatever the files say of them.
+HARMONY_MARKS = frozenset({"<|channel|>", "<|message|>"})
+HARMONY_ENDS = ("<|call|>", "<|return|>")
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,8 @@ class TokenIds:
 def read_token_ids(folder: Path, checkpoint: Checkpoint, vocab_size: int) -> TokenIds:
     """Read the tokenizer and the end tokens of a checkpoint whose model has vocab_size ids.
 
-    End tokens are those of generation_config.json, else of config.json, and the tokenizer's own. A
+    End tokens are those of generation_config.json, else of config.json, and the tokenizer's own,
+    and those of the Harmony format where the tokenizer has its marks. A
     file does not count if it names some of which the model has none; one that names an empty list
     says that there are none.
 
@@ -61,7 +65,14 @@ class _EndTokens:
         """Return the ids that end an answer, with those of the tokenizer."""
         if self.source and not self.ids:  # the publisher says that there are none
             return ()
-        return tuple(dict.fromkeys((*self.ids, *tokenizer.eos_ids)))
+        return tuple(dict.fromkeys((*self.ids, *tokenizer.eos_ids, *_harmony_ends(tokenizer))))
+
+
+def _harmony_ends(tokenizer: Tokenizer) -> tuple[int, ...]:
+    special = tokenizer.special_tokens
+    if not special.keys() >= HARMONY_MARKS:
+        return ()
+    return tuple(special[name] for name in HARMONY_ENDS if name in special)
 
 
 def _end_tokens(checkpoint: Checkpoint, vocab_size: int) -> _EndTokens:

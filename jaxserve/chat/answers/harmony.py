@@ -20,16 +20,14 @@ from jaxserve.chat.answers.call_grammar import ANY_TEXT, CallContext, CallSyntax
 from jaxserve.chat.answers.events import Content, FoundCall, Parse, Reasoning
 from jaxserve.chat.answers.incremental import NAME, SPACE, IncomingText
 from jaxserve.chat.answers.json_text import is_bounded_object
+from jaxserve.chat.answers.thought_grammar import other_tokens
 
 START = "<|start|>"
 CHANNEL = "<|channel|>"
 CONSTRAIN = "<|constrain|>"
 MESSAGE = "<|message|>"
 END = "<|end|>"
-CALL = "<|call|>"
-RETURN = "<|return|>"
 MARKS = (START, CHANNEL, CONSTRAIN, MESSAGE, END)
-LAST = (CALL, RETURN)  # tokens that end an answer
 ANALYSIS = "analysis"
 COMMENTARY = "commentary"
 FINAL = "final"
@@ -128,8 +126,15 @@ def _message(text: IncomingText, kind: Kind, said: set[Kind]) -> Parse[None]:
 def before_calls(context: CallContext) -> Lead:
     """Return the lead of an answer that may begin with thoughts."""
     opening, message, end, start = map(context.mark, (CHANNEL, MESSAGE, END, START))
-    thought = f"{opening} {literal(ANALYSIS)} {message} TEXT {end} {start} {literal(ROLE)}"
-    return Lead(f"({thought})*", (f"TEXT: {ANY_TEXT}",))
+    thought = f"{opening} {literal(ANALYSIS)} {message} text {end} {start} {literal(ROLE)}"
+    return Lead(f"({thought})*", (_text(context),))
+
+
+def _text(context: CallContext) -> str:
+    """Write the rule of a message's text, which a budget may cut inside of a character."""
+    if END in context.special:
+        return f"text: {other_tokens(context)}*"
+    return f"text: {ANY_TEXT}"
 
 
 def before_text(context: CallContext) -> Lead:
@@ -140,21 +145,25 @@ def before_text(context: CallContext) -> Lead:
 
 
 def _calls(context: CallContext) -> str:
+    """Write the expression of a call, its recipient before the channel or behind it."""
+    kind = f"({context.mark(CONSTRAIN)} {literal('json')} | {literal('json')})"
+
     def call(name: str, rule: str) -> str:
-        header = literal(f"{COMMENTARY} to={FUNCTIONS}{name} ")
-        kind = f"{context.mark(CONSTRAIN)} {literal('json')}"
-        return f"{header} {kind} {context.mark(MESSAGE)} {rule}"
+        behind = f"{context.mark(CHANNEL)} {literal(f'{COMMENTARY} to={FUNCTIONS}{name} ')}"
+        recipient = literal(f" to={FUNCTIONS}{name}")
+        before = f"{recipient} {context.mark(CHANNEL)} {literal(f'{COMMENTARY} ')}"
+        return f"({behind} | {before}) {kind} {context.mark(MESSAGE)} {rule}"
 
     return context.any_of(call)
 
 
 def _strict(context: CallContext) -> str:
-    """Write the rule of an answer of messages, of which each call follows its schema."""
+    """Write the rules of an answer of messages, of which each call follows its schema."""
     opening, message, end, start = map(context.mark, (CHANNEL, MESSAGE, END, START))
     channels = " | ".join(map(literal, (ANALYSIS, COMMENTARY, FINAL)))
-    text = f"({channels}) {message} SOME?"
-    rules = f"message: {opening} ({text} | {_calls(context)})\nSOME: /(?s:.+)/"
-    return f"start: message ({end} {start} {literal(ROLE)} message)*\n{rules}"
+    rule = f"message: {opening} ({channels}) {message} text | {_calls(context)}"
+    begin = f"start: message ({end} {start} {literal(ROLE)} message)*"
+    return "\n".join([begin, rule, _text(context)])
 
 
-SYNTAX = CallSyntax(CHANNEL, _calls, _strict)
+SYNTAX = CallSyntax("", _calls, _strict)

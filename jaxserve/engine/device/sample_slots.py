@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Int, Shaped
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.device.sampling import Sampled
 from jaxserve.engine.device.state import Rows
-from jaxserve.engine.device.thoughts import closes_after
+from jaxserve.engine.device.thoughts import thoughts_after
 from jaxserve.engine.device.token_layout import TokenLayout, put, take
 
 Batch = dict[str, jax.Array]
@@ -87,14 +87,19 @@ def advance(
         rows.fields.counts, ids, sampled.tokens, counted
     )
     sampling = jax.tree.map(lambda field: take(field, ids), rows.sampling)
-    closes_at = closes_after(sampling, sampled.tokens, slots.position, new)
+    sampling = thoughts_after(sampling, sampled.tokens, slots.position, new)
     # The keys and values of rejected drafts lie behind a row's length, where steps overwrite them.
     rejected = jnp.where(live, batch["samples"] - accepted, 0)
     return replace(
         rows,
         length=put(rows.length, ids, layout.lengths - rejected),
         token=put(rows.token, ids, token),
-        sampling=replace(rows.sampling, closes_at=put(rows.sampling.closes_at, ids, closes_at)),
+        sampling=replace(
+            rows.sampling,
+            closes_at=put(rows.sampling.closes_at, ids, sampling.closes_at),
+            opens_at=put(rows.sampling.opens_at, ids, sampling.opens_at),
+            gap=put(rows.sampling.gap, ids, sampling.gap),
+        ),
         fields=replace(rows.fields, counts=counts),
     )
 

@@ -4,6 +4,8 @@ A row's `closes_at` is the position of the first token that closes its thought. 
 soon as the thought has ended before, or the output has begun without one. See row_fields.
 """
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
@@ -23,8 +25,30 @@ def closes_after(
         live: False for entries of `tokens` that are padding.
     """
     is_end = (tokens == params.thought_end[..., None]) & (positions < params.closes_at[..., None])
-    is_answer = (tokens != params.opening[..., None]) & (positions == params.opens_at[..., None])
+    expected = _tokens_at(params.opening, positions - params.opens_at[..., None])
+    is_answer = (expected != NO_TOKEN) & (tokens != expected)
     return jnp.where((live & (is_end | is_answer)).any(-1), NEVER, params.closes_at)
+
+
+def thoughts_after(
+    params: RowSampling[jax.Array],
+    tokens: Int[Array, "*rows n"],
+    positions: Int[Array, "*rows n"],
+    live: Bool[Array, "*rows n"],
+) -> RowSampling[jax.Array]:
+    """Return the parameters of rows behind n more of their tokens, of which no other is drafted.
+
+    Args:
+        live: False for entries of `tokens` that are padding.
+    """
+    is_first = live & (positions == params.opens_at[..., None])
+    later = (is_first & (tokens == params.gap[..., None])).any(-1)
+    opens_at = jnp.where(later, params.opens_at + 1, params.opens_at)
+    moves = later & (params.closes_at < NEVER)
+    closes_at = jnp.where(moves, params.closes_at + 1, params.closes_at)
+    gap = jnp.where(later, NO_TOKEN, params.gap)
+    moved = replace(params, opens_at=opens_at, closes_at=closes_at, gap=gap)
+    return replace(moved, closes_at=closes_after(moved, tokens, positions, live))
 
 
 def close_thoughts(
@@ -38,7 +62,12 @@ def close_thoughts(
     Args:
         position: Position that each token takes.
     """
-    size = closing.shape[-1]
-    index = position - closes_at
-    token = jnp.take_along_axis(closing, jnp.clip(index, 0, size - 1)[:, None], axis=-1)[:, 0]
-    return jnp.where((index >= 0) & (index < size) & (token != NO_TOKEN), token, tokens)
+    token = _tokens_at(closing, (position - closes_at)[:, None])[:, 0]
+    return jnp.where(token != NO_TOKEN, token, tokens)
+
+
+def _tokens_at(tokens: Int[Array, "*rows m"], index: Int[Array, "*rows n"]) -> jax.Array:
+    """Return the tokens of a padded list by their index; NO_TOKEN outside of it."""
+    size = tokens.shape[-1]
+    found = jnp.take_along_axis(tokens, jnp.clip(index, 0, size - 1), axis=-1)
+    return jnp.where((index >= 0) & (index < size), found, NO_TOKEN)

@@ -66,8 +66,7 @@ def chat_calls(
         prompt_logprobs=body.prompt_logprobs,
     )
     call = _call(body, conversation(body.messages), "messages", request_id, timeout, params)
-    with body_field_names(body):
-        options = template_options(body)
+    options = template_options(body)
     return [replace(call, tools=tools_in(body, limits), options=options)]
 
 

@@ -20,7 +20,7 @@ PATHS: Mapping[str, str] = MappingProxyType(
 
 
 def template_options(body: TemplateBody) -> TemplateOptions:
-    """Return the options of the answer; RequestError names a field as TemplateOptions does."""
+    """Return the options of the answer; RequestError names a field as the body does."""
     given = {
         "reasoning_effort": body.reasoning_effort,
         "enable_thinking": body.enable_thinking,
@@ -33,7 +33,11 @@ def template_options(body: TemplateBody) -> TemplateOptions:
             problem = f"is {value}, and {name} is {given[name]}; give one of them"
             raise RequestError(PATHS[name], problem)
         given[name] = value
-    return TemplateOptions(**given)
+    try:
+        return TemplateOptions(**given)
+    except RequestError as error:
+        name = names_in_body(body).get(error.field, error.field)
+        raise RequestError(name, error.problem) from None
 
 
 def names_in_body(body: TemplateBody) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Serve the tokenizer, as vLLM does: /tokenize, /detokenize and /tokenizer_info."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -92,7 +93,7 @@ async def _of_messages(
         conversation(messages),
         "messages",
         tools=offered(body.tools or (), limits),
-        options=template_options(body),
+        options=replace(template_options(body), thinking_budget=None),  # it is of the answer
         add_generation_prompt=body.add_generation_prompt,
     )
 

@@ -120,8 +120,6 @@ def test_a_simple_conversation(chat: Chat) -> None:
     asked = "<|start|>user<|message|>What is 2 + 2?<|end|><|start|>assistant"
     assert found.text == SYSTEM + asked
     assert found.reading.channels and found.reading.thinks and not found.reading.opened
-    ids = HarmonyTokens.special_tokens
-    assert found.end_ids == (ids["<|call|>"], ids["<|return|>"])
     high = chat.render([user("Hi")], options=TemplateOptions(reasoning_effort="high"))
     assert "Reasoning: high" in high.text
 
@@ -165,7 +163,7 @@ def test_a_budget_ends_the_first_message(chat: Chat) -> None:
     words = HarmonyTokens.words
     bounded = TemplateOptions(thinking_budget=9)
     budget = chat.render([user("Hi")], options=bounded).thought_budget
-    assert budget and budget.told_by == 1
+    assert budget and budget.gap is None
     assert budget.opening == (ids["<|channel|>"], words["analysis"], ids["<|message|>"])
     whole = (
         *(ids["<|end|>"], ids["<|start|>"], words["assistant"]),
@@ -231,7 +229,10 @@ def test_strict_calls(chat: Chat, fits: Callable[[Structure, str], bool]) -> Non
         THOUGHT + "<|channel|>final<|message|>",
     ):
         assert fits(structure, right), right
+    turned = ' to=functions.add<|channel|>commentary json<|message|>{"a": 1}'
+    assert fits(structure, turned)
     for wrong in (
+        turned.replace("1", '"x"'),
         CALL_OF_ADD.replace("1", '"x"'),
         CALL_OF_ADD.replace("add", "other"),
         "12",

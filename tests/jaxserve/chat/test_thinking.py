@@ -12,9 +12,13 @@ from typing import Any
 import pytest
 
 from jaxserve.chat import Chat, TemplateOptions
+from jaxserve.chat.renderer import TemplateRenderer
 from jaxserve.chat.template_variables import neighbours
+from jaxserve.chat.tools import Choice, tools_of
 from jaxserve.errors import ChatError, RequestError
 from jaxserve.prompts import Rendered
+from jaxserve.structure import Structure
+from jaxserve.structure.grammars import Grammars
 from tests.byte_tokenizer import ByteTokenizer
 
 THINK, END = 300, 301
@@ -51,6 +55,12 @@ class Tokens(ByteTokenizer):
     def encode_special(self, text: str) -> list[int]:
         parts = re.split("(" + "|".join(map(re.escape, self.special_tokens)) + ")", text)
         return [i for part in parts for i in self._encode_part(part)]
+
+
+class Calls(Tokens):
+    special_tokens = MappingProxyType(
+        {**ByteTokenizer.special_tokens, "<think>": THINK, "</think>": END, "<tool_call>": 302}
+    )
 
 
 class Letters(ByteTokenizer):
@@ -223,6 +233,66 @@ def test_a_special_token_is_the_servers(chat_of: ChatOf) -> None:
         rendered(chat, chat_template_kwargs={"eos_token": "<|end|>"})
 
 
+def test_what_is_given_is_copied(chat_of: ChatOf) -> None:
+    """The caller keeps its objects, and marks reach lists of every kind."""
+    given = {"a": ["x"], "b": ("<|end|>",), "c": MappingProxyType({"d": 1})}
+    options = TemplateOptions(chat_template_kwargs=given)
+    given["a"].append("<|end|>")  # type: ignore[attr-defined]
+    chat = chat_of("{% for x in a + b %}{{ x }}{% endfor %}{{ c.d }}")
+    found = chat.render(ASKED, options=options)
+    assert found.text.endswith("x<|end|>1") and 302 not in found.token_ids
+
+
+def test_a_failure_of_the_renderer_decides_nothing(
+    chat_of: ChatOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = chat_of(
+        "{% if reasoning_effort is defined and reasoning_effort not in ['low', 'xhigh'] %}"
+        "{{ raise_exception('Unexpected effort') }}{% endif %}{{ reasoning_effort }}"
+    )
+    renders = TemplateRenderer.render
+
+    def fails(*_: object) -> str:
+        monkeypatch.setattr(TemplateRenderer, "render", renders)
+        raise ChatError("the chat template was stopped")
+
+    monkeypatch.setattr(TemplateRenderer, "render", fails)
+    with pytest.raises(ChatError, match="Unexpected effort"):
+        rendered(chat, reasoning_effort="high")
+    assert written(chat, reasoning_effort="high") == "xhigh"
+
+
+def test_a_word_for_no_thought_is_tried(chat_of: ChatOf) -> None:
+    """The word that the template compares may be of another variable."""
+    chat = chat_of(
+        "{% if tool_choice == 'none' %}{% endif %}{% if reasoning_effort is defined and "
+        "reasoning_effort not in ['low'] %}{{ raise_exception('Unexpected') }}{% endif %}"
+    )
+    assert rendered(chat, reasoning_effort="none").unread == ("reasoning_effort",)
+    assert rendered(chat, enable_thinking=False).unread == ("enable_thinking",)
+
+
+@pytest.mark.parametrize(
+    ("template", "is_read"),
+    [
+        ("{% if thinking %}{% endif %}", True),
+        ("{% if thinking is not defined %}{% set thinking = true %}{% endif %}", True),
+        ("{% set thinking = thinking | default(false) %}", True),
+        ("{% set thinking = true if thinking is none else thinking %}", True),
+        ("{% set thinking = thinking or false %}", True),
+        ("{% for thinking in messages %}{{ thinking }}{% endfor %}", False),
+        ("{% if tools %}{% set thinking = 1 %}{% endif %}{{ thinking }}", False),
+        ("{% macro m(thinking) %}{{ thinking }}{% endmacro %}", False),
+        ("{% if x %}{% set thinking = x %}{% endif %}{{ thinking is string }}", False),
+        ("{% set thinking = 1 %}{{ thinking is defined }}", False),
+        ("{{ messages[0].thinking }}", False),
+    ],
+)
+def test_variables_that_a_template_reads(chat_of: ChatOf, template: str, is_read: bool) -> None:
+    unread = rendered(chat_of(template), enable_thinking=True).unread
+    assert unread == (() if is_read else ("enable_thinking",))
+
+
 def test_neighbours() -> None:
     assert neighbours("high") == ["xhigh", "medium", "max", "low", "minimal"]
     assert neighbours("max") == ["xhigh", "high", "medium", "low", "minimal"]
@@ -242,6 +312,7 @@ def test_a_budget_in_tokens(chat_of: ChatOf) -> None:
     found = rendered(chat_of(QWEN), thinking_budget=7)
     assert found.thought_budget and not found.unread
     assert (found.thought_budget.tokens, found.thought_budget.opening) == (7, (THINK,))
+    assert found.thought_budget.gap == 10
     assert found.thought_budget.end == END
     assert found.thought_budget.closing == (10, END, 10, 10)
     begun = rendered(chat_of(OPENED), thinking_budget=7).thought_budget
@@ -263,7 +334,50 @@ def test_frames(chat_of: ChatOf) -> None:
     assert rendered(chat_of("")).frame == ""
     assert rendered(chat_of(QWEN), enable_thinking=False).frame == ""
     optional = rendered(chat_of(QWEN)).frame
-    assert optional.startswith(f"start: (<[{THINK}]> thought /\\n{{0,2}}/)? @body\n")
+    gap = "/\\n{0,2}/"
+    assert optional.startswith(f"start: ({gap} <[{THINK}]> thought {gap})? @body\n")
     begun = rendered(chat_of(OPENED)).frame
     assert begun.startswith("start: thought /\\n{0,2}/ @body\n")
-    assert f"thought: TEXT <[{END}]>" in begun
+    assert f"thought: <[^256-257,300-302]>* <[{END}]>" in begun
+
+
+@pytest.fixture
+def fits() -> Iterator[Callable[[Structure, list[int]], bool]]:
+    """Return a function that says whether tokens are an output that follows a structure."""
+    tokenizer = Tokens()
+    grammars = Grammars(tokenizer, tokenizer.eos_ids, 303)
+
+    def whole(structure: Structure, tokens: list[int]) -> bool:
+        ended = [*tokens, *tokenizer.eos_ids]
+        return grammars.compile(structure).matcher().fits(ended) == len(ended)
+
+    yield whole
+    grammars.close()
+
+
+def test_a_thought_may_be_cut_inside_of_a_character(
+    chat_of: ChatOf, fits: Callable[[Structure, list[int]], bool]
+) -> None:
+    half = list("\N{GRINNING FACE}".encode()[:2])
+    answer = [END, 10, 10, *b"yes"]
+    optional = Structure("choice", '["yes"]', "choice", rendered(chat_of(QWEN)).frame)
+    assert fits(optional, [THINK, *half, 10, *answer])
+    assert fits(optional, [10, THINK, *answer])  # as of GLM-4.5, a line before the thought
+    assert fits(optional, list(b"yes"))
+    assert not fits(optional, [THINK, *half, *b"yes"])
+    begun = Structure("choice", '["yes"]', "choice", rendered(chat_of(OPENED)).frame)
+    assert fits(begun, [*half, 10, *answer])
+    assert not fits(begun, list(b"yes"))
+
+
+def test_marks_of_calls_in_a_thought_begin_none(
+    chat_of: ChatOf, fits: Callable[[Structure, list[int]], bool]
+) -> None:
+    chat = chat_of(QWEN + "{{ tools }}{{ '' if true else '<tool_call>' }}", Calls())
+    tools = tools_of([{"name": "f", "strict": True}], Choice(), True, str)
+    structure = chat.render(ASKED, tools=tools).structure
+    assert structure
+    call = b'\n{"name": "f", "arguments": {}}\n</tool_call>'
+    assert fits(structure, [THINK, *b"I may <tool_call> f", END, *b"Or not."])
+    assert fits(structure, [THINK, *b"f", END, 302, *call])
+    assert not fits(structure, [THINK, *b"f", END, 302, *b"f"])

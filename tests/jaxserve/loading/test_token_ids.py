@@ -80,6 +80,22 @@ def test_the_first_file_that_names_one_which_the_model_has_and_the_tokenizer(
         assert others == ([] if ends else [kept])
 
 
+@pytest.mark.parametrize("names", [(), ("<|message|>",)])
+def test_marks_of_harmony_end_an_answer_whatever_the_files_say(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    special = ("<|channel|>", "<|return|>", "<|call|>", *names)
+    library = tokenizers.Tokenizer(
+        models.WordLevel({name: i for i, name in enumerate(("w0", *special))}, unk_token="w0")
+    )
+    library.decoder = decoders.Fuse()
+    library.add_special_tokens([AddedToken(name, special=True) for name in special])
+    read(tmp_path, generation=0)
+    library.save(str(tmp_path / "tokenizer.json"))
+    found = read_token_ids(tmp_path, open_checkpoint(tmp_path), V)
+    assert found.eos_ids == ((0, 3, 2) if names else (0,))
+
+
 @pytest.mark.parametrize(
     ("given", "notes"),
     [

@@ -66,7 +66,7 @@ EVERYTHING = replace(
     stop_token_ids=(2, 40),
     logit_bias={1: 5.0, 30: -2.5, 66: 4.0},
     allowed_token_ids=tuple(range(0, 67, 2)) + (1,),
-    budget=ThoughtBudget(10, end=21, closing=(20, 21), opening=(5,)),
+    budget=ThoughtBudget(10, end=21, closing=(20, 21), opening=(5, 5), gap=9),
 )
 
 

@@ -10,7 +10,7 @@ from jaxserve.engine.device.row_packing import admission_layout, pack_admission
 from jaxserve.engine.device.sampling import disable_idle_rows
 from jaxserve.engine.row_fields import NEVER, NO_TOKEN, ROW_FIELDS, RowSampling
 from jaxserve.request import ThoughtBudget
-from tests.jaxserve.engine.device.sampling_rows import EVERYTHING, PLAIN, row_sampling
+from tests.jaxserve.engine.device.sampling_rows import EVERYTHING, PLAIN, RowParams, row_sampling
 
 
 def test_the_device_unpacks_what_the_host_packed() -> None:
@@ -45,27 +45,39 @@ def test_the_numbers_of_a_row() -> None:
         biased=1,
         masked=1,
         penalised=1,
-        closes_at=4 + 1 + 10,
+        closes_at=4 + 2 + 10,
         closing=(20, 21) + (NO_TOKEN,) * 6,
         thought_end=21,
         opens_at=4,
-        opening=5,
+        opening=(5, 5, NO_TOKEN, NO_TOKEN),
+        gap=9,
     )
 
 
 def test_a_budget_counts_known_tokens() -> None:
     """A row that is entered again, with output already, closes a thought that has not ended."""
-    began = replace(EVERYTHING, prompt=(1, 2), output=(5, 6, 7))
-    assert began.admission.sampling.closes_at == 2 + 1 + 10
-    assert replace(began, output=()).admission.sampling.closes_at == 13
-    assert replace(began, output=(6, 5)).admission.sampling.closes_at == NEVER
-    assert replace(began, output=(5, 6, 21)).admission.sampling.closes_at == NEVER
+    began = replace(EVERYTHING, prompt=(1, 2), output=(5, 5, 7))
+    assert closes_at(began) == 2 + 2 + 10
+    for same in ((), (5,), (5, 5), (5, 5, 9)):
+        assert closes_at(replace(began, output=same)) == 14
+    for another in ((6, 5), (5, 6), (9, 5, 7), (5, 5, 21)):
+        assert closes_at(replace(began, output=another)) == NEVER
     # Its own closing does not count as an earlier end, so that the rest of it follows.
-    closing = replace(began, output=(5, *(6,) * 10, 20, 21))
-    assert closing.admission.sampling.closes_at == 13
-    assert replace(began, budget=None).admission.sampling.closes_at == NEVER
-    beyond = replace(began, budget=ThoughtBudget(2**31 - 1, end=21, closing=(21,)))
-    assert beyond.admission.sampling.closes_at == NEVER
+    assert closes_at(replace(began, output=(5, 5, *(7,) * 10, 20, 21))) == 14
+    assert closes_at(replace(began, budget=None)) == NEVER
+    beyond = ThoughtBudget(2**31 - 1, end=21, closing=(21,))
+    assert closes_at(replace(began, budget=beyond)) == NEVER
+
+
+def test_a_token_before_a_thought_counts_once() -> None:
+    later = replace(EVERYTHING, prompt=(1, 2), output=(9, 5)).admission.sampling
+    assert (later.opens_at, later.closes_at, later.gap) == (3, 15, NO_TOKEN)
+    first = replace(EVERYTHING, prompt=(1, 2), output=(9,)).admission.sampling
+    assert (first.opens_at, first.closes_at, first.gap) == (3, 15, NO_TOKEN)
+
+
+def closes_at(row: RowParams) -> int:
+    return row.admission.sampling.closes_at
 
 
 def test_idle_rows_ask_for_no_optional_work() -> None:

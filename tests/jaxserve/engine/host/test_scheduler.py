@@ -20,7 +20,7 @@ from jaxserve.errors import (
     RequestError,
     RequestIdInUseError,
 )
-from jaxserve.request import Request
+from jaxserve.request import Request, ThoughtBudget
 from jaxserve.sampling_params import SamplingParams
 from tests.fake_model import naive
 from tests.jaxserve.engine.host.driver import PROMPT, Driver, config_of, request
@@ -144,7 +144,9 @@ def test_an_admission_says_all_that_the_device_must_keep() -> None:
         "seed": 77,
     }
     driver = Driver(config_of())
-    driver.submit(dataclasses.replace(request(**params), eos_ids=(9, 1)))
+    budget = ThoughtBudget(30, end=8, closing=(7, 8), opening=(3,), gap=2)
+    asked = dataclasses.replace(request(**params), eos_ids=(9, 1), thought_budget=budget)
+    driver.submit(asked)
     plan = next_plan(driver)
     assert plan is not None
     (admission,) = plan.admissions
@@ -164,6 +166,12 @@ def test_an_admission_says_all_that_the_device_must_keep() -> None:
         "biased": 1,
         "masked": 1,
         "penalised": 1,
+        "closes_at": 10 + 1 + 30,
+        "closing": (7, 8) + (NO_TOKEN,) * 6,
+        "thought_end": 8,
+        "opens_at": 10,
+        "opening": (3,) + (NO_TOKEN,) * 3,
+        "gap": 2,
     }
     kept = dataclasses.asdict(admission)
     del kept["packed"]

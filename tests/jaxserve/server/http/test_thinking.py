@@ -190,6 +190,17 @@ def test_what_has_no_effect_may_be_refused(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_tokenize_names_fields_as_the_body_does(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as http:
+            thinking = {"type": "enabled", "budget_tokens": 0}
+            response = await http.post("/tokenize", {"messages": ASKED, "thinking": thinking})
+            assert response.status_code == 400
+            assert response.json()["error"]["param"] == "thinking.budget_tokens"
+
+    asyncio.run(main())
+
+
 def test_options_are_for_conversations(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path) as http:
