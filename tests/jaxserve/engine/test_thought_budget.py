@@ -6,6 +6,8 @@ from dataclasses import replace
 import pytest
 
 from jaxserve.engine.engine import Engine
+from jaxserve.engine.host.sequence import Sequence
+from jaxserve.engine.host.speculation import Speculation
 from jaxserve.errors import RequestError
 from jaxserve.request import Request, ThoughtBudget
 from jaxserve.sampling_params import SamplingParams
@@ -20,6 +22,7 @@ from tests.jaxserve.engine.tiny import (
 
 PROMPT = (3, 1, 4, 1, 5)
 TOKENS = 24
+DRAFTS = 7
 SAMPLED = SamplingParams(temperature=0.8, seed=11, max_tokens=TOKENS, frequency_penalty=0.3)
 OPTIONS = {
     "plain": BASE,
@@ -100,6 +103,41 @@ def test_a_budget_of_nothing_and_the_end_of_the_answer(engine: Engine) -> None:
     assert cut.tokens[1:] == [4, 4]
     # The model's own logarithm of a probability, however small.
     assert all(-50 < entry.logprob < 0 for entry in cut.logprobs) and len(cut.logprobs) == 3
+
+
+class Foreseen:
+    """Proposer that drafts tokens which are known to come."""
+
+    waits = True
+    has_pages = False
+
+    def __init__(self, tokens: list[int]):
+        self._tokens = tokens
+
+    def takes(self, request: Request) -> bool:
+        return True
+
+    def propose(self, seq: Sequence) -> list[int]:
+        return self._tokens[len(seq.tokens) - seq.prompt_len :][:DRAFTS]
+
+    def forget(self, seq: Sequence) -> None:
+        pass
+
+
+def test_drafts_change_no_token(engine: Engine) -> None:
+    """A thought that ends in drafted tokens is not closed behind them, in the same step."""
+    tokens = free(engine)
+    budget = ThoughtBudget(7, end=tokens[5], closing=(tokens[5], unused(tokens)))
+    ask = Request(id="", prompt=PROMPT, params=SAMPLED, thought_budget=budget)
+    expected = answer(engine, ask)[0].tokens
+    options = replace(BASE, speculate="ngram", draft_tokens=DRAFTS)
+    speculation = Speculation(Foreseen(expected), DRAFTS)
+    drafting, runner = make_engine(options, speculation=speculation)
+    runner.warm_up(largest_of_each_kind(runner))
+    (outcome,) = answer(drafting, ask)
+    drafting.close()
+    assert outcome.tokens == expected == tokens
+    assert speculation.accepted > DRAFTS
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,27 @@ OPTIONS: list[tuple[dict[str, Any], str | None]] = [
 
 
 @pytest.mark.system
+def test_what_the_template_does_not_read_may_be_refused(tmp_path: Path) -> None:
+    sampling = common_pb2.SamplingParams(max_tokens=1)
+
+    async def main() -> None:
+        async with running(tmp_path) as server:
+            server.service.prompts.chat._unknown_fields = "error"
+            given = {"messages": MESSAGES, "sampling": sampling, "verbosity": "low"}
+            for call in (
+                server.inference.Chat(pb.ChatRequest(**given)),
+                server.inference.ChatStream(pb.ChatStreamRequest(**given)).read(),
+            ):
+                with pytest.raises(grpc.aio.AioRpcError) as failure:
+                    await call
+                assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+                assert "verbosity: has no effect" in str(failure.value.details())
+            await server.at_rest()
+
+    asyncio.run(main())
+
+
+@pytest.mark.system
 def test_what_the_template_does_not_read_is_named(tmp_path: Path) -> None:
     sampling = common_pb2.SamplingParams(max_tokens=1)
 
