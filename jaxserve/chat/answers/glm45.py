@@ -13,6 +13,7 @@ GLM-4.7 and GLM-5 leave out the line ends. Values are text, and the schema of th
 which are to be read as JSON.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +21,7 @@ from jaxserve.chat.answers.call_grammar import CallContext, CallSyntax, literal
 from jaxserve.chat.answers.events import Content, FoundCall, Parse
 from jaxserve.chat.answers.incremental import NAME, SPACES, IncomingText
 from jaxserve.chat.answers.parameter_grammar import ParameterSyntax
-from jaxserve.chat.answers.parameters import Parameters
+from jaxserve.chat.answers.parameters import Parameters, holds_another, read_value
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
@@ -31,6 +32,7 @@ VALUE_END = "</arg_value>"
 MARKS = (OPEN, CLOSE, KEY, KEY_END, VALUE, VALUE_END)
 LONGEST_KEY = 256  # characters
 NEWLINE = "\n"
+INNER = re.compile(rf"{KEY}([^<>\n]*){KEY_END}")
 
 
 def glm45(text: IncomingText, functions: Mapping[str, Mapping[str, Any]]) -> Parse[None]:
@@ -62,8 +64,8 @@ def _call(text: IncomingText, parameters: Parameters) -> Parse[FoundCall | None]
         yield from text.read_while(SPACES)
         if key is None or not (yield from text.read_literal(VALUE)):
             return None
-        value = yield from text.read_past(VALUE_END)
-        if value is None or KEY in value or VALUE in value:  # another one, as its end is missing
+        value = yield from read_value(text, VALUE_END, (KEY, CLOSE))
+        if value is None or holds_another(value, INNER, parameters.of(name), written):
             return None
         written.append((key.strip(), value))
         yield from text.read_while(SPACES)

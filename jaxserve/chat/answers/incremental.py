@@ -137,6 +137,13 @@ class IncomingText:
         found = yield from self.read_to(mark)
         return found if self._at > start + len(found) else None
 
+    def is_next(self, text: str) -> Parse[bool]:
+        """Return whether `text` comes next, without reading it."""
+        start = self._at
+        found = yield from self.read_literal(text)
+        self._at = start
+        return found
+
     def read_literal(self, text: str) -> Parse[bool]:
         """Read `text` and return true if it comes next; otherwise read nothing."""
         start = self._at

@@ -68,10 +68,12 @@ def _call(text: IncomingText, names: Collection[str]) -> Parse[FoundCall | None]
     if not (yield from text.read_literal(ARGUMENTS)):
         return None
     yield from text.read_while(SPACES)
-    arguments = yield from text.read_json()
+    arguments = "{}"  # models leave out those of functions without parameters
+    if (yield from text.peek()) == "{":
+        arguments = yield from text.read_json()
     yield from text.read_while(SPACES)
     is_closed = yield from text.read_literal(CALL_END)
-    name = written.removeprefix(FUNCTIONS)
+    name = written if written in names else written.removeprefix(FUNCTIONS)
     if not (is_closed and number and name in names and is_object(arguments)):
         return None
     return FoundCall(name, arguments, f"{written}{COLON}{number}")

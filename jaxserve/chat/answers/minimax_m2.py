@@ -13,14 +13,14 @@ Values are text, and the schema of the function tells which are to be read as JS
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from jaxserve.chat.answers.call_grammar import CallContext, CallSyntax, literal
 from jaxserve.chat.answers.events import Content, FoundCall, Parse
 from jaxserve.chat.answers.incremental import NAME, SPACES, IncomingText
 from jaxserve.chat.answers.parameter_grammar import ParameterSyntax
-from jaxserve.chat.answers.parameters import Parameters
+from jaxserve.chat.answers.parameters import Parameters, holds_another, read_value
 
 OPEN = "<minimax:tool_call>"
 CLOSE = "</minimax:tool_call>"
@@ -32,7 +32,7 @@ PARAMETER_END = "</parameter>"
 HEAD_END = '">'
 NEWLINE = "\n"
 KEY = re.compile(r'[^"\n]*')
-INNER = re.compile(rf'{PARAMETER}([^"\n]*)">')
+INNER = re.compile(rf'{PARAMETER}([^<>"\n]*)">')
 
 
 def minimax_m2(text: IncomingText, functions: Mapping[str, Mapping[str, Any]]) -> Parse[None]:
@@ -75,8 +75,8 @@ def _call(text: IncomingText, parameters: Parameters) -> Parse[FoundCall | None]
         key = yield from text.read_while(KEY)
         if not (yield from text.read_literal(HEAD_END)):
             return None
-        value = yield from text.read_past(PARAMETER_END)
-        if value is None or _has_another(value, parameters.of(name)):
+        value = yield from read_value(text, PARAMETER_END, (PARAMETER, INVOKE_END))
+        if value is None or holds_another(value, INNER, parameters.of(name), written):
             return None
         written.append((key, value))
         yield from text.read_while(SPACES)
@@ -84,11 +84,6 @@ def _call(text: IncomingText, parameters: Parameters) -> Parse[FoundCall | None]
         return None
     arguments = parameters.arguments(name, written)
     return None if arguments is None else FoundCall(name, arguments)
-
-
-def _has_another(value: str, names: Collection[str]) -> bool:
-    """Return whether a value goes on with another parameter, as its own end is missing."""
-    return any(name in names for name in INNER.findall(value))
 
 
 def _rest(context: CallContext) -> str:

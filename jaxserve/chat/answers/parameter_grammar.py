@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from types import MappingProxyType
 from typing import Any
 
 from jaxserve.chat.answers.call_grammar import ANY_TEXT, CallContext, json_rule, literal
@@ -25,7 +25,8 @@ OF_OTHERS = frozenset(
 )
 REFERENCE = "$ref"
 LONGEST_CHAIN = 32  # of references
-MOST_FORMS = 4096  # of a value: texts that it may be, and types
+MOST_STEPS = 4096  # schemas and values that one function's are looked through for
+MAX_RULES = 256 * 1024  # characters of rules of one function
 
 
 @dataclass(frozen=True)
@@ -109,16 +110,22 @@ class _Arguments:
         self._rule = rule
         self._root = schema
         self._kinds = Kinds(schema)
+        self._steps = 0
 
     def rules(self) -> list[str]:
         """Return all rules."""
+        _check_shape(self._root)
         _refuse_others(self._root, OF_OBJECTS)
+        if "object" not in self._kinds.of(self._root).types:
+            raise ValueError("are no object")
         properties = self._root.get("properties") or {}
         required = self._root.get("required") or []
         if missing := [name for name in required if name not in properties]:
             raise ValueError(f"{missing[0]!r:.80} is required, and not among the properties")
         sequence: list[str] = []
         rules: list[str] = []
+        size = 0
+        written = 0
         for i, (name, schema) in enumerate(properties.items()):
             if schema is False and name not in required:
                 continue
@@ -132,14 +139,15 @@ class _Arguments:
                 rules += self._value(value, schema)
             except ValueError as error:
                 raise ValueError(f"{name!r:.80} {error}") from None
+            size += sum(map(len, rules[written:]))
+            written = len(rules)
+            if size > MAX_RULES:
+                raise ValueError(f"take more than {MAX_RULES} characters of grammar")
         return [f"{self._rule}: {' '.join(sequence) or literal('')}", *rules]
 
     def _value(self, rule: str, schema: Any) -> list[str]:
         """Return the rules of a value and of the mark behind it."""
-        all_forms = self._forms({} if schema is True else schema, 0)
-        forms = list(islice(all_forms, MOST_FORMS + 1))  # few references can make many
-        if len(forms) > MOST_FORMS:
-            raise ValueError(f"has more than {MOST_FORMS} alternatives")
+        forms = list(self._forms({} if schema is True else schema, 0))
         if not forms:
             raise ValueError("allows no value")
         if any(isinstance(form, _Text) for form in forms):
@@ -186,6 +194,8 @@ class _Arguments:
         """Yield the forms that values of a schema have."""
         if not isinstance(schema, Mapping) or depth > LONGEST_CHAIN:
             raise ValueError("has a schema that is none, or refers to itself")
+        _check_shape(schema)
+        self._count(1)
         for branches in _branches(schema):
             for branch in branches:
                 yield from self._forms(branch, depth + 1)
@@ -198,20 +208,26 @@ class _Arguments:
         else:
             yield from self._typed(schema)
 
+    def _count(self, steps: int) -> None:
+        """Count schemas and values; ValueError beyond MOST_STEPS: few references make many."""
+        self._steps += steps
+        if self._steps > MOST_STEPS:
+            raise ValueError(f"has more than {MOST_STEPS} alternatives")
+
     def _listed(self, schema: Mapping[str, Any]) -> Iterator[_Form]:
         """Yield the values that a schema lists, if they are of its type."""
         _refuse_others(schema, ANNOTATIONS | {"type", "enum", "const"})
         values = schema["enum"] if "enum" in schema else [schema["const"]]
         if "enum" in schema and "const" in schema:
             values = [value for value in values if value == schema["const"]]
+        self._count(len(values))
         types = self._kinds.of({"type": schema["type"]} if "type" in schema else {}).types
+        values = [value for value in values if self._kinds.of({"const": value}).types & types]
         for value in values:
-            if not self._kinds.of({"const": value}).types & types:
-                continue
             if isinstance(value, str | None):
                 yield NONE if value is None else _Fixed(value)
-            else:
-                yield self._json({**schema, "enum": [value]})
+        if others := [value for value in values if not isinstance(value, str | None)]:
+            yield _Json({"enum": others})
 
     def _typed(self, schema: Mapping[str, Any]) -> Iterator[_Form]:
         """Yield a form of each type of a schema without alternatives."""
@@ -229,6 +245,7 @@ class _Arguments:
 
     def _json(self, schema: Mapping[str, Any]) -> _Json:
         """Return values as JSON by a schema, with the definitions that it may refer to."""
+        schema = {key: value for key, value in schema.items() if key not in ANNOTATIONS}
         if f'"{REFERENCE}"' not in json.dumps(schema):
             return _Json(schema)
         definitions = {key: self._root[key] for key in DEFINITIONS if key in self._root}
@@ -258,6 +275,30 @@ def _references(schema: Any) -> Iterator[Any]:
     elif isinstance(schema, list):
         for each in schema:
             yield from _references(each)
+
+
+def _check_shape(schema: Mapping[str, Any]) -> None:
+    """Raise ValueError for a keyword whose value is of a type that it cannot have."""
+    for keyword, is_right in SHAPES.items():
+        if keyword in schema and not is_right(schema[keyword]):
+            raise ValueError(f"has {keyword!r} of a wrong type")
+
+
+def _is_strings(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+# Keywords with whether a value is of the type that they have.
+SHAPES: Mapping[str, Callable[[Any], bool]] = MappingProxyType(
+    {
+        "type": lambda value: isinstance(value, str) or _is_strings(value),
+        "properties": lambda value: isinstance(value, Mapping),
+        "required": _is_strings,
+        "enum": lambda value: isinstance(value, list),
+        **dict.fromkeys(("$ref", "format", "pattern"), lambda value: isinstance(value, str)),
+        **dict.fromkeys(("anyOf", "oneOf", "allOf"), lambda value: isinstance(value, list)),
+    }
+)
 
 
 def _refuse_others(schema: Mapping[str, Any], known: frozenset[str]) -> None:

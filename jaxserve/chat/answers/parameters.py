@@ -2,10 +2,12 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from jaxserve.chat.answers.events import Parse
+from jaxserve.chat.answers.incremental import SPACES, IncomingText
 from jaxserve.chat.answers.json_text import BeyondBoundsError, is_bounded_object, parse
 from jaxserve.chat.answers.schema_kinds import NULL, STRING, Kind, Kinds, properties
 
@@ -21,6 +23,39 @@ PYTHON = re.compile(
 )
 # In a Python text: an escape that JSON does not have, or a quote that it has to escape.
 ESCAPE = re.compile(r"\\x([0-9a-fA-F]{2})|\\(')|(\")|\\.", re.DOTALL)
+
+
+def read_value(text: IncomingText, end: str, following: Sequence[str]) -> Parse[str | None]:
+    """Read a value up to the mark that ends it; the result is None where there is none.
+
+    That is the first one with one of `following` behind it, or the end of the text: a value may
+    hold the mark as well.
+    """
+    parts: list[str] = []
+    while (part := (yield from text.read_past(end))) is not None:
+        parts.append(part)
+        gap = yield from text.read_while(SPACES)
+        if not (yield from text.peek()):
+            return "".join(parts)
+        for mark in following:
+            if (yield from text.is_next(mark)):
+                return "".join(parts)
+        parts += (end, gap)
+    return None
+
+
+def holds_another(
+    value: str, head: re.Pattern[str], names: Collection[str], written: Sequence[tuple[str, str]]
+) -> bool:
+    """Return whether a value goes on with another parameter, as its own end is missing.
+
+    Args:
+        head: Expression of what begins a parameter, with its name as the group.
+        names: Names of all parameters.
+        written: Names that came before, with their values.
+    """
+    before = {name for name, _ in written}
+    return any(name in names and name not in before for name in head.findall(value))
 
 
 class Parameters:
@@ -48,11 +83,18 @@ class Parameters:
         That is where a name comes twice, or where a value is beyond the bounds of arguments.
         """
         kinds = self.of(function)
+        other = self._kind_of_others(function)
         members = [
-            f"{_quoted(name)}: {value_of(text, kinds.get(name, UNKNOWN))}" for name, text in written
+            f"{_quoted(name)}: {value_of(text, kinds.get(name, other))}" for name, text in written
         ]
         arguments = f"{{{', '.join(members)}}}"
         return arguments if is_bounded_object(arguments) else None
+
+    def _kind_of_others(self, function: str) -> Kind:
+        """Return the kind of parameters that the schema does not name."""
+        schema = self._functions[function]
+        others = schema.get("additionalProperties")
+        return Kinds(schema).of(others) if isinstance(others, Mapping) else UNKNOWN
 
 
 def value_of(text: str, kind: Kind) -> str:
@@ -63,6 +105,8 @@ def value_of(text: str, kind: Kind) -> str:
     """
     if kind.names_null and text.strip() in NULLS and text not in (kind.texts or ()):
         return "null"
+    if kind.types & {"object", "array"} and _is_structured(text):
+        return text.strip()  # rather than as a string, if both are allowed
     if STRING in kind.types and (
         kind.texts is None or text in kind.texts or kind.types <= {STRING, NULL}
     ):
@@ -76,6 +120,17 @@ def value_of(text: str, kind: Kind) -> str:
             continue
         return candidate
     return _quoted(text)
+
+
+def _is_structured(text: str) -> bool:
+    """Return whether a text is a JSON object or array within the bounds."""
+    if not text.lstrip().startswith(("{", "[")):
+        return False
+    try:
+        parse(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _quoted(text: str) -> str:

@@ -1,6 +1,6 @@
 """Kinds of the values that a JSON schema allows: by them, a value that is text is read."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -46,13 +46,15 @@ class Kind:
             texts = self.texts & other.texts
         return Kind(self.types & other.types, texts)
 
-    def either(self, other: "Kind") -> "Kind":
-        """Return the kind of values that are of one of these kinds."""
-        texts = None
-        listed = [kind.texts for kind in (self, other) if STRING in kind.types]
-        if listed and None not in listed:
-            texts = frozenset[str]().union(*(each for each in listed if each is not None))
-        return Kind(self.types | other.types, texts)
+
+def any_of(kinds: Sequence[Kind]) -> Kind:
+    """Return the kind of values that are of one of these kinds."""
+    types = frozenset[str]().union(*(kind.types for kind in kinds))
+    listed = [kind.texts for kind in kinds if STRING in kind.types]
+    known = [texts for texts in listed if texts is not None]
+    if not listed or len(known) < len(listed):
+        return Kind(types)
+    return Kind(types, frozenset[str]().union(*known))
 
 
 ANYTHING = Kind()
@@ -92,10 +94,7 @@ class Kinds:
             yield self._referred(schema["$ref"], depth)
         for keyword in ("anyOf", "oneOf"):
             if isinstance(branches := schema.get(keyword), list):
-                kind = NOTHING
-                for branch in branches:
-                    kind = kind.either(self.of(branch, depth + 1))
-                yield kind
+                yield any_of([self.of(branch, depth + 1) for branch in branches])
         if isinstance(branches := schema.get("allOf"), list):
             yield from (self.of(branch, depth + 1) for branch in branches)
 

@@ -83,8 +83,8 @@ def _of_length(least: Any, most: Any, margin: str) -> str:
     A string that is not long enough yet could end in the mark behind it: its first characters are
     no line end, and do not begin a mark.
     """
-    if not (isinstance(least, int) and isinstance(most, int | None)):
-        raise ValueError("has a length that is no integer")
+    if any(type(bound) is not int or bound < 0 for bound in (least, most) if bound is not None):
+        raise ValueError("has a length that is no count")
     if most is not None and most < least:
         raise ValueError("has a maxLength below its minLength")
     # A pair of characters counts as one of the least, and as two of the most.
