@@ -461,12 +461,12 @@ def test_closing_while_prompts_are_prepared(monkeypatch: pytest.MonkeyPatch) -> 
         goes_on = threading.Event()
         rendered = []
 
-        def slow(*given: Any) -> Any:
+        def slow(*given: Any, **options: Any) -> Any:
             began.set()
             assert goes_on.wait(60)
             assert llm.engine.usable
             rendered.append(given)
-            return render(*given)
+            return render(*given, **options)
 
         monkeypatch.setattr(llm.prompts.chat, "render", slow)
         call = asyncio.create_task(llm.chat([HELLO] * 100))
