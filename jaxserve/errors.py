@@ -71,16 +71,30 @@ class RequestError(JaxserveError, ValueError):
 
     def under(self, path: str) -> "RequestError":
         """Put `path` before the field, which lies inside that message, and return the error."""
-        self.field = f"{path}.{self.field}"
-        self.args = (f"{self.field}{self._link}{self.problem}",)
+        return self.rename(f"{path}.{self.field}")
+
+    def rename(self, field: str) -> "RequestError":
+        """Give the field another path, by which the client knows it, and return the error."""
+        self.field = field
+        self.args = (f"{field}{self._link}{self.problem}",)
         return self
 
 
 class ContextLengthError(RequestError):
-    """The prompt, alone or with max_tokens, exceeds the context; the problem is a clause."""
+    """The prompt, alone or with max_tokens, exceeds the context; the problem is a clause.
+
+    Args:
+        tokens: Number of tokens of the prompt.
+        limit: Most tokens that it could have.
+    """
 
     reason = "CONTEXT_LENGTH_EXCEEDED"
     _link = ": "
+
+    def __init__(self, field: str, problem: str, tokens: int = 0, limit: int = 0):
+        super().__init__(field, problem)
+        self.tokens = tokens
+        self.limit = limit
 
 
 class CapacityError(RequestError):

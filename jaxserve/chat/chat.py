@@ -82,7 +82,7 @@ class Chat:
         self._tokenizer = tokenizer
         self._file = template_file
         self._parsers = (tool_parser, reasoning_parser)
-        self._unknown_fields: UnknownFields = unknown_fields
+        self.unknown_fields: UnknownFields = unknown_fields
         self._renderer = TemplateRenderer(seconds)
 
     @cached_property
@@ -195,7 +195,7 @@ class Chat:
         bounded = template.formats.thinks or any(name in chosen.variables for name in BUDGETS)
         if options.thinking_budget is not None and not bounded:
             chosen = Chosen(chosen.variables, (*chosen.ignored, BUDGET))
-        if chosen.ignored and self._unknown_fields == "error":
+        if chosen.ignored and self.unknown_fields == "error":
             where = self._file or self.folder
             problem = f"has no effect: the chat template of {where.name} does not heed it"
             raise ChatError(f"{problem} (leave it out)", chosen.ignored[0])

@@ -4,6 +4,7 @@ import argparse
 import re
 from dataclasses import dataclass
 
+from jaxserve.config.flag_values import MAX_INT32
 from jaxserve.config.option import option
 
 MAX_PRIORITY = 100  # of either sign; a smaller number goes first
@@ -46,6 +47,13 @@ class ClientRules:
         False,
         "refuse a max_tokens beyond what context and page pool leave; by default such an answer is "
         "as long as they leave",
+    )
+    least_answer_tokens: int = option(
+        1024,
+        "tokens that the context has to leave for an answer over /v1/responses and /v1/messages, "
+        "whose clients always ask for many; of a small context a quarter is enough (default: 1024)",
+        metavar="N",
+        bounds=(1, MAX_INT32),
     )
     client_priorities: Priorities = option(
         Priorities(),

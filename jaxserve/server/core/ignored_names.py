@@ -5,11 +5,22 @@ Clients choose some of the names: keys of messages, and variables of chat templa
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 HEADER = "jaxserve-ignored"  # of HTTP; of gRPC in the trailing metadata
 NAME = re.compile("[A-Za-z0-9_.-]{1,64}")
 MOST_NAMES = 16
 MORE = "..."
+
+
+class IgnoredField(NamedTuple):
+    """Field of a request that was accepted and changes nothing.
+
+    `listed` says that the server knows the field; the names of others are the client's choice.
+    """
+
+    name: str
+    listed: bool
 
 
 def nameable(names: Sequence[str]) -> list[str]:

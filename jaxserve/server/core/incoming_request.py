@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from jaxserve.chat import TemplateOptions, Tools
 from jaxserve.prompts import Prompt
 from jaxserve.sampling_params import SamplingParams
+from jaxserve.server.core.ignored_names import IgnoredField
 
 TRACE_HEADERS = ("traceparent", "tracestate")  # W3C Trace Context
 
@@ -22,6 +23,10 @@ class IncomingRequest:
     prefill: bool = False  # a decode server asks for the prompt's KV pages only
     tools: Tools | None = None  # functions that the answer to a conversation may call
     options: TemplateOptions = field(default_factory=TemplateOptions)  # of such an answer
+    # The client's program always asks for the same max_tokens: an answer may be as long as the
+    # context leaves, which has to be --least-answer-tokens.
+    clamps_max_tokens: bool = False
+    ignored: tuple[IgnoredField, ...] = ()  # fields of the client's message that change nothing
     request_id: str = ""
     call_id: str = ""  # of the client's call, where several requests are one
     priority: int = 0

@@ -12,10 +12,12 @@ from jaxserve.chat import Rendered
 from jaxserve.errors import CapacityError, ContextLengthError, DeadlineError, RequestError
 from jaxserve.prompts import Prepared, Prompt, Prompts, is_conversation
 from jaxserve.sampling_params import SamplingParams
+from jaxserve.server.core.client_rules import ANY_CLIENT, ClientRules
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.workers import Workers
 from jaxserve.structure import Grammar, Structure
 
+LEAST_SHARE = 4  # of the context: the part that is enough for an answer
 SHORT_PROMPT = 2048  # characters or token ids that are encoded on the event loop itself
 
 
@@ -23,8 +25,8 @@ class PromptEncoder:
     """Makes the engine's requests of those that come in. Lives on the event loop.
 
     Args:
-        strict: Whether a max_tokens beyond what context and page pool leave is refused; otherwise
-            the answer may be as long as they leave.
+        rules: What clients may ask for: with `strict_max_tokens` a max_tokens beyond what context
+            and page pool leave is refused; otherwise the answer may be as long as they leave.
     """
 
     def __init__(
@@ -32,10 +34,10 @@ class PromptEncoder:
         prompts: Prompts,
         workers: Workers,
         max_prompt_bytes: int,
-        strict: bool = False,
+        rules: ClientRules = ANY_CLIENT,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._strict = strict
+        self._rules = rules
         self._clock = clock
         self._prompts = prompts
         self._workers = workers
@@ -53,6 +55,9 @@ class PromptEncoder:
                 compiled.
         """
         rendered, params, grammar = await self._encode_in_time(incoming)
+        clamps = incoming.clamps_max_tokens
+        if clamps:
+            self._check_room(rendered, params, incoming.prompt_field)
         if params.seed is None:
             params = replace(params, seed=secrets.randbits(64))
         check = partial(
@@ -70,11 +75,29 @@ class PromptEncoder:
         try:
             return check(params)
         except (ContextLengthError, CapacityError):
-            if self._strict or params.max_tokens is None:
+            if params.max_tokens is None or (self._rules.strict_max_tokens and not clamps):
                 raise
             # Clients ask for 32,000 tokens whatever the prompt is; without a number an answer may
             # be as long as there is room.
             return check(replace(params, max_tokens=None))
+
+    def _check_room(self, rendered: Rendered, params: SamplingParams, name: str) -> None:
+        """Raise ContextLengthError where the context leaves too few tokens for the answer.
+
+        An answer that may have fewer needs no more. Of a small context a quarter is enough.
+        """
+        context = self._prompts.max_context
+        needed = min(self._rules.least_answer_tokens, max(1, context // LEAST_SHARE))
+        if params.max_tokens is not None:
+            needed = min(needed, params.max_tokens)
+        tokens = len(rendered.token_ids)
+        limit = context - needed
+        if tokens > limit:
+            problem = (
+                f"{tokens} tokens leave {max(0, context - tokens)} of the context of {context}; "
+                f"the answer needs {needed} (shorten it, or lower --least-answer-tokens)"
+            )
+            raise ContextLengthError(name, problem, tokens, limit)
 
     async def _encode_in_time(
         self, incoming: IncomingRequest

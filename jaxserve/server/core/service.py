@@ -70,9 +70,7 @@ class Service:
         self._thread = thread
         self._observers = observers
         self._workers = Workers()
-        self._encoder = PromptEncoder(
-            prompts, self._workers, limits.max_prompt_bytes, rules.strict_max_tokens, clock
-        )
+        self._encoder = PromptEncoder(prompts, self._workers, limits.max_prompt_bytes, rules, clock)
         self._page_fetches = PageFetches(page_fetcher)
         self._load = LoadModel(rows, step_tokens, prompts.max_context, clock, gives_way)
         self._admission = AdmissionControl(

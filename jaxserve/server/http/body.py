@@ -50,6 +50,14 @@ def timeout_of(request: Request) -> float | None:
 
 async def read[T: Body](request: Request, kind: type[T], limits: Limits) -> T:
     """Read the body as a `kind`; JaxserveError when it is anything else, or too large."""
+    given = await read_object(request, limits)
+    body = _checked(kind, given)
+    note_ignored(request, given, kind.model_fields)
+    return body
+
+
+async def read_object(request: Request, limits: Limits) -> dict[str, Any]:
+    """Read the body as a JSON object; JaxserveError when it is anything else, or too large."""
     # A browser sends a cross-site request without asking the server first (CORS preflight) unless
     # its content-type is unusual. JSON is, so other sites' pages cannot post here unnoticed.
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -60,10 +68,7 @@ async def read[T: Body](request: Request, kind: type[T], limits: Limits) -> T:
         raise MediaTypeError(
             f"the content-encoding is {encoding!r:.80}; send the body as it is, without the header"
         )
-    given = _object(await _bytes(request, limits))
-    body = _checked(kind, given)
-    note_ignored(request, given, kind.model_fields)
-    return body
+    return _object(await _bytes(request, limits))
 
 
 async def _bytes(request: Request, limits: Limits) -> bytes:
@@ -101,13 +106,18 @@ def _checked[T: Body](kind: type[T], given: dict[str, Any]) -> T:
     try:
         return kind.model_validate(given)
     except ValidationError as error:
-        raise _request_error(error) from None
+        raise request_error(error) from None
 
 
-def _request_error(error: ValidationError) -> RequestError:
-    """Return the first of pydantic's errors as a RequestError with the field's path."""
+def request_error(error: ValidationError, inside: str = "") -> RequestError:
+    """Return the first of pydantic's errors as a RequestError with the field's path.
+
+    Args:
+        inside: Path of the object that was checked.
+    """
     first = error.errors(include_url=False, include_input=False)[0]
     path = _path(first["loc"])
+    path = ".".join(part for part in (inside, path) if part)
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, RequestError):
         return cause.under(path) if path else cause

@@ -12,7 +12,7 @@ from jaxserve.errors import JaxserveError
 from jaxserve.server.http.connection import HEALTH
 from jaxserve.server.http.errors import HostError, MessageError, error_response
 from jaxserve.server.http.page import is_page
-from jaxserve.server.security.auth import BearerTokens
+from jaxserve.server.security.auth import BearerTokens, token_of
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,11 @@ def _is_address(name: str) -> bool:
 
 
 class TokenCheck(Check):
-    """Refuses requests without a valid bearer token.
+    """Refuses requests without a valid token, as `authorization: Bearer` or as `x-api-key`.
 
     Health checks need none, nor does the page, whose files are the same on every server. Other
-    requests get `request.state.client`, as in IncomingRequest.
+    requests get `request.state.client`, as in IncomingRequest, and `request.state.token`, which is
+    empty where none was given.
     """
 
     def __init__(self, app: ASGIApp, tokens: BearerTokens):
@@ -115,8 +116,20 @@ class TokenCheck(Check):
     def check(self, scope: Scope, headers: Headers) -> None:
         if scope["path"] in HEALTH or is_page(scope["path"]):
             return
-        given = headers.getlist("authorization")
+        given = _authorizations(headers)
         self._tokens.check(given, admin=False)
         host, port = scope.get("client") or ("", 0)
         client = self._tokens.client_of(given, f"{host}:{port}")
-        scope.setdefault("state", {})["client"] = client
+        state = scope.setdefault("state", {})
+        state["client"] = client
+        state["token"] = token_of(given[0]) if given else ""
+
+
+def _authorizations(headers: Headers) -> list[str]:
+    """Return the authorizations of a request, with keys as Anthropic's clients send them.
+
+    The same one in two headers is one.
+    """
+    keys = [f"Bearer {key}" for key in headers.getlist("x-api-key")]
+    given = headers.getlist("authorization")
+    return given + [key for key in keys if key not in given]

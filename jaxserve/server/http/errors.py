@@ -1,5 +1,7 @@
 """Errors in OpenAI's form: {"error": {"message", "type", "param", "code"}} and retry headers.
 
+Paths of Anthropic's API get errors in its form, see anthropic_errors.
+
 JaxserveError                  and, of HTTP alone:
 ├── MessageError            400  not HTTP, or a host that is missing
 ├── BodyError               400  not JSON, not an object
@@ -17,19 +19,28 @@ JaxserveError                  and, of HTTP alone:
 """
 
 import math
+import secrets
 from collections.abc import Awaitable, Callable, Mapping, Set
 from functools import wraps
 from typing import Any
 
 import httptools
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from jaxserve.errors import JaxserveError, RequestError
 from jaxserve.server.core.internal_errors import mask_internal_error
 from jaxserve.server.core.status import pushback_ms
+from jaxserve.server.http.anthropic_errors import ID_HEADER as ANTHROPIC_ID_HEADER
+from jaxserve.server.http.anthropic_errors import (
+    anthropic_error_body,
+    anthropic_status,
+    is_of_messages,
+)
 from jaxserve.server.http.json import MEDIA_TYPE, dumps
 
 Endpoint = Callable[[Any, Request], Awaitable[Response]]
@@ -142,12 +153,28 @@ def error_body(error: JaxserveError) -> dict[str, Any]:
 
 def error_response(error: JaxserveError, headers: Mapping[str, str] | None = None) -> Response:
     """Return the error as a response, with additional headers if given."""
-    return Response(
-        dumps(error_body(error)),
-        error.http_status,
-        {**_headers(error), **(headers or {})},
-        MEDIA_TYPE,
-    )
+    return ErrorResponse(error, {**_headers(error), **(headers or {})})
+
+
+class ErrorResponse(Response):
+    """An error in the form of the API whose path was asked for."""
+
+    def __init__(self, error: JaxserveError, headers: Mapping[str, str]):
+        super().__init__(dumps(error_body(error)), error.http_status, headers, MEDIA_TYPE)
+        self._error = error
+        self._given = headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if is_of_messages(scope["path"]):
+            await self._as_anthropic(scope)(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+    def _as_anthropic(self, scope: Scope) -> Response:
+        request_id = Headers(scope=scope).get("x-request-id") or f"req_{secrets.token_hex(12)}"
+        body = dumps(anthropic_error_body(self._error, request_id))
+        headers = {**self._given, ANTHROPIC_ID_HEADER: request_id}
+        return Response(body, anthropic_status(self._error), headers, MEDIA_TYPE)
 
 
 def parser_error(error: httptools.HttpParserError) -> JaxserveError:
