@@ -80,6 +80,7 @@ class ServeOptions:
             "--chat-template": self.chat_template,
             "--token-file": self.credentials.token_file,
             "--admin-token-file": self.credentials.admin_token_file,
+            "--state-key-file": self.credentials.state_key_file,
             "--tls-cert": self.credentials.tls_cert,
             "--tls-key": self.credentials.tls_key,
             "--tls-client-ca": self.credentials.tls_client_ca,

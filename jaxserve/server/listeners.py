@@ -22,6 +22,7 @@ from jaxserve.server.observe.profiler import Profiler
 from jaxserve.server.options import AddressOptions
 from jaxserve.server.readiness import Phase, Readiness
 from jaxserve.server.security.auth import BearerTokens
+from jaxserve.server.security.seals import read_seals
 from jaxserve.server.security.tls import Tls
 
 ADMIN_PORT = "admin"
@@ -102,6 +103,7 @@ class Listeners:
                     addresses.allowed_origins,
                 ),
                 self._inputs,
+                read_seals(files.state_key_file),
             )
             self._http = HttpServer(app, addresses.host, addresses.http_port, tls, self._limits)
             self.ports["HTTP"] = self._http.port

@@ -94,6 +94,13 @@ class CredentialOptions:
     admin_token_file: Path | None = option(
         None, "file with the token that callers of AdminService have to send", metavar="F"
     )
+    state_key_file: Path | None = option(
+        None,
+        "file with 32 random bytes or more, by which servers open the thoughts that each of them "
+        "sealed for clients of /v1/responses and /v1/messages (default: a key that ends with the "
+        "process)",
+        metavar="F",
+    )
     tls_cert: Path | None = option(
         None,
         "PEM file of the server's certificate chain; turns TLS on, with --tls-key",

@@ -4,8 +4,10 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Protocol
 
+from jaxserve.chat import TemplateOptions
 from jaxserve.completion import Completion
 from jaxserve.engine.engine_thread import ComputeTotals
 from jaxserve.engine.events import Times, TokenEvent
@@ -13,9 +15,13 @@ from jaxserve.errors import JaxserveError, SlowConsumerError
 from jaxserve.open_choices import OpenChoices
 from jaxserve.prompts import Prepared
 from jaxserve.server.core.answer_events import AnswerEvent, Done, Outbox, PromptScores, Started
+from jaxserve.server.core.ignored_names import IgnoredField
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.internal_errors import mask_internal_error
 from jaxserve.tokenizer import Tokenizer
+
+# Options of a conversation, which the chat template may not heed.
+OPTIONS = frozenset(field.name for field in fields(TemplateOptions))
 
 
 class Engine(Protocol):
@@ -79,6 +85,12 @@ class Answer:
     def prompt_tokens(self) -> int:
         """Number of tokens of the prompt."""
         return len(self.prepared.request.prompt)
+
+    @property
+    def ignored(self) -> list[IgnoredField]:
+        """What of the request was accepted and changed nothing."""
+        unread = [IgnoredField(name, name in OPTIONS) for name in self.prepared.unread]
+        return [*self.incoming.ignored, *unread]
 
     @property
     def started(self) -> bool:

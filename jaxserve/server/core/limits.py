@@ -85,6 +85,12 @@ class Limits:
         "server has to close it earlier",
     )
     max_request_seconds: float = _bound(3600.0, "seconds from a request's arrival to its end")
+    max_stored_response_bytes: int = _bound(
+        64 * MEBI, "bytes of responses that are kept for later requests to /v1/responses"
+    )
+    stored_response_seconds: float = _bound(
+        3600.0, "seconds that such a response is kept, if others leave it room"
+    )
     max_watchers: int = _bound(16, "readers of the live view at a time")
 
     @property

@@ -16,6 +16,7 @@ from typing import Literal, TextIO
 from jaxserve.engine.engine_thread import StepReport
 from jaxserve.errors import JaxserveError
 from jaxserve.server.core.answer import Answer
+from jaxserve.server.core.ignored_names import listed, nameable
 from jaxserve.server.core.incoming_request import IncomingRequest
 
 Format = Literal["text", "json"]
@@ -208,6 +209,8 @@ class RequestLog:
                 "ttft": round(times.ttft, 4),
                 "total": round(times.total, 4),
             }
+        if answer.ignored:
+            fields["ignored"] = listed(nameable([field.name for field in answer.ignored]))
         log.log(self._level, _outcome(answer, error), extra={"fields": fields})
 
 

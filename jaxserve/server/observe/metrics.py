@@ -115,6 +115,11 @@ class Metrics:
         self._failures = counter(
             "request_failure", "requests that ended with an error or were refused", ("reason",)
         )
+        self._ignored = counter(
+            "ignored_fields",
+            "fields of requests that changed nothing; other are those that no list has",
+            ("field",),
+        )
         self._cancelled = counter("request_cancelled", "requests whose client disconnected")
         self._ttft = histogram(
             "time_to_first_token_seconds",
@@ -202,6 +207,9 @@ class Metrics:
             self._prompt_tokens.inc(answer.prompt_tokens)
             self._queries.inc(answer.prompt_tokens)
             self._hits.inc(answer.times.cached)
+        for field in answer.ignored:
+            # Names of the client's choice would make as many counters as it likes.
+            self._ignored.labels(field.name if field.listed else "other").inc()
         if error:
             self._failures.labels(error.reason).inc()
         elif answer.prefilled:

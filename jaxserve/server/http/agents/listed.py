@@ -16,6 +16,7 @@ from jaxserve.server.http.body import request_error
 from jaxserve.server.http.errors import UnknownFieldError, UnsupportedError
 from jaxserve.server.http.types import OTHER_NAMES, Body, ChatBody
 
+MOST_NOTED = 64  # fields of one request; a client may send any number of others
 NO_REASONS: Mapping[str, str] = MappingProxyType({})
 # Names of fields that change what an answer says, on this server or another.
 OF_ANSWERS = frozenset(
@@ -31,8 +32,9 @@ class Notes:
     fields: dict[str, IgnoredField] = field(default_factory=dict)  # by name
 
     def add(self, name: str, listed: bool = True) -> None:
-        """Note a field, or a part of the request, that changes nothing."""
-        self.fields.setdefault(name, IgnoredField(name, listed))
+        """Note a field, or a part of the request, that changes nothing; no more than MOST_NOTED."""
+        if len(self.fields) < MOST_NOTED:
+            self.fields.setdefault(name, IgnoredField(name, listed))
 
     def take_unlisted(self, name: str, path: str, what: str) -> None:
         """Note a field that no list has, or refuse it."""
@@ -52,6 +54,7 @@ class Listed(Body):
     what: ClassVar[str] = "this request"
     place: ClassVar[str] = ""  # before the names of its fields in the header
     refused: ClassVar[Mapping[str, str]] = NO_REASONS
+    other_names: ClassVar[Mapping[str, str]] = OTHER_NAMES  # of other APIs, with those of this one
 
     @model_validator(mode="before")
     @classmethod
@@ -79,7 +82,7 @@ class Listed(Body):
             if value not in cls.only.get(name, ()):
                 raise UnsupportedError(name, f"is not supported: {cls.refused[name]}")
         elif not cls.place and name in OF_ANSWERS:
-            other = OTHER_NAMES.get(name)
+            other = cls.other_names.get(name)
             advice = f"use {other}" if other in cls.model_fields else "leave it out"
             raise UnknownFieldError(name, f"is not a field of {cls.what}; {advice}")
         else:

@@ -1,0 +1,204 @@
+"""Parse the tools of a request: functions, namespaces of them, and custom tools."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from jaxserve.chat.tools import AUTO, NONE, REQUIRED, Choice, Tools, check_size, tools_of
+from jaxserve.errors import RequestError
+from jaxserve.server.core.limits import Limits
+from jaxserve.server.http.agents.listed import Notes, named_type, parsed
+from jaxserve.server.http.agents.responses.types import (
+    BUILT_IN,
+    CustomFormat,
+    CustomTool,
+    FunctionTool,
+    NamespaceTool,
+)
+from jaxserve.server.http.chat_fields import AllowedTools
+from jaxserve.server.http.errors import UnsupportedError
+
+FUNCTION = "function"
+CUSTOM = "custom"
+NAMESPACE = "namespace"
+INPUT = "input"  # argument of the function that stands for a custom tool
+FIELD = "tool_choice"
+
+
+class Origin(NamedTuple):
+    """Tool of the request that a function of the prompt stands for."""
+
+    name: str
+    namespace: str | None
+    is_custom: bool
+
+
+@dataclass
+class RequestTools:
+    """Tools of a request; `origins` has the tool of each function that the model sees, by name."""
+
+    functions: list[dict[str, Any]] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    origins: dict[str, Origin] = field(default_factory=dict)
+
+    def add(self, function: dict[str, Any], origin: Origin, path: str) -> None:
+        """Add a function that the model sees."""
+        self.functions.append(function)
+        self.paths.append(path)
+        if isinstance(function["name"], str):
+            self.origins[function["name"]] = origin
+
+
+def name_shown(name: str, namespace: str | None) -> str:
+    """Return the name under which the model sees a tool."""
+    return f"{namespace}__{name}" if namespace else name
+
+
+def read_tools(given: Sequence[dict[str, Any]], limits: Limits, notes: Notes) -> RequestTools:
+    """Return the tools that the model sees; those that OpenAI runs itself are noted as ignored.
+
+    RequestError has the path of what is wrong.
+    """
+    check_size(given, limits.max_tools, limits.max_tool_bytes)
+    found = RequestTools()
+    for i, tool in enumerate(given):
+        _read(tool, f"tools[{i}]", None, found, notes)
+    check_size(found.functions, limits.max_tools, limits.max_tool_bytes)
+    return found
+
+
+def choose(tools: RequestTools, given: Any, parallel: bool, notes: Notes) -> Tools | None:
+    """Return the tools with the request's choice among them; None where none may be called."""
+
+    def chosen(choice: Choice) -> Tools | None:
+        return tools_of(tools.functions, choice, parallel, tools.paths.__getitem__)
+
+    match given:
+        case None:
+            return chosen(Choice())
+        case "auto" | "none" | "required":
+            return chosen(Choice(given))
+        case {"type": "function" | "custom", "name": str(name)}:
+            return chosen(Choice(AUTO, name_shown(name, given.get("namespace"))))
+        case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(allowed)}:
+            names = _allowed(tools, allowed, notes)
+            offered = chosen(Choice(mode))
+            return _among(offered, names) if offered else None
+    accepted = (
+        f'"{AUTO}", "{NONE}", "{REQUIRED}", {{"type": "function" or "custom", "name": ...}} and '
+        '{"type": "allowed_tools", "mode": "auto" or "required", "tools": [...]}'
+    )
+    raise UnsupportedError(FIELD, f"is {given!r:.80}; only {accepted} are accepted")
+
+
+def _among(tools: Tools, names: frozenset[str]) -> Tools:
+    """Return tools that the model all sees, and of which it may call those with the names."""
+    return AllowedTools(
+        tools.offered,
+        tools.parallel,
+        tools.required & names,
+        tools.strict & names,
+        allowed=names,
+    )
+
+
+def _allowed(tools: RequestTools, given: list[Any], notes: Notes) -> frozenset[str]:
+    """Return the names of allowed tools; built-in ones are noted as ignored."""
+    names = set[str]()
+    for i, tool in enumerate(given):
+        path = f"{FIELD}.tools[{i}]"
+        kind = named_type(tool, path)
+        if kind not in (FUNCTION, CUSTOM):
+            _drop(kind, f"{path}.type", notes)
+            continue
+        name = tool.get("name")
+        shown = name_shown(name, tool.get("namespace")) if isinstance(name, str) else None
+        if shown not in tools.origins:
+            raise RequestError(f"{path}.name", f"is {name!r:.80}, which is none of the tools")
+        names.add(shown)
+    if not names:
+        raise RequestError(f"{FIELD}.tools", "has no tool that this server can offer")
+    return frozenset(names)
+
+
+def _read(tool: Any, path: str, namespace: str | None, found: RequestTools, notes: Notes) -> None:
+    """Add one tool of the request, or those of a namespace."""
+    kind = named_type(tool, path)
+    match kind:
+        case "function":
+            function = parsed(FunctionTool, tool, notes, path)
+            _add_function(function, path, namespace, found)
+        case "custom":
+            _add_custom(parsed(CustomTool, tool, notes, path), path, namespace, found, notes)
+        case "namespace" if namespace is None:
+            group = parsed(NamespaceTool, tool, notes, path)
+            for i, inner in enumerate(group.tools):
+                _read(inner, f"{path}.tools[{i}]", group.name, found, notes)
+        case _:
+            _drop(kind, f"{path}.type", notes)
+
+
+def _drop(kind: str, path: str, notes: Notes) -> None:
+    """Note a tool of a type that this server has not got, or refuse it."""
+    if kind in BUILT_IN:
+        notes.add(f"tools.{kind}")
+    else:
+        notes.take_unlisted(f"tools.{kind}", path, "the types of tools")
+
+
+def _add_function(
+    tool: FunctionTool, path: str, namespace: str | None, found: RequestTools
+) -> None:
+    given = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": tool.strict,
+    }
+    if namespace and isinstance(tool.name, str):
+        given["name"] = name_shown(tool.name, namespace)
+    found.add(given, Origin(str(tool.name), namespace, False), path)
+
+
+def _add_custom(
+    tool: CustomTool, path: str, namespace: str | None, found: RequestTools, notes: Notes
+) -> None:
+    """Add the function that stands for a custom tool: its one argument is the tool's input."""
+    schema: dict[str, Any] = {"type": "string"}
+    pattern = _pattern(tool.format, f"{path}.format", notes) if tool.format else None
+    if pattern is not None:
+        schema["pattern"] = f"^(?:{pattern})$"
+    given = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": {
+            "type": "object",
+            "properties": {INPUT: schema},
+            "required": [INPUT],
+            "additionalProperties": False,
+        },
+        "strict": pattern is not None,
+    }
+    if namespace and isinstance(tool.name, str):
+        given["name"] = name_shown(tool.name, namespace)
+    found.add(given, Origin(str(tool.name), namespace, True), path)
+
+
+def _pattern(given: Mapping[str, Any], path: str, notes: Notes) -> str | None:
+    """Return the regular expression that a custom tool's input follows; None for any text."""
+    format = parsed(CustomFormat, given, notes, path)
+    if format.type == "text":
+        return None
+    if format.type != "grammar":
+        raise UnsupportedError(
+            f"{path}.type", f'is {format.type!r:.80}; only "text" and "grammar" are supported'
+        )
+    if format.syntax != "regex":
+        problem = (
+            f"is {format.syntax!r:.80}; inside of a call only a grammar of the syntax "
+            '"regex" can be kept (leave out the format, and describe it)'
+        )
+        raise UnsupportedError(f"{path}.syntax", problem)
+    if format.definition is None:
+        raise RequestError(f"{path}.definition", "is missing; give the regular expression")
+    return format.definition
