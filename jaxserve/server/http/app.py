@@ -15,6 +15,9 @@ from jaxserve.errors import RequestError
 from jaxserve.server.core.admission import MAX_ID_BYTES
 from jaxserve.server.core.input_bytes import InputBytes
 from jaxserve.server.core.limits import Limits
+from jaxserve.server.http.agents.messages.endpoint import Messages
+from jaxserve.server.http.agents.responses.endpoint import Responses
+from jaxserve.server.http.anthropic_errors import ID_HEADER as REQUEST_ID
 from jaxserve.server.http.checks import Callers, HostCheck, OneMeaning, TokenCheck
 from jaxserve.server.http.connection import HEALTH
 from jaxserve.server.http.embeddings import Embeddings
@@ -28,10 +31,11 @@ from jaxserve.server.http.replies import ID_HEADER
 from jaxserve.server.http.tokenization import Tokenization
 from jaxserve.server.readiness import Readiness
 from jaxserve.server.security.auth import BearerTokens
+from jaxserve.server.security.seals import Seals
 
 NO_OTHERS = Callers()
 # Headers of answers that pages of other origins may read.
-EXPOSED = (ID_HEADER, IGNORED_HEADER, "retry-after", "retry-after-ms", "x-should-retry")
+EXPOSED = (ID_HEADER, REQUEST_ID, IGNORED_HEADER, "retry-after", "retry-after-ms", "x-should-retry")
 
 
 def new_app(
@@ -42,15 +46,20 @@ def new_app(
     families: Callable[[], Iterable[Metric]] = tuple,
     callers: Callers = NO_OTHERS,
     inputs: InputBytes | None = None,
+    seals: Seals | None = None,
 ) -> Starlette:
     """Return the ASGI application that serves the gate's model.
 
     `metrics` renders Prometheus's text format. `families` returns the metrics for the live view,
     without the numbers by expert. `inputs` counts the bytes of requests, if other servers
-    share their limit.
+    share their limit. `seals` are those of thoughts that clients keep; by default they end with the
+    process.
     """
+    seals = seals or Seals()
     generation = Generation(readiness, limits)
     tokenization = Tokenization(readiness, limits)
+    responses = Responses(readiness, limits, seals)
+    messages = Messages(readiness, limits, seals)
     info = Info(readiness, metrics)
     page = Page()
     app = Starlette(
@@ -58,6 +67,16 @@ def new_app(
             Route("/v1/completions", generation.completions, methods=["POST"]),
             Route("/v1/chat/completions", generation.chat, methods=["POST"]),
             Route("/v1/embeddings", Embeddings(readiness, limits).embeddings, methods=["POST"]),
+            Route("/v1/messages", messages.messages, methods=["POST"]),
+            Route("/v1/messages/count_tokens", messages.count_tokens, methods=["POST"]),
+            Route("/v1/responses", responses.create, methods=["POST"]),
+            Route("/v1/responses", responses.upgrade, methods=["GET"]),
+            Route("/v1/responses/input_tokens", responses.input_tokens, methods=["POST"]),
+            Route("/v1/responses/compact", responses.compact, methods=["POST"]),
+            Route("/v1/responses/{id}", responses.retrieve, methods=["GET"]),
+            Route("/v1/responses/{id}", responses.delete, methods=["DELETE"]),
+            Route("/v1/responses/{id}/input_items", responses.input_items, methods=["GET"]),
+            Route("/v1/responses/{id}/cancel", responses.cancel, methods=["POST"]),
             Route("/v1/models", info.models),
             Route("/v1/models/{id:path}", info.model),  # names may have slashes
             Route("/tokenize", tokenization.tokenize, methods=["POST"]),
@@ -94,7 +113,7 @@ def _cors(origins: Sequence[str]) -> Middleware:
     return Middleware(
         CORSMiddleware,
         allow_origins=origins,
-        allow_methods=("GET", "HEAD", "POST"),
+        allow_methods=("GET", "HEAD", "POST", "DELETE"),
         allow_headers=("*",),
         allow_private_network=True,
         expose_headers=EXPOSED,

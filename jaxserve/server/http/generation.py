@@ -35,6 +35,7 @@ from jaxserve.server.http.streams import (
     until_begun,
     while_connected,
     with_keep_alive,
+    without_silence,
 )
 from jaxserve.server.http.thinking_fields import unread_names
 from jaxserve.server.http.types import ChatBody, CompletionBody, Sampling, StreamOptions
@@ -138,7 +139,7 @@ async def _stream(
     head = envelope(writer.chunk_object, writer, id, served.model.name)
     meter = _meter(body, answers)
     chunks = Chunks(head, writer, meter, body.stream_options or StreamOptions())
-    stream = chunks.events(with_keep_alive(first, events))
+    stream = without_silence(chunks.events(with_keep_alive(first, events)))
     # From here on the stream owns the answers: the stack must not end them when this returns.
     return EventStream(stream, stack.pop_all(), id_header(id))
 

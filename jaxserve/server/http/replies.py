@@ -15,10 +15,10 @@ from jaxserve.server.core.answer_events import AnswerEvent, Done, Update
 from jaxserve.server.core.internal_errors import mask_internal_error
 from jaxserve.server.http.errors import error_body
 from jaxserve.server.http.json import dumps
+from jaxserve.server.http.streams import KEEP_ALIVE
 from jaxserve.server.http.types import StreamOptions
 
 ID_HEADER = "x-request-id"
-KEEP_ALIVE = b": keep-alive\n\n"  # a comment, which clients skip
 STREAM_END = b"data: [DONE]\n\n"
 HEADER_SAFE = re.compile("[!-~]+")  # printable ASCII without the space
 
@@ -137,19 +137,17 @@ class Chunks:
     async def events(
         self, events: AsyncGenerator[tuple[int, AnswerEvent] | None]
     ) -> AsyncGenerator[bytes]:
-        """Yield the stream's events, from the opening to [DONE] or to an error.
+        """Yield bytes for each event, from the opening to [DONE] or to an error; some are empty.
 
         Args:
             events: Those of the answers, with their positions; None stands for a comment that
                 keeps the connection open.
         """
         try:
-            if opening := self._frames(self._writer.opening()):
-                yield opening
+            yield self._frames(self._writer.opening())
             async with aclosing(events):
                 async for event in events:
-                    if rendered := KEEP_ALIVE if event is None else self._render(*event):
-                        yield rendered
+                    yield KEEP_ALIVE if event is None else self._render(*event)
             yield self._usage() + STREAM_END
         except Exception as error:
             # The status was sent long ago, so an error can only be an event of the stream.

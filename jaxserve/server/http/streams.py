@@ -1,6 +1,7 @@
 """Send replies: merge several answers, and notice a disconnect."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
@@ -17,7 +18,8 @@ HEADERS = {
     "x-accel-buffering": "no",  # nginx would collect the events otherwise
 }
 ROW_SECONDS = 10.0  # until the status line of a stream is sent, whether or not it has begun
-KEEP_ALIVE_SECONDS = 15.0  # between comments in a stream that has no token yet
+KEEP_ALIVE = b": keep-alive\n\n"  # a comment, which clients skip
+KEEP_ALIVE_SECONDS = 15.0  # between comments in a stream that tells nothing
 
 Item = tuple[int, AnswerEvent]  # position of an answer among the request's, and its event
 Merged = tuple[int, AnswerEvent | Exception]
@@ -115,6 +117,23 @@ async def with_keep_alive(
         await cancel([pending])
     async for item in rest:
         yield item
+
+
+async def without_silence(frames: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    """Yield what a stream sends, and a comment where nothing was sent for KEEP_ALIVE_SECONDS.
+
+    Args:
+        frames: Bytes for each event of the answer; none for one that tells nothing, such as a part
+            of a call that is told when it is whole.
+    """
+    sent = time.monotonic()
+    async with aclosing(frames):
+        async for frame in frames:
+            now = time.monotonic()
+            if not frame and now - sent < KEEP_ALIVE_SECONDS:
+                continue
+            sent = now
+            yield frame or KEEP_ALIVE
 
 
 class EventStream(StreamingResponse):

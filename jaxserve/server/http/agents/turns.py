@@ -23,14 +23,16 @@ from jaxserve.server.http.agents.listed import Notes
 from jaxserve.server.http.calls import check_model
 from jaxserve.server.http.ignored import note_also
 from jaxserve.server.http.json import MEDIA_TYPE, dumps
-from jaxserve.server.http.replies import KEEP_ALIVE, id_header
+from jaxserve.server.http.replies import id_header
 from jaxserve.server.http.streams import (
+    KEEP_ALIVE,
     EventStream,
     cancel,
     merged,
     until_begun,
     while_connected,
     with_keep_alive,
+    without_silence,
 )
 from jaxserve.server.serving_state import ServingState
 
@@ -148,7 +150,7 @@ async def _stream(
     if first.done():
         first.result()
     teller = _Teller(service, answer, turn.new_writer())
-    stream = teller.frames(with_keep_alive(first, events))
+    stream = without_silence(teller.frames(with_keep_alive(first, events)))
     # From here on the stream owns the answer: the stack must not end it when this returns.
     return EventStream(stream, stack.pop_all(), _headers(turn))
 
@@ -227,7 +229,7 @@ class _Teller:
     async def frames(
         self, events: AsyncGenerator[tuple[int, AnswerEvent] | None]
     ) -> AsyncGenerator[bytes]:
-        """Yield the stream, up to its last event or to an error.
+        """Yield bytes for each event, up to the last one or to an error; some are empty.
 
         Args:
             events: Those of the answer; None stands for a comment that keeps the connection open.
@@ -236,9 +238,7 @@ class _Teller:
             yield _frames(self.writer.opening(self._answer))
             async with aclosing(events):
                 async for event in events:
-                    told = KEEP_ALIVE if event is None else _frames(await self.tell(event[1]))
-                    if told:
-                        yield told
+                    yield KEEP_ALIVE if event is None else _frames(await self.tell(event[1]))
         except Exception as error:
             # The status was sent long ago, so an error can only be an event of the stream.
             yield _frames(self.writer.failure(mask_internal_error(error)))

@@ -12,6 +12,7 @@ import pytest
 from jaxserve.server.http import streams
 from tests.jaxserve.server.harness import until
 from tests.jaxserve.server.http.harness import Http, serving
+from tests.jaxserve.server.http.scripted_model import ADD, ARGUMENTS, ASKED, FORMS, Says, speaking
 
 PATH = "/v1/chat/completions"
 COMMENT = ": keep-alive"
@@ -95,17 +96,17 @@ def test_without_a_row_the_opening_comes_after_a_while(
 def test_comments_come_until_the_first_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "KEEP_ALIVE_SECONDS", 0.02)
-
     async def main() -> None:
         async with serving(tmp_path) as http:
             for path, prompt in ((PATH, {}), ("/v1/completions", {"prompt": ["x", "y"]})):
                 changes = {"messages": None} | prompt if prompt else {}
+                monkeypatch.setattr(streams, "KEEP_ALIVE_SECONDS", 0.02)
                 with http.server.holding(step=2) as go_on:
                     async with asyncio.timeout(60), opened(http, path, **changes) as response:
                         lines = frames(response)
                         found = [await anext(lines) for _ in range(4)]
                         assert found[-3:] == [COMMENT] * 3
+                        monkeypatch.setattr(streams, "KEEP_ALIVE_SECONDS", 3600.0)
                         go_on()
                         rest = [line async for line in lines]
                         first = next(i for i, line in enumerate(rest) if line != COMMENT)
@@ -149,6 +150,26 @@ def test_an_error_behind_the_opening_is_an_event(
                     go_on()
                     *_, last = [line async for line in lines]
                     assert data(last)["error"]["code"] == "non_finite_logits"
+            await http.server.at_rest()
+
+    asyncio.run(main())
+
+
+def test_comments_come_while_a_call_is_held_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says
+) -> None:
+    monkeypatch.setattr(streams, "KEEP_ALIVE_SECONDS", 0.0001)
+    mark, call, _ = FORMS["hermes"]
+
+    async def main() -> None:
+        async with speaking(tmp_path, monkeypatch, mark, seconds=0.001) as http:
+            says(call(ARGUMENTS))
+            asked = {"messages": ASKED, "tools": [ADD], "max_tokens": 100}
+            async with asyncio.timeout(60), opened(http, PATH, **asked) as response:
+                lines = [line async for line in frames(response)]
+            told = [i for i, line in enumerate(lines) if "tool_calls" in line]
+            opening = next(i for i, line in enumerate(lines) if "assistant" in line)
+            assert COMMENT in lines[opening : told[0]], "tokens came, and nothing could be told"
             await http.server.at_rest()
 
     asyncio.run(main())
