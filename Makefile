@@ -19,6 +19,7 @@ RUNS           ?= 2
 DEVICELESS := .venv-deviceless-$(DEVICELESS_JAX)
 LM_EVAL    := .venv-lm-eval
 CLUSTER    := .venv-cluster
+AGENTS     := .venv-agents
 
 # What an older jax may do otherwise: compile, shard, sample, lower kernels, read its cache, load.
 DIFFERS_BY_JAX := $(addprefix tests/,sharding pallas_kernels jaxserve/engine/device \
@@ -45,7 +46,7 @@ INSTALL   = sed '$(PINS)' $(or $(CONSTRAINTS),/dev/null) >$(VENV)/constraints.tx
   $(UV) pip install --quiet --python $(VENV)/bin/python --constraints $(VENV)/constraints.txt \
     --build-constraints $(VENV)/constraints.txt --editable
 
-.PHONY: help demo test test-repeat mutants test-slow test-lm-eval test-oldest test-kernels test-cluster support-matrix feature-pairs deviceless deviceless-full soak check protos completions wheel lock fmt clean links
+.PHONY: help demo test test-repeat mutants test-slow test-lm-eval test-agents test-oldest test-kernels test-cluster support-matrix feature-pairs deviceless deviceless-full soak check protos completions wheel lock fmt clean links
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name text; do \
@@ -69,6 +70,9 @@ test-slow: $(VENV)/.dev ## more cases of what they show with one: an hour
 
 test-lm-eval: $(VENV)/.dev $(LM_EVAL)/.installed ## lm_eval through a server and through transformers, in an environment of its own
 	$(RUN) pytest -q tests/jaxserve/server/test_lm_eval.py -m "" --lm-eval $(LM_EVAL)/bin/lm_eval $(PYTEST_ARGS)
+
+test-agents: $(VENV)/.dev $(AGENTS)/.installed ## Codex, Claude Code and opencode at work, unmodified, told to by a scripted model
+	JAXSERVE_AGENTS=$(abspath $(AGENTS)) $(RUN) pytest -q tests/jaxserve/server/http/agents/test_agents.py $(PYTEST_ARGS)
 
 test-oldest: ## run the tests of what may differ on the oldest jax, in an environment of its own
 	@$(MAKE) --no-print-directory test VENV=.venv-oldest JAX_VERSION=$(OLDEST_JAX) \
@@ -152,6 +156,11 @@ $(VENV)/.cluster: $(VENV)/.dev
 $(LM_EVAL)/.installed: tests/jaxserve/server/lm_eval/requirements.txt
 	@$(MAKE) --no-print-directory $(LM_EVAL)/bin/python VENV=$(LM_EVAL)
 	$(LM_EVAL)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	@touch $@
+
+$(AGENTS)/.installed: Makefile
+	npm install --no-audit --no-fund --prefix $(AGENTS) @openai/codex@0.171.0 @anthropic-ai/claude-code@2.1.332 opencode-ai@1.18.33
+	cd $(AGENTS)/node_modules/@anthropic-ai/claude-code && node install.cjs
 	@touch $@
 
 $(VENV)/bin/uv: | $(VENV)/bin/python

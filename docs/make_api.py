@@ -5,7 +5,7 @@ Needs grpcio-tools (an extra of development). A test compares the file with what
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.resources import files
 from pathlib import Path
 
@@ -22,6 +22,11 @@ from starlette.routing import Route
 from jaxserve import errors
 from jaxserve.server.core.embedding import MAX_INPUTS
 from jaxserve.server.core.limits import Limits
+from jaxserve.server.http.agents.listed import Listed
+from jaxserve.server.http.agents.messages import blocks as of_blocks
+from jaxserve.server.http.agents.messages import types as of_messages
+from jaxserve.server.http.agents.messages.tools import CustomTool as MessagesTool
+from jaxserve.server.http.agents.responses import types as of_responses
 from jaxserve.server.http.app import new_app
 from jaxserve.server.http.types import (
     IGNORED,
@@ -35,6 +40,44 @@ from jaxserve.server.http.types import (
 )
 from jaxserve.server.readiness import Readiness
 from jaxserve.server.security.auth import BearerTokens
+
+REFUSED_BLOCKS = of_blocks.REFUSED
+OTHER_ITEMS = of_responses.OTHER_ITEMS
+# Objects in the bodies of agents, by the paths of the endpoints.
+DOORS: dict[str, tuple[type[Listed], ...]] = {
+    "/v1/responses": (
+        of_responses.ResponsesBody,
+        of_responses.ReasoningOptions,
+        of_responses.TextOptions,
+        of_responses.TextFormat,
+        of_responses.Message,
+        of_responses.TextPart,
+        of_responses.ReasoningItem,
+        of_responses.FunctionCall,
+        of_responses.CustomCall,
+        of_responses.CallOutput,
+        of_responses.FunctionTool,
+        of_responses.CustomTool,
+        of_responses.CustomFormat,
+        of_responses.NamespaceTool,
+    ),
+    "/v1/responses/input_tokens": (of_responses.CountBody,),
+    "/v1/messages": (
+        of_messages.MessagesBody,
+        of_messages.Thinking,
+        of_messages.OutputConfig,
+        of_messages.ToolChoice,
+        of_blocks.Message,
+        of_blocks.SystemMessage,
+        of_blocks.TextBlock,
+        of_blocks.ThinkingBlock,
+        of_blocks.RedactedThinkingBlock,
+        of_blocks.ToolUseBlock,
+        of_blocks.ToolResultBlock,
+        MessagesTool,
+    ),
+    "/v1/messages/count_tokens": (of_messages.CountBody,),
+}
 
 ROOT = Path(__file__).parent.parent
 PROTOS = ("inference", "common", "admin")
@@ -50,6 +93,13 @@ ROUTES = {
     "`logprobs`, `tools`",
     "/v1/embeddings": "one text or several, as text or token ids, of a model that embeds; "
     "`encoding_format`",
+    "/v1/responses": "OpenAI's responses: input items to output items; `stream`, `tools`, "
+    "`previous_response_id`",
+    "/v1/responses/input_tokens": "number of tokens of such an input",
+    "/v1/responses/{id}": "a stored response; DELETE drops it",
+    "/v1/responses/{id}/input_items": "its input; `limit`, `order`, `after`",
+    "/v1/messages": "Anthropic's messages: blocks to blocks; `stream`, `tools`, `thinking`",
+    "/v1/messages/count_tokens": "number of tokens of such a conversation",
     "/v1/models": "the model that is served",
     "/v1/models/{id:path}": "the same by name",
     "/tokenize": "`prompt` or `messages` to `tokens`",
@@ -65,6 +115,8 @@ ROUTES = {
     "/page/{path:path}": "what belongs to it",
 }
 
+OTHER_METHODS = (("GET", "/v1/responses"), ("DELETE", "/v1/responses/{id}"))
+
 HEAD = """# jaxserve.v1 and its HTTP face
 
 Written by `python docs/make_api.py` from `jaxserve/v1/*.proto`, the tree of errors and the table
@@ -76,7 +128,8 @@ nothing else is disturbed by it.
 
 
 def document() -> str:
-    return HEAD + "\n".join([*services(), *status_map(), *limits(), *http(), *messages()])
+    parts = (services(), status_map(), limits(), http(), agents(), messages())
+    return HEAD + "\n".join(line for part in parts for line in part)
 
 
 def descriptors() -> dict[str, FileDescriptorProto]:
@@ -194,8 +247,10 @@ def http() -> Iterator[str]:
     app = new_app(Readiness(), BearerTokens(), Limits(), bytes)
     for route in app.routes:
         assert isinstance(route, Route)
-        method = "POST" if "POST" in (route.methods or ()) else "GET"
-        yield f"| {method} | {route.path} | {ROUTES[route.path]} |"
+        (method,) = (route.methods or set()) - {"HEAD"}
+        # Beside these are routes that say why there is none, and a second one of a path.
+        if route.path in ROUTES and (method, route.path) not in OTHER_METHODS:
+            yield f"| {method} | {route.path} | {ROUTES[route.path]} |"
     yield ""
     own = (
         CompletionBody.model_fields.keys() - Sampling.model_fields.keys(),
@@ -235,7 +290,7 @@ def http() -> Iterator[str]:
     yield "`max_tokens` beyond what context and page pool leave stands for what they leave, and the"
     yield "answer ends with length; `--strict-max-tokens` refuses it.\n"
     yield "A stream begins when its request has a row, or after 10 s of waiting; until then an"
-    yield "error has a status of its own. While no token is there, a comment comes every 15 s.\n"
+    yield "error has a status of its own. While nothing is told, a comment comes every 15 s.\n"
     yield "Accepted, and without effect here:\n"
     yield from (f"- `{field}`: {why}" for field, why in IGNORED.items())
     yield (
@@ -245,6 +300,66 @@ def http() -> Iterator[str]:
     for field, values in ONLY.items():
         yield f"- `{field}`: " + " or ".join(f"`{json.dumps(value)}`" for value in (*values, None))
     yield ""
+
+
+AGENTS = """## OpenAI's responses and Anthropic's messages over HTTP
+
+Every field of openai-python 3.57 and of anthropic 2.14, the beta ones included, is in one of three
+lists. A field in none of them is named in `jaxserve-ignored` like those without effect, and refused
+with `--unknown-fields error`; one of sampling, or of another of these APIs, is refused with its
+name in this one. Commands and rules: [clients.md](clients.md#agents).
+"""
+ELSEWHERE = """
+In both, images and files are refused by their paths: models read text here. Tools of other types
+than functions and custom tools, which the vendor's own servers run, are left out and named, such as
+`tools.web_search`; a choice that forces one is refused.
+"""
+
+
+def agents() -> Iterator[str]:
+    """List the fields of /v1/responses and /v1/messages, and what is refused."""
+    yield AGENTS
+    for path, kinds in DOORS.items():
+        yield f"### {path}\n"
+        yield "| | honoured | without effect, named as | refused |\n|---|---|---|---|"
+        yield from map(_listed, kinds)
+        yield ""
+    items = _names(sorted(OTHER_ITEMS))
+    yield f"Items that are refused by `input[i].type`: {items}.\n"
+    blocks = _names(sorted(REFUSED_BLOCKS))
+    yield f"Blocks that are refused by `messages[i].content[j].type`: {blocks}."
+    yield ELSEWHERE
+    yield "Fields without effect, and why:\n"
+    yield from _reasons("ignored")
+    yield "\nFields that are refused, and why:\n"
+    yield from _reasons("refused")
+    yield ""
+
+
+def _names(names: Iterable[str], place: str = "") -> str:
+    return ", ".join(f"`{place}{name}`" for name in names)
+
+
+def _listed(kind: type[Listed]) -> str:
+    """Return the row of one kind of object."""
+    refused = ", ".join(_refused(kind, name) for name in kind.refused)
+    honoured = _names(kind.model_fields)
+    return f"| {kind.what} | {honoured} | {_names(kind.ignored, kind.place)} | {refused} |"
+
+
+def _refused(kind: type[Listed], name: str) -> str:
+    """Return the name of a refused field, with the values that ask for nothing."""
+    values = " or ".join(f"`{json.dumps(value)}`" for value in kind.only.get(name, ()))
+    return f"`{name}` (not {values})" if values else f"`{name}`"
+
+
+def _reasons(which: str) -> Iterator[str]:
+    """Yield a line for each reason in the lists of this name."""
+    found: dict[str, dict[str, None]] = {}
+    for kind in (kind for kinds in DOORS.values() for kind in kinds):
+        for name, reason in getattr(kind, which).items():
+            found.setdefault(reason, {})[f"{kind.place}{name}"] = None
+    yield from (f"- {_names(names)}: {reason}" for reason, names in found.items())
 
 
 def messages() -> Iterator[str]:

@@ -38,7 +38,7 @@ Samples = list[tuple[str, dict[str, str], float]]
 
 async def traffic(server: Running) -> None:
     """Answers, prefix hits, preemption, a client that leaves, a request that is refused, one that
-    fails.
+    fails, one with a field without effect.
     """
     server.served.thread._totals = lambda: ComputeTotals(
         3 * server.runner.steps, 4 * server.runner.steps
@@ -49,6 +49,9 @@ async def traffic(server: Running) -> None:
         assert await outcome(start(server, "unary", text="the same again " * 5), "unary") == "OK"
     long = inference_pb2.GenerateRequest(text="x" * 600, sampling=sampling(1))
     assert await outcome(server.inference.Generate(long), "unary") == "INVALID_ARGUMENT"
+    said = [inference_pb2.ChatMessage(role="user", content="hi")]
+    chat = inference_pb2.ChatRequest(messages=said, sampling=sampling(1), verbosity="low")
+    assert await outcome(server.inference.Chat(chat), "unary") == "OK"
     call = start(server, "stream")
     await call.read()
     call.cancel()

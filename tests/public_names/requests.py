@@ -12,6 +12,11 @@ from jaxserve.errors import CredentialError, QueueFullError
 from jaxserve.server.core.incoming_request import TRACE_HEADERS
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.http import chat_fields, response_format, types
+from jaxserve.server.http.agents.listed import Listed
+from jaxserve.server.http.agents.messages import types as of_messages
+from jaxserve.server.http.agents.messages.types import MessagesBody
+from jaxserve.server.http.agents.responses import types as of_responses
+from jaxserve.server.http.agents.responses.types import ResponsesBody
 from jaxserve.server.http.app import new_app
 from jaxserve.server.http.body import TIMEOUT
 from jaxserve.server.http.errors import error_response
@@ -26,14 +31,24 @@ BODIES: Mapping[str, type[types.Body]] = {
     "/v1/chat/completions": types.ChatBody,
     "/v1/completions": types.CompletionBody,
     "/v1/embeddings": types.EmbeddingBody,
+    "/v1/messages": MessagesBody,
+    "/v1/messages/count_tokens": of_messages.CountBody,
+    "/v1/responses": ResponsesBody,
+    "/v1/responses/input_tokens": of_responses.CountBody,
 }
+# They say that there is nothing, whatever the body.
+REFUSED = ("/v1/responses/compact", "/v1/responses/{id}/cancel")
 NO_MODEL = "has no model in BODIES"
 OF_ANY_SERVER = {"content-length", "content-type"}
+API_KEY = "x-api-key"  # read by `server.http.checks`
 AUTHORIZATION = "authorization"  # read by `server.http.app` and `server.grpc.server`
 
 
 def routes() -> dict[str, str]:
-    return {route.path: " ".join(sorted(route.methods or ())) for route in _routes()}
+    found: dict[str, set[str]] = {}
+    for route in _routes():
+        found.setdefault(route.path, set()).update(route.methods or ())
+    return {path: " ".join(sorted(methods)) for path, methods in found.items()}
 
 
 def _routes() -> list[Route]:
@@ -48,7 +63,7 @@ def _routes() -> list[Route]:
 
 def headers() -> dict[str, str]:
     """Headers of requests that the server reads, and those that refusals add."""
-    read = (AUTHORIZATION, ID_HEADER, TIMEOUT, *TRACE_HEADERS)
+    read = (AUTHORIZATION, API_KEY, ID_HEADER, TIMEOUT, *TRACE_HEADERS)
     sent = dict.fromkeys(read, "of a request")
     refusals = error_response(CredentialError("")), error_response(QueueFullError("", 1.0))
     added = {name for answer in refusals for name in answer.headers} - OF_ANY_SERVER
@@ -57,7 +72,7 @@ def headers() -> dict[str, str]:
 
 def fields() -> dict[str, str]:
     posted = [route.path for route in _routes() if "POST" in (route.methods or ())]
-    found = {path: NO_MODEL for path in posted if path not in BODIES}
+    found = {path: NO_MODEL for path in posted if path not in (*BODIES, *REFUSED)}
     for path, body in BODIES.items():
         if path not in posted:
             continue
@@ -77,8 +92,9 @@ def _fields(body: type[types.Body], outer: str = "") -> Iterator[tuple[str, str]
                 yield from _fields(kind, f"{outer}{name}.")
     for name in body.ignored:
         yield outer + name, "is ignored"
-    for name in body.only.keys() - body.model_fields.keys():
-        allowed = map(json.dumps, (*body.only[name], None))
+    refused = body.refused if issubclass(body, Listed) else {}
+    for name in body.only.keys() - body.model_fields.keys() - body.ignored.keys() | refused.keys():
+        allowed = map(json.dumps, (*body.only.get(name, ()), None))
         yield outer + name, f"only {' or '.join(allowed)}"
 
 
@@ -91,7 +107,7 @@ def _field(hint: Any, field: FieldInfo) -> str:
 
 def _parts_of_tools(body: type[types.Body]) -> Iterator[str]:
     """Parts of `tools` and `tool_choice`, which pydantic sees as plain dictionaries."""
-    if "tools" not in body.model_fields:
+    if "tools" not in body.model_fields or issubclass(body, Listed):
         return
     yield from (f"tools[].function.{name}" for name in chat_fields.FIELDS)
     if "tool_choice" in body.model_fields:

@@ -35,6 +35,17 @@ STREAM = {"stream": True, "stream_options": {"include_usage": True, "continuous_
 ASKED = [{"role": "user", "content": "7 + 5?"}]
 CHAT = {"messages": ASKED, "tools": [TOOL], "logprobs": True, "top_logprobs": 2}
 TEXT = {"prompt": "7 + 5 = ", "max_tokens": 8, "logprobs": 2, "echo": True}
+ADD = {"name": "add", "parameters": {"type": "object"}}
+RESPONSES = {
+    "input": "7 + 5?",
+    "tools": [{"type": "function", **ADD}],
+    "include": ["reasoning.encrypted_content"],
+}
+MESSAGES = {
+    "messages": ASKED,
+    "max_tokens": 400,
+    "tools": [{"name": "add", "input_schema": {"type": "object"}}],
+}
 SCORES = {"prompt_logprobs": 1}  # of whole answers only
 STEP = StepUse("decode", rows=1, tokens=1, steps=1, launches=1, live_tokens=1, computed_tokens=1)
 
@@ -80,11 +91,18 @@ async def _everything() -> list[Told]:
                 *await _stream(client, "/v1/chat/completions", CHAT | STREAM),
                 await _post(client, "/v1/completions", TEXT | SCORES),
                 *await _stream(client, "/v1/completions", TEXT | STREAM),
+                await _post(client, "/v1/responses", RESPONSES),
+                *await _stream(client, "/v1/responses", RESPONSES | {"stream": True}),
+                await _post(client, "/v1/messages", MESSAGES),
+                *await _stream(client, "/v1/messages", MESSAGES | {"stream": True}),
             ]
         told += [
             await _post(client, "/tokenize", {"prompt": "7"}),
             await _post(client, "/detokenize", {"tokens": [55]}),
+            await _post(client, "/v1/responses/input_tokens", {"input": "7"}),
+            await _post(client, "/v1/messages/count_tokens", {"messages": ASKED}),
             ("any refusal", (await client.post("/tokenize", json={})).json()),
+            ("any refusal of messages", (await client.post("/v1/messages", json={})).json()),
         ]
         for path in ("/health", "/version", "/v1/models", "/v1/models/fake"):
             told.append((path, (await client.get(path)).json()))
@@ -135,5 +153,6 @@ async def _stream(client: httpx.AsyncClient, path: str, body: Body) -> list[Told
 def _events(name: str, response: httpx.Response) -> list[Told]:
     if response.status_code != 200:
         return [(name, response.json())]
-    lines = [line.removeprefix("data: ") for line in response.text.split("\n") if line]
-    return [(name, json.loads(line)) for line in lines if line != "[DONE]"]
+    lines = [line for line in response.text.split("\n") if line.startswith("data: ")]
+    told = [line.removeprefix("data: ") for line in lines]
+    return [(name, json.loads(line)) for line in told if line != "[DONE]"]

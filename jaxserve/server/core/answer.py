@@ -88,7 +88,7 @@ class Answer:
 
     @property
     def ignored(self) -> list[IgnoredField]:
-        """What of the request was accepted and changed nothing."""
+        """Fields of the request that were accepted and changed nothing."""
         unread = [IgnoredField(name, name in OPTIONS) for name in self.prepared.unread]
         return [*self.incoming.ignored, *unread]
 

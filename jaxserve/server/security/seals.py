@@ -55,7 +55,8 @@ class Seals:
     def open(self, sealed: str) -> str:
         """Return the text that was sealed; SealError for anything else."""
         given = self._of_this_key(sealed)
-        nonce, encrypted = given[:NONCE_BYTES], given[NONCE_BYTES:]
+        nonce = given[:NONCE_BYTES]
+        encrypted = given[NONCE_BYTES:]
         try:
             text = self._cipher.decrypt(nonce, encrypted, self._name)
         except (InvalidTag, ValueError):

@@ -26,7 +26,7 @@ OF_ANSWERS = frozenset(
 
 @dataclass
 class Notes:
-    """What was ignored of one request, and what becomes of fields that no list has."""
+    """Ignored fields of one request, and the rule for fields that no list has."""
 
     unknown: UnknownFields
     fields: dict[str, IgnoredField] = field(default_factory=dict)  # by name

@@ -137,7 +137,9 @@ class _Translation:
         self._add(path, role=TOOL, tool_call_id=_own_id(block.tool_use_id), content=text)
 
     def _add_answer(self, blocks: Sequence[tuple[Block, str]], path: str) -> None:
-        thoughts, texts, calls = list[str](), list[str](), list[dict[str, Any]]()
+        thoughts = list[str]()
+        texts = list[str]()
+        calls = list[dict[str, Any]]()
         for block, place in blocks:
             match block:
                 case TextBlock():

@@ -39,7 +39,7 @@ from jaxserve.server.serving_state import ServingState
 
 
 class Asking(NamedTuple):
-    """What a body makes a prompt of."""
+    """Parts of a body that the prompt is made of."""
 
     conversation: Conversation
     tools: Tools | None

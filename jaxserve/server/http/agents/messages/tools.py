@@ -76,7 +76,8 @@ def tools_in(body: ConversationBody, limits: Limits, notes: Notes) -> Tools | No
     the path of what is wrong.
     """
     check_size(body.tools, limits.max_tools, limits.max_tool_bytes)
-    functions, paths = list[dict[str, Any]](), list[str]()
+    functions = list[dict[str, Any]]()
+    paths = list[str]()
     for i, given in enumerate(body.tools):
         path = f"tools[{i}]"
         tool = _tool(given, path, notes)

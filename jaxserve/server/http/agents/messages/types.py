@@ -83,7 +83,7 @@ class OutputConfig(Listed):
 
 
 class ToolChoice(Listed):
-    """Whether the answer has to call a tool."""
+    """Choice of the tools that the answer may call, or has to."""
 
     what: ClassVar[str] = "tool_choice"
     place: ClassVar[str] = "tool_choice."
@@ -138,7 +138,7 @@ class MessagesBody(ConversationBody, SameFields):
 
 
 OF_ANSWERS: Reasons = dict.fromkeys(
-    MessagesBody.model_fields.keys() - ConversationBody.model_fields.keys(),
+    sorted(MessagesBody.model_fields.keys() - ConversationBody.model_fields.keys()),
     "about an answer: none is made",
 )
 

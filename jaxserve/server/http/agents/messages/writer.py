@@ -19,7 +19,7 @@ TOOL_USE = "tool_use"
 
 
 class Asked(NamedTuple):
-    """What an answer depends on beside the model's text.
+    """Fields of a request that its answer depends on, beside the model's text.
 
     Attributes:
         id: Id of the request.

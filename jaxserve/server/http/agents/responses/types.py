@@ -10,6 +10,7 @@ from jaxserve.server.http.agents.listed import Listed
 from jaxserve.server.http.types import IGNORED, OTHER_NAMES, Objects, SameFields, Text
 
 LENGTHS = ("max_tokens", "max_completion_tokens")  # names in other APIs
+NO_CONVERSATIONS = "no conversations are kept (use previous_response_id)"
 MAX_LABELS = 16  # of metadata; lengths in characters, as OpenAI has them
 MAX_LABEL_NAME = 64
 MAX_LABEL = 512
@@ -81,7 +82,7 @@ class TextFormat(Listed):
     strict: bool | None = None  # a schema is always enforced
 
 
-class InputBody(Listed, SameFields):
+class InputBody(Listed):
     """Fields that requests for an answer share with those for the number of its input tokens."""
 
     other_names: ClassVar[Mapping[str, str]] = MappingProxyType(
@@ -108,27 +109,13 @@ class InputBody(Listed, SameFields):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class CountBody(InputBody):
-    """Body of /v1/responses/input_tokens."""
-
-    ignored: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"truncation": "how to cut a conversation: none is cut here, it is refused where too long"}
-    )
-    refused: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {
-            "conversation": "no conversations are kept (use previous_response_id)",
-            "personality": "there are no prepared system prompts here (use instructions)",
-        }
-    )
-
-
-class ResponsesBody(InputBody):
+class ResponsesBody(InputBody, SameFields):
     """Body of /v1/responses."""
 
     ignored: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
             **{name: IGNORED[name] for name in IGNORED if name not in ("metadata", "store")},
-            **CountBody.ignored,
+            "truncation": "how to cut a conversation: one that is too long is refused",
             "access_programs": "which of OpenAI's programs the caller is in",
             "client_metadata": "labels that Codex writes for its own statistics",
             "max_tool_calls": "how many calls of built-in tools may run: there are none",
@@ -140,7 +127,7 @@ class ResponsesBody(InputBody):
             "background": "an answer lives as long as its connection (stream it)",
             "background_options": "no answer runs in the background",
             "context_management": "conversations are not compacted here",
-            "conversation": "no conversations are kept (use previous_response_id)",
+            "conversation": NO_CONVERSATIONS,
             "image": "no images are made",
             "moderation": "nothing is moderated here",
             "prompt": "there are no stored prompts here (use instructions)",
@@ -168,13 +155,32 @@ class ResponsesBody(InputBody):
     request_id: Text = ""
 
 
+class CountBody(InputBody):
+    """Body of /v1/responses/input_tokens, in which fields of answers have no effect."""
+
+    ignored: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            **ResponsesBody.ignored,
+            **dict.fromkeys(
+                sorted(ResponsesBody.model_fields.keys() - InputBody.model_fields.keys()),
+                "about an answer: none is made",
+            ),
+        }
+    )
+    refused: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "conversation": NO_CONVERSATIONS,
+            "personality": "there are no prepared system prompts here (use instructions)",
+        }
+    )
+
+
 # ---- items of the input
 
 
 class Item(Listed):
     """An item of the input; ids and states of items say nothing to a model."""
 
-    what: ClassVar[str] = "an item of this type"
     place: ClassVar[str] = "input."
 
     type: Text | None = None
@@ -183,12 +189,14 @@ class Item(Listed):
 
 
 class Message(Item):
+    what: ClassVar[str] = "a message"
     role: Literal["user", "system", "developer", "assistant"]
     content: Any
     phase: Any = None  # of an answer: whether it is a comment; templates know no such thing
 
 
 class ReasoningItem(Item):
+    what: ClassVar[str] = "a reasoning item"
     summary: Any = None
     content: Any = None
     encrypted_content: Text | None = None
@@ -203,6 +211,7 @@ CALL_FIELDS: Mapping[str, str] = MappingProxyType(
 
 
 class FunctionCall(Item):
+    what: ClassVar[str] = "a function_call item"
     ignored: ClassVar[Mapping[str, str]] = CALL_FIELDS
 
     name: Text
@@ -212,6 +221,7 @@ class FunctionCall(Item):
 
 
 class CustomCall(Item):
+    what: ClassVar[str] = "a custom_tool_call item"
     ignored: ClassVar[Mapping[str, str]] = CALL_FIELDS
 
     name: Text
@@ -221,6 +231,7 @@ class CustomCall(Item):
 
 
 class CallOutput(Item):
+    what: ClassVar[str] = "an output of a call"
     ignored: ClassVar[Mapping[str, str]] = CALL_FIELDS
 
     call_id: Text

@@ -106,7 +106,7 @@ async def run(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> s
         str(Path(FOLDER, "node_modules", ".bin", command[0])),
         *command[1:],
         cwd=folder,
-        env=dict(os.environ) | QUIET | {"PWD": str(folder)} | env,
+        env={**os.environ, **QUIET, "PWD": str(folder), **env},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
