@@ -46,6 +46,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--feature-pairs", type=Path, metavar="FILE", help="write which pairs of features passed"
     )
     parser.addoption(
+        "--write-streams", action="store_true", help="write tests/golden/agent_streams anew"
+    )
+    parser.addoption(
         "--page-picture", type=Path, metavar="FILE", help="write what the server's page looks like"
     )
     parser.addoption(

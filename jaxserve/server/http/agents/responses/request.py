@@ -64,12 +64,12 @@ def question_of(
     Args:
         earlier: Items of the response before this one, and of those before it.
     """
-    given = items_of("" if body.input is None else body.input, "input")
+    given = [] if body.input is None else items_of(body.input, "input")
     placed = [(EARLIER, item) for item in earlier]
     placed += [(f"input[{i}]", item) for i, item in enumerate(given)]
     conversation = ItemReader(notes, seals).read(body.instructions, placed)
     if not conversation.messages:
-        raise RequestError("input", "is empty; give a text, or at least one item")
+        raise RequestError("input", "is missing or empty; give a text, or at least one item")
     tools = read_tools(body.tools or (), limits, notes)
     text = parsed(TextOptions, body.text or {}, notes, "text")
     return Question(

@@ -109,7 +109,7 @@ def _types(kind: Any) -> set[str]:
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"input": 1}, "input", "must be a string or a list of items"),
-    ({"input": []}, "input", "is empty"),
+    ({"input": []}, "input", "empty"),
     ({"input": [1]}, "input[0]", "must be an object"),
     ({"input": [{"role": "nobody", "content": ""}]}, "input[0].role", "must be"),
     ({"input": [{"role": "user"}]}, "input[0].content", "is missing"),
