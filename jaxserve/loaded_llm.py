@@ -219,6 +219,7 @@ class LoadedLLM:
             model.eos_ids,
             vocab_size,
             config.max_context,
+            config.capacity,
             partial(max_new_tokens, config),
             Grammars(model.tokenizer, model.eos_ids, vocab_size, bounds),
             config.embeds,

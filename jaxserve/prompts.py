@@ -43,7 +43,8 @@ def is_conversation(prompt: object) -> bool:
 class Prompts:
     """Tokenizer, chat template and limits of a model, which make requests of its prompts.
 
-    `max_context` is in tokens. `max_tokens` is the scheduler's function, which knows context and
+    `max_context` and `capacity`, what the page pool holds of one sequence, are in tokens.
+    `max_tokens` is the scheduler's function, which knows context and
     page pool. `embeds` says that the model makes embeddings and no text.
     """
 
@@ -52,9 +53,15 @@ class Prompts:
     eos_ids: tuple[int, ...]
     vocab_size: int
     max_context: int
+    capacity: int
     max_tokens: MaxTokens
     grammars: Grammars
     embeds: bool = False
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a prompt and its answer together."""
+        return min(self.max_context, self.capacity)
 
     def check_purpose(self, embed: bool) -> None:
         """Raise PurposeError unless the model embeds, or generates, as `embed` asks."""

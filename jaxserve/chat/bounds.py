@@ -1,7 +1,10 @@
 """Bounds of conversations: whatever an answer holds, the history of a later request may hold.
 
-A call of a function whose arguments are beyond them is no call but content. In what the model said,
-a character that no request may have becomes U+FFFD when it comes back.
+A call of a function whose arguments are beyond them is no call but content. A call that is told
+while it is written (Reading.certain) cannot be taken back: arguments that the model writes as JSON
+are told as they are, even beyond the bounds, and no later request may have them. Where it writes
+them one by one as text, a value beyond the bounds is told as a string. In what the model said, a
+character that no request may have becomes U+FFFD when it comes back.
 """
 
 from typing import Final

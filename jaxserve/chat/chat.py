@@ -249,11 +249,13 @@ class Chat:
             opened=formats.thinks and not formats.channels and opened_by(prompt),
             channels=formats.channels,
             spelled={special[mark]: mark for mark in marks if mark in special},
+            # The grammar of _structure sees to that.
+            certain=bool(tools and formats.tools and (tools.required or tools.strict)),
         )
 
     def _structure(self, tools: Tools | None, reading: Reading, frame: str) -> Structure | None:
         """Return the grammar of an answer that must call, or must call strictly; otherwise None."""
-        if tools is None or reading.tools is None or not (tools.required or tools.strict):
+        if tools is None or reading.tools is None or not reading.certain:
             return None
         schemas = dict(reading.functions)
         if tools.required:

@@ -18,9 +18,10 @@ and that of deepseek-ai/DeepSeek-V3.1, with shorter calls:
 from collections.abc import Collection
 
 from jaxserve.chat.answers.call_grammar import CallContext, CallSyntax, literal
-from jaxserve.chat.answers.events import Content, FoundCall, Parse
+from jaxserve.chat.answers.events import BegunCall, FoundCall, Parse
 from jaxserve.chat.answers.incremental import NAME, SPACES, IncomingText
 from jaxserve.chat.answers.json_text import is_object
+from jaxserve.chat.answers.sections import Section
 
 BEGIN = "<｜tool▁calls▁begin｜>"
 END = "<｜tool▁calls▁end｜>"
@@ -35,35 +36,15 @@ NEWLINE = "\n"
 
 
 def deepseek(text: IncomingText, names: Collection[str]) -> Parse[None]:
-    """Find the calls of each section; a section with a malformed call is content as a whole.
+    """Find the calls of each section; see Section.find."""
+    yield from Section(BEGIN, END, CALL_BEGIN).find(text, lambda text: _call(text, names))
 
-    The end of the text closes a section, too: END may be a stop string.
+
+def _call(text: IncomingText, names: Collection[str]) -> Parse[BegunCall | FoundCall | None]:
+    """Read one call after its first mark; the result is None where it is malformed.
+
+    A call that is certain is told meanwhile.
     """
-    while (yield from text.emit_until(Content, BEGIN)):
-        calls = yield from _calls(text, names)
-        if calls and ((yield from text.read_literal(END)) or (yield from text.read_end())):
-            yield from text.read_end()
-            text.accept()
-            yield from calls
-        else:
-            yield from text.reject()
-
-
-def _calls(text: IncomingText, names: Collection[str]) -> Parse[list[FoundCall]]:
-    """Read calls as long as they come; the result is empty where one is malformed."""
-    calls: list[FoundCall] = []
-    yield from text.read_while(SPACES)
-    while (yield from text.read_literal(CALL_BEGIN)):
-        call = yield from _call(text, names)
-        if call is None:
-            return []
-        calls.append(call)
-        yield from text.read_while(SPACES)
-    return calls
-
-
-def _call(text: IncomingText, names: Collection[str]) -> Parse[FoundCall | None]:
-    """Read one call after its first mark; the result is None where it is malformed."""
     name = yield from text.read_while(NAME)
     if not (yield from text.read_literal(SEPARATOR)):
         return None
@@ -74,6 +55,11 @@ def _call(text: IncomingText, names: Collection[str]) -> Parse[FoundCall | None]
         if not (yield from text.read_literal(FENCE)):
             return None
     yield from text.read_while(SPACES)
+    if text.certain and name in names and (yield from text.peek()) == "{":
+        call = yield from text.begin_call(name)
+        yield from text.tell_object()
+        yield from text.drop_to(CALL_END)
+        return call
     arguments = yield from text.read_json()
     yield from text.read_while(SPACES)
     if fenced and not (yield from text.read_literal(FENCE_END)):

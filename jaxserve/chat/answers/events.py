@@ -32,7 +32,10 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """Arguments of the call with this index, as JSON text of an object."""
+    """Piece of the arguments of the call with this index.
+
+    All pieces of a call make the JSON text of an object, in the order in which they come.
+    """
 
     index: int
     text: str
@@ -40,7 +43,7 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True)
 class FoundCall:
-    """Call as a format's parser finds it, before AnswerParser gives it an index and an id.
+    """Complete call as a format's parser finds it, before AnswerParser gives it an index and an id.
 
     `arguments` is JSON text of an object. `id` is the one that the model wrote; empty where the
     format has none.
@@ -51,7 +54,26 @@ class FoundCall:
     id: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class BegunCall:
+    """Head of a call that is told while it is written; pieces of its arguments follow.
+
+    `id` is as in FoundCall.
+    """
+
+    name: str
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MoreArguments:
+    """Piece of the arguments of the call that began last."""
+
+    text: str
+
+
 Part = Content | Reasoning | Call | Arguments
+Found = Content | Reasoning | FoundCall | BegunCall | MoreArguments
 # A parser, or a part of one, that returns T. It yields what it finds, and None while it waits for
 # more text.
-type Parse[T] = Generator[Content | Reasoning | FoundCall | None, None, T]
+type Parse[T] = Generator[Found | None, None, T]

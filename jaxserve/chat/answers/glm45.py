@@ -18,10 +18,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxserve.chat.answers.call_grammar import CallContext, CallSyntax, literal
-from jaxserve.chat.answers.events import Content, FoundCall, Parse
+from jaxserve.chat.answers.events import BegunCall, Content, FoundCall, Parse
 from jaxserve.chat.answers.incremental import NAME, SPACES, IncomingText
 from jaxserve.chat.answers.parameter_grammar import ParameterSyntax
-from jaxserve.chat.answers.parameters import Parameters, holds_another, read_value
+from jaxserve.chat.answers.parameters import Parameters, WrittenCall, read_value
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
@@ -44,6 +44,9 @@ def glm45(text: IncomingText, functions: Mapping[str, Mapping[str, Any]]) -> Par
     while (yield from text.emit_until(Content, OPEN)):
         yield from text.read_while(SPACES)
         call = yield from _call(text, parameters)
+        if isinstance(call, BegunCall):
+            yield from text.drop_to(CLOSE)
+            continue
         if call and ((yield from text.read_literal(CLOSE)) or (yield from text.read_end())):
             yield from text.read_end()
             text.accept()
@@ -52,25 +55,32 @@ def glm45(text: IncomingText, functions: Mapping[str, Mapping[str, Any]]) -> Par
             yield from text.reject()
 
 
-def _call(text: IncomingText, parameters: Parameters) -> Parse[FoundCall | None]:
-    """Read a name and parameters up to CLOSE; the result is None where they are malformed."""
+def _call(text: IncomingText, parameters: Parameters) -> Parse[BegunCall | FoundCall | None]:
+    """Read a name and parameters up to CLOSE; the result is None where they are malformed.
+
+    A call that is certain is told meanwhile, as far as it is well-formed.
+    """
     name = yield from text.read_while(NAME)
     if name not in parameters:
         return None
-    written: list[tuple[str, str]] = []
     yield from text.read_while(SPACES)
+    call = WrittenCall(text, parameters, name, INNER)
+    if (yield from text.is_next(KEY)) or (yield from text.is_next(CLOSE)):
+        yield from call.begin()
     while (yield from text.read_literal(KEY)):
         key = yield from text.read_until(KEY_END, LONGEST_KEY)
         yield from text.read_while(SPACES)
         if key is None or not (yield from text.read_literal(VALUE)):
-            return None
+            return call.begun
         value = yield from read_value(text, VALUE_END, (KEY, CLOSE))
-        if value is None or holds_another(value, INNER, parameters.of(name), written):
+        if value is None:
+            return call.begun
+        if not (yield from call.add(key.strip(), value)):
             return None
-        written.append((key.strip(), value))
         yield from text.read_while(SPACES)
-    arguments = parameters.arguments(name, written)
-    return None if arguments is None else FoundCall(name, arguments)
+    if call.begun and not ((yield from text.is_next(CLOSE)) or (yield from text.read_end())):
+        return call.begun
+    return (yield from call.end())
 
 
 def _rest(context: CallContext) -> str:

@@ -17,8 +17,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from jaxserve.chat.answers.call_grammar import ANY_TEXT, CallContext, CallSyntax, Lead, literal
-from jaxserve.chat.answers.events import Content, FoundCall, Parse, Reasoning
-from jaxserve.chat.answers.incremental import NAME, SPACE, IncomingText
+from jaxserve.chat.answers.events import BegunCall, Content, FoundCall, Parse, Reasoning
+from jaxserve.chat.answers.incremental import NAME, SPACE, SPACES, IncomingText
 from jaxserve.chat.answers.json_text import is_bounded_object
 from jaxserve.chat.answers.thought_grammar import other_tokens
 
@@ -68,7 +68,8 @@ def harmony(text: IncomingText, names: Collection[str], thoughts: Kind = Reasoni
             call = yield from _call(text, header.recipient)
         if call:
             text.accept()
-            yield call
+            if isinstance(call, FoundCall):
+                yield call
         elif header.channel == ANALYSIS and header.recipient not in names:
             text.accept()
             yield from _message(text, thoughts, said)
@@ -100,8 +101,18 @@ def _header(text: IncomingText) -> Parse[Header | None]:
     )
 
 
-def _call(text: IncomingText, name: str) -> Parse[FoundCall | None]:
-    """Read the arguments of a call and the end of its message; None where they are malformed."""
+def _call(text: IncomingText, name: str) -> Parse[BegunCall | FoundCall | None]:
+    """Read the arguments of a call and the end of its message; None where they are malformed.
+
+    A call that is certain is told meanwhile.
+    """
+    if text.certain:
+        yield from text.read_while(SPACES)
+        if (yield from text.peek()) == "{":
+            call = yield from text.begin_call(name)
+            yield from text.tell_object()
+            yield from text.drop_to(END)
+            return call
     body = yield from text.read_to(END)
     arguments = body.strip(SPACE) or "{}"  # models leave out those of functions without parameters
     return FoundCall(name, arguments) if is_bounded_object(arguments) else None

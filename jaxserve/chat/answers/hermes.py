@@ -14,10 +14,12 @@ from jaxserve.chat.answers.call_grammar import CallContext, CallSyntax, literal
 from jaxserve.chat.answers.events import Content, Parse
 from jaxserve.chat.answers.incremental import SPACES, IncomingText
 from jaxserve.chat.answers.json_text import call_in
+from jaxserve.chat.answers.object_calls import tell_call
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
 MARKS = (OPEN, CLOSE)
+KEY = "arguments"
 NEWLINE = "\n"
 
 
@@ -28,7 +30,10 @@ def hermes(text: IncomingText, names: Collection[str]) -> Parse[None]:
     """
     while (yield from text.emit_until(Content, OPEN)):
         yield from text.read_while(SPACES)
-        call = call_in((yield from text.read_json()), "arguments", names)
+        if (yield from tell_call(text, names, KEY)):
+            yield from text.drop_to(CLOSE)
+            continue
+        call = call_in((yield from text.read_json()), KEY, names)
         yield from text.read_while(SPACES)
         if call and ((yield from text.read_literal(CLOSE)) or (yield from text.read_end())):
             yield from text.read_end()
@@ -41,7 +46,7 @@ def hermes(text: IncomingText, names: Collection[str]) -> Parse[None]:
 def _rest(context: CallContext) -> str:
     """Write the expression of calls, each on a line of its own."""
     newline = literal(NEWLINE)
-    call = f"{newline} {context.objects('arguments')} {newline} {context.mark(CLOSE)}"
+    call = f"{newline} {context.objects(KEY)} {newline} {context.mark(CLOSE)}"
     return context.joined(call, f"{newline} {context.mark(OPEN)}")
 
 

@@ -1,8 +1,9 @@
 """Text that arrives in pieces, for parsers that read it as if it were complete."""
 
+import math
 import re
 
-from jaxserve.chat.answers.events import Content, Parse, Reasoning
+from jaxserve.chat.answers.events import BegunCall, Content, MoreArguments, Parse, Reasoning
 from jaxserve.chat.bounds import MAX_TEXT_DEPTH
 
 SPACE = " \t\r\n"
@@ -20,9 +21,14 @@ class IncomingText:
     it, which makes it content. Every read is a generator that yields None until its result no
     longer depends on text to come, so no parser can see where one piece ends and the next begins.
     Rejected text is not read again: the time is linear in the length of any text.
+
+    Args:
+        certain_calls: Number of calls, from the first one on, that are well-formed, as a grammar
+            sees to that; they are told while they are written.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, certain_calls: float = 0) -> None:
+        self._certain_calls = certain_calls
         self._text = ""
         # Text before _held was emitted or accepted, text from there to _at was read and is held.
         self._held = 0
@@ -55,7 +61,55 @@ class IncomingText:
         if held:
             yield Content(held)
 
+    # ---- calls that are told while they are written
+
+    @property
+    def certain(self) -> bool:
+        """Return whether the next call is certainly well-formed."""
+        return self._certain_calls > 0
+
+    def begin_call(self, name: str, id: str = "") -> Parse[BegunCall]:
+        """Tell the head of a call, which was read; its arguments are to be told next."""
+        self._certain_calls -= 1
+        self.accept()
+        call = BegunCall(name, id)
+        yield call
+        return call
+
+    def tell(self, arguments: str) -> Parse[None]:
+        """Tell a piece of the arguments of the call that began; the held text stands for it."""
+        self.accept()
+        if arguments:
+            yield MoreArguments(arguments)
+
+    def tell_object(self) -> Parse[None]:
+        """Tell the JSON object that begins here as arguments, all that has arrived of it at once.
+
+        Neither its syntax nor its depth is checked. The end of the text ends it as well.
+        """
+        for wait in self._read_brackets(0, math.inf):
+            yield from self.tell(self._text[self._held : self._at])
+            yield wait
+        yield from self.tell(self._text[self._held : self._at])
+
+    def drop_to(self, mark: str) -> Parse[None]:
+        """Drop the text up to the mark behind a call, the mark, and white space that ends the text.
+
+        All of it is dropped where no mark comes: an answer may be cut inside of the mark.
+        """
+        yield from self.read_to(mark)
+        yield from self.read_end()
+        self.accept()
+
     # ---- reads
+
+    def attempt[T](self, reading: Parse[T]) -> Parse[T]:
+        """Return the result of a read, which is taken back where the result is false or empty."""
+        start = self._at
+        found = yield from reading
+        if not found:
+            self._at = start
+        return found
 
     def emit_until(self, kind: type[Content] | type[Reasoning], mark: str | None) -> Parse[bool]:
         """Emit text as `kind` up to the mark, and read the mark with the white space before it.
@@ -161,30 +215,43 @@ class IncomingText:
         than MAX_TEXT_DEPTH deep. Its syntax is not checked otherwise.
         """
         start = self._at
-        depth = 0
-        quoted = False
         if (yield from self.peek()) not in ("{", "["):
             return ""
+        is_whole = yield from self._read_brackets(0, MAX_TEXT_DEPTH)
+        return self._text[start : self._at] if is_whole else ""
+
+    def read_rest_of_object(self) -> Parse[bool]:
+        """Read up to the closing bracket of a JSON object whose first members were read."""
+        return (yield from self._read_brackets(1, math.inf))
+
+    def _read_brackets(self, depth: int, deepest: float) -> Parse[bool]:
+        """Read JSON text to the bracket that closes the first of `depth` open ones.
+
+        Without an open one it is the next bracket's. The result is false where the text ends
+        before, or where more than `deepest` are open. What was read may be accepted meanwhile.
+        """
+        quoted = False
         while True:
             found = (QUOTED if quoted else STRUCTURE).search(self._text, self._at)
             self._at = found.end() if found else len(self._text)
             match found and found[0]:
                 case None if self._complete:
-                    return ""
+                    return False
                 case None:
                     yield None
                 case '"':
                     quoted = not quoted
                 case "\\":  # the next character is escaped: it neither ends nor begins a string
-                    self._at += len((yield from self.peek()))
+                    escaped = yield from self.peek()
+                    self._at += len(escaped)
                 case "{" | "[":
                     depth += 1
-                    if depth > MAX_TEXT_DEPTH:
-                        return ""
+                    if depth > deepest:
+                        return False
                 case _:
                     depth -= 1
                     if not depth:
-                        return self._text[start : self._at]
+                        return True
 
     def read_end(self) -> Parse[bool]:
         """Read white space to the end of the text and return true; otherwise read nothing."""

@@ -13,9 +13,10 @@ import re
 from collections.abc import Collection
 
 from jaxserve.chat.answers.call_grammar import CallContext, CallSyntax, literal
-from jaxserve.chat.answers.events import Content, FoundCall, Parse
+from jaxserve.chat.answers.events import BegunCall, FoundCall, Parse
 from jaxserve.chat.answers.incremental import NAME, SPACES, IncomingText
 from jaxserve.chat.answers.json_text import is_object
+from jaxserve.chat.answers.sections import Section
 
 BEGIN = "<|tool_calls_section_begin|>"
 END = "<|tool_calls_section_end|>"
@@ -30,35 +31,15 @@ NUMBER = "/[0-9]{1,6}/"  # bounded, or a model could go on with digits and nothi
 
 
 def kimi_k2(text: IncomingText, names: Collection[str]) -> Parse[None]:
-    """Find the calls of each section; a section with a malformed call is content as a whole.
+    """Find the calls of each section; see Section.find."""
+    yield from Section(BEGIN, END, CALL_BEGIN).find(text, lambda text: _call(text, names))
 
-    The end of the text closes a section, too: END may be a stop string.
+
+def _call(text: IncomingText, names: Collection[str]) -> Parse[BegunCall | FoundCall | None]:
+    """Read one call after its first mark; the result is None where it is malformed.
+
+    A call that is certain is told meanwhile.
     """
-    while (yield from text.emit_until(Content, BEGIN)):
-        calls = yield from _calls(text, names)
-        if calls and ((yield from text.read_literal(END)) or (yield from text.read_end())):
-            yield from text.read_end()
-            text.accept()
-            yield from calls
-        else:
-            yield from text.reject()
-
-
-def _calls(text: IncomingText, names: Collection[str]) -> Parse[list[FoundCall]]:
-    """Read calls as long as they come; the result is empty where one is malformed."""
-    calls: list[FoundCall] = []
-    yield from text.read_while(SPACES)
-    while (yield from text.read_literal(CALL_BEGIN)):
-        call = yield from _call(text, names)
-        if call is None:
-            return []
-        calls.append(call)
-        yield from text.read_while(SPACES)
-    return calls
-
-
-def _call(text: IncomingText, names: Collection[str]) -> Parse[FoundCall | None]:
-    """Read one call after its first mark; the result is None where it is malformed."""
     yield from text.read_while(SPACES)
     written = yield from text.read_while(NAME)
     if not (yield from text.read_literal(COLON)):
@@ -68,15 +49,22 @@ def _call(text: IncomingText, names: Collection[str]) -> Parse[FoundCall | None]
     if not (yield from text.read_literal(ARGUMENTS)):
         return None
     yield from text.read_while(SPACES)
+    name = written if written in names else written.removeprefix(FUNCTIONS)
+    id = f"{written}{COLON}{number}"
+    begins = (yield from text.peek()) == "{"
+    if text.certain and number and name in names and begins:
+        call = yield from text.begin_call(name, id)
+        yield from text.tell_object()
+        yield from text.drop_to(CALL_END)
+        return call
     arguments = "{}"  # models leave out those of functions without parameters
-    if (yield from text.peek()) == "{":
+    if begins:
         arguments = yield from text.read_json()
     yield from text.read_while(SPACES)
     is_closed = yield from text.read_literal(CALL_END)
-    name = written if written in names else written.removeprefix(FUNCTIONS)
     if not (is_closed and number and name in names and is_object(arguments)):
         return None
-    return FoundCall(name, arguments, f"{written}{COLON}{number}")
+    return FoundCall(name, arguments, id)
 
 
 def _rest(context: CallContext) -> str:

@@ -16,11 +16,13 @@ from jaxserve.chat.answers.call_grammar import CallSyntax, literal
 from jaxserve.chat.answers.events import Content, FoundCall, Parse
 from jaxserve.chat.answers.incremental import SPACES, IncomingText
 from jaxserve.chat.answers.json_text import call_in
+from jaxserve.chat.answers.object_calls import tell_call
 
 TAG = "<|python_tag|>"
 MARKS = (TAG,)
 # Some models write "arguments", the word of the tools in their prompt, against the template.
 KEYS = ("parameters", "arguments")
+BETWEEN = ";"
 
 
 def llama(text: IncomingText, names: Collection[str]) -> Parse[None]:
@@ -33,7 +35,16 @@ def llama(text: IncomingText, names: Collection[str]) -> Parse[None]:
 
 
 def _calls(text: IncomingText, names: Collection[str]) -> Parse[None]:
-    """Find calls up to the end of the text; all of it is content where anything else comes."""
+    """Find calls up to the end of the text; all of it is content where anything else comes.
+
+    Calls that are certain are told one by one, and are none of that content.
+    """
+    yield from text.read_while(SPACES)
+    while (yield from tell_call(text, names, *KEYS)):
+        yield from text.read_while(SPACES)
+        yield from text.read_literal(BETWEEN)
+        yield from text.read_while(SPACES)
+        text.accept()
     found: list[FoundCall] = []
     while True:
         yield from text.read_while(SPACES)
@@ -46,10 +57,10 @@ def _calls(text: IncomingText, names: Collection[str]) -> Parse[None]:
             text.accept()
             return (yield from found)
         yield from text.read_while(SPACES)
-        if not (yield from text.read_literal(";")):
+        if not (yield from text.read_literal(BETWEEN)):
             return (yield from text.reject())
 
 
 SYNTAX = CallSyntax(
-    "", lambda context: context.joined(context.objects("parameters"), literal("; "))
+    "", lambda context: context.joined(context.objects("parameters"), literal(f"{BETWEEN} "))
 )

@@ -17,10 +17,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxserve.chat.answers.call_grammar import CallContext, CallSyntax, literal
-from jaxserve.chat.answers.events import Content, FoundCall, Parse
+from jaxserve.chat.answers.events import BegunCall, FoundCall, Parse
 from jaxserve.chat.answers.incremental import NAME, SPACES, IncomingText
 from jaxserve.chat.answers.parameter_grammar import ParameterSyntax
-from jaxserve.chat.answers.parameters import Parameters, holds_another, read_value
+from jaxserve.chat.answers.parameters import Parameters, WrittenCall, read_value
+from jaxserve.chat.answers.sections import Section
 
 OPEN = "<minimax:tool_call>"
 CLOSE = "</minimax:tool_call>"
@@ -36,54 +37,35 @@ INNER = re.compile(rf'{PARAMETER}([^<>"\n]*)">')
 
 
 def minimax_m2(text: IncomingText, functions: Mapping[str, Mapping[str, Any]]) -> Parse[None]:
-    """Find the calls of each section; a section with a malformed call is content as a whole.
-
-    The end of the text closes a section, too: CLOSE may be a stop string.
-    """
+    """Find the calls of each section; see Section.find."""
     parameters = Parameters(functions)
-    while (yield from text.emit_until(Content, OPEN)):
-        calls = yield from _calls(text, parameters)
-        if calls and ((yield from text.read_literal(CLOSE)) or (yield from text.read_end())):
-            yield from text.read_end()
-            text.accept()
-            yield from calls
-        else:
-            yield from text.reject()
+    yield from Section(OPEN, CLOSE, INVOKE).find(text, lambda text: _call(text, parameters))
 
 
-def _calls(text: IncomingText, parameters: Parameters) -> Parse[list[FoundCall]]:
-    """Read calls as long as they come; the result is empty where one is malformed."""
-    calls: list[FoundCall] = []
-    yield from text.read_while(SPACES)
-    while (yield from text.read_literal(INVOKE)):
-        call = yield from _call(text, parameters)
-        if call is None:
-            return []
-        calls.append(call)
-        yield from text.read_while(SPACES)
-    return calls
+def _call(text: IncomingText, parameters: Parameters) -> Parse[BegunCall | FoundCall | None]:
+    """Read one call after INVOKE; the result is None where it is malformed.
 
-
-def _call(text: IncomingText, parameters: Parameters) -> Parse[FoundCall | None]:
-    """Read one call after INVOKE; the result is None where it is malformed."""
+    A call that is certain is told meanwhile, as far as it is well-formed.
+    """
     name = yield from text.read_while(NAME)
     if not (yield from text.read_literal(HEAD_END)) or name not in parameters:
         return None
-    written: list[tuple[str, str]] = []
+    call = WrittenCall(text, parameters, name, INNER)
+    yield from call.begin()
     yield from text.read_while(SPACES)
     while (yield from text.read_literal(PARAMETER)):
         key = yield from text.read_while(KEY)
         if not (yield from text.read_literal(HEAD_END)):
-            return None
+            return call.begun
         value = yield from read_value(text, PARAMETER_END, (PARAMETER, INVOKE_END))
-        if value is None or holds_another(value, INNER, parameters.of(name), written):
+        if value is None:
+            return call.begun
+        if not (yield from call.add(key, value)):
             return None
-        written.append((key, value))
         yield from text.read_while(SPACES)
     if not (yield from text.read_literal(INVOKE_END)):
-        return None
-    arguments = parameters.arguments(name, written)
-    return None if arguments is None else FoundCall(name, arguments)
+        return call.begun
+    return (yield from call.end())
 
 
 def _rest(context: CallContext) -> str:

@@ -11,23 +11,27 @@ id left out by the last two:
     [TOOL_CALLS]add[CALL_ID]a1B2c3D4e[ARGS]{"a": 7, "b": 5}
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from jaxserve.chat.answers.call_grammar import CallContext, CallSyntax, literal
-from jaxserve.chat.answers.events import Content, FoundCall, Parse
+from jaxserve.chat.answers.events import BegunCall, Content, FoundCall, Parse
 from jaxserve.chat.answers.incremental import NAME, SPACES, IncomingText
 from jaxserve.chat.answers.json_text import call_in, elements, is_object
+from jaxserve.chat.answers.object_calls import tell_call
 
 OPEN = "[TOOL_CALLS]"
 ID = "[CALL_ID]"
 ARGUMENTS = "[ARGS]"
 MARKS = (OPEN, ID, ARGUMENTS)
+KEY = "arguments"
 
 
 def mistral(text: IncomingText, names: Collection[str]) -> Parse[None]:
     """Find calls of both kinds after OPEN; anything else is content."""
     while (yield from text.emit_until(Content, OPEN)):
         yield from text.read_while(SPACES)
+        if (yield from text.attempt(_tell_listed(text, names))):
+            continue
         if (yield from text.peek()) == "[":
             calls = yield from _listed(text, names)
         else:
@@ -35,30 +39,58 @@ def mistral(text: IncomingText, names: Collection[str]) -> Parse[None]:
         if calls:
             yield from text.read_end()
             text.accept()
-            yield from calls
+            yield from (call for call in calls if isinstance(call, FoundCall))
         else:
             yield from text.reject()
+
+
+def _tell_listed(text: IncomingText, names: Collection[str]) -> Parse[bool]:
+    """Tell the calls of an array while they are written; the result is false without a first one.
+
+    What comes in place of another one is dropped, up to the end of the array.
+    """
+    if not (yield from text.read_literal("[")) or not (yield from tell_call(text, names, KEY)):
+        return False
+    yield from text.read_while(SPACES)
+    while (yield from text.read_literal(",")):
+        yield from text.read_while(SPACES)
+        if not (yield from tell_call(text, names, KEY)):
+            call = call_in((yield from text.read_json()), KEY, names)
+            if call is None:
+                break
+            text.accept()
+            yield call
+        yield from text.read_while(SPACES)
+    yield from text.drop_to("]")
+    return True
 
 
 def _listed(text: IncomingText, names: Collection[str]) -> Parse[list[FoundCall]]:
     """Read an array of calls; the result is empty where one is malformed."""
     calls: list[FoundCall] = []
     for element in elements((yield from text.read_json())):
-        call = call_in(element, "arguments", names)
+        call = call_in(element, KEY, names)
         if call is None:
             return []
         calls.append(call)
     return calls
 
 
-def _named(text: IncomingText, names: Collection[str]) -> Parse[list[FoundCall]]:
-    """Read one call whose name stands before its arguments; the result has at most one entry."""
+def _named(text: IncomingText, names: Collection[str]) -> Parse[Sequence[FoundCall | BegunCall]]:
+    """Read one call whose name stands before its arguments; the result has at most one entry.
+
+    A call that is certain is told meanwhile.
+    """
     name = yield from text.read_while(NAME)
     if (yield from text.read_literal(ID)):
         yield from text.read_while(NAME)
     if not (name in names and (yield from text.read_literal(ARGUMENTS))):
         return []
     yield from text.read_while(SPACES)
+    if text.certain and (yield from text.peek()) == "{":
+        call = yield from text.begin_call(name)
+        yield from text.tell_object()
+        return [call]
     arguments = yield from text.read_json()
     return [FoundCall(name, arguments)] if is_object(arguments) else []
 
@@ -69,7 +101,7 @@ def _rest(context: CallContext) -> str:
     Models that write a call's name before its arguments have the special token ARGUMENTS.
     """
     if ARGUMENTS not in context.special:
-        listed = context.joined(context.objects("arguments"), literal(", "))
+        listed = context.joined(context.objects(KEY), literal(", "))
         return f'" "? {literal("[")} {listed} {literal("]")}'
     call = context.any_of(lambda name, rule: f"{literal(name)} {context.mark(ARGUMENTS)} {rule}")
     return context.joined(call, context.mark(OPEN))

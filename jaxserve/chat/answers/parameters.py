@@ -2,16 +2,20 @@
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from jaxserve.chat.answers.events import Parse
+from jaxserve.chat.answers.events import BegunCall, FoundCall, Parse
 from jaxserve.chat.answers.incremental import SPACES, IncomingText
 from jaxserve.chat.answers.json_text import BeyondBoundsError, is_bounded_object, parse
 from jaxserve.chat.answers.schema_kinds import NULL, STRING, Kind, Kinds, properties
 
 UNKNOWN = Kind(frozenset({STRING}))  # the kind of a parameter that nobody declared
+# Around and between the members of an object.
+OPENING = "{"
+SEPARATOR = ", "
+CLOSING = "}"
 # Templates write null as Python does, and models do as they read.
 NULLS = ("null", "None")
 WORDS = MappingProxyType({"True": "true", "False": "false", "None": "null"})
@@ -64,6 +68,7 @@ class Parameters:
     def __init__(self, functions: Mapping[str, Mapping[str, Any]]):
         self._functions = functions
         self._kinds: dict[str, Mapping[str, Kind]] = {}
+        self._others: dict[str, Kind] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._functions
@@ -82,19 +87,86 @@ class Parameters:
 
         That is where a name comes twice, or where a value is beyond the bounds of arguments.
         """
-        kinds = self.of(function)
-        other = self._kind_of_others(function)
-        members = [
-            f"{_quoted(name)}: {value_of(text, kinds.get(name, other))}" for name, text in written
-        ]
-        arguments = f"{{{', '.join(members)}}}"
+        members = [self._member(function, name, text) for name, text in written]
+        arguments = _object(members)
         return arguments if is_bounded_object(arguments) else None
+
+    def certain_member(self, function: str, name: str, text: str) -> str:
+        """Return a name and a text as JSON text of a member, within the bounds of arguments.
+
+        A value beyond them is a string: what was told before it cannot be taken back.
+        """
+        member = self._member(function, name, text)
+        is_bounded = is_bounded_object(_object([member]))
+        return member if is_bounded else f"{_quoted(name)}: {_quoted(text)}"
+
+    def _member(self, function: str, name: str, text: str) -> str:
+        """Return a name and a text as JSON text of a member."""
+        kind = self.of(function).get(name) or self._kind_of_others(function)
+        return f"{_quoted(name)}: {value_of(text, kind)}"
 
     def _kind_of_others(self, function: str) -> Kind:
         """Return the kind of parameters that the schema does not name."""
-        schema = self._functions[function]
-        others = schema.get("additionalProperties")
-        return Kinds(schema).of(others) if isinstance(others, Mapping) else UNKNOWN
+        if function not in self._others:
+            schema = self._functions[function]
+            others = schema.get("additionalProperties")
+            kind = Kinds(schema).of(others) if isinstance(others, Mapping) else UNKNOWN
+            self._others[function] = kind
+        return self._others[function]
+
+
+class WrittenCall:
+    """Call while its parameters are read.
+
+    A call that is certain is told meanwhile, parameter by parameter. In such a call a name that
+    comes again has no effect, as its first value was told.
+
+    Args:
+        head: Expression of what begins a parameter, with its name as the group.
+    """
+
+    def __init__(
+        self, text: IncomingText, parameters: Parameters, function: str, head: re.Pattern[str]
+    ):
+        self._text = text
+        self._parameters = parameters
+        self._function = function
+        self._head = head
+        self._written: list[tuple[str, str]] = []
+        self._told = set[str]()
+        self.begun: BegunCall | None = None  # the call that was told, if it is certain
+
+    def begin(self) -> Parse[None]:
+        """Tell the head of a call that is certain."""
+        if self._text.certain:
+            self.begun = yield from self._text.begin_call(self._function)
+
+    def add(self, name: str, value: str) -> Parse[bool]:
+        """Add a parameter; the result is false where the value goes on with another one."""
+        if self.begun:
+            yield from self._tell(name, value)
+            return True
+        if holds_another(value, self._head, self._parameters.of(self._function), self._written):
+            return False
+        self._written.append((name, value))
+        return True
+
+    def _tell(self, name: str, value: str) -> Parse[None]:
+        if name in self._told:
+            self._text.accept()
+            return
+        before = SEPARATOR if self._told else OPENING
+        self._told.add(name)
+        member = self._parameters.certain_member(self._function, name, value)
+        yield from self._text.tell(before + member)
+
+    def end(self) -> Parse[BegunCall | FoundCall | None]:
+        """Return the call, which is complete; None where it may not have its arguments."""
+        if self.begun:
+            yield from self._text.tell(CLOSING if self._told else _object([]))
+            return self.begun
+        arguments = self._parameters.arguments(self._function, self._written)
+        return None if arguments is None else FoundCall(self._function, arguments)
 
 
 def value_of(text: str, kind: Kind) -> str:
@@ -131,6 +203,11 @@ def _is_structured(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _object(members: Iterable[str]) -> str:
+    """Return the JSON text of an object with these members."""
+    return f"{OPENING}{SEPARATOR.join(members)}{CLOSING}"
 
 
 def _quoted(text: str) -> str:

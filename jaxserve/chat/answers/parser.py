@@ -1,12 +1,25 @@
 """The parser of answers: reasoning first, then calls in the text that is left."""
 
+import math
 import secrets
 import string
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxserve.chat.answers.events import Arguments, Call, Content, FoundCall, Parse, Part, Reasoning
+from jaxserve.chat.answers.events import (
+    Arguments,
+    BegunCall,
+    Call,
+    Content,
+    Found,
+    FoundCall,
+    MoreArguments,
+    Parse,
+    Part,
+    Reasoning,
+)
 from jaxserve.chat.answers.formats import ToolFormat
 from jaxserve.chat.answers.harmony import harmony
 from jaxserve.chat.answers.incremental import IncomingText
@@ -21,8 +34,9 @@ ID_SIZE = 9
 class Answer:
     """Parts of a complete answer.
 
-    `calls` pairs each call with its arguments as JSON text. `content` and `reasoning` are empty
-    where there is none.
+    `calls` pairs each call with its arguments as JSON text, which is incomplete where the answer
+    was cut inside of a call that is certain, see Reading. `content` and `reasoning` are empty where
+    there is none.
     """
 
     content: str
@@ -36,11 +50,12 @@ class Reading:
 
     `tools` is the format of calls, or None where calls are content. `functions` maps the functions
     that may be called to the JSON schemas of their parameters; a call of another one is content.
-    Without `parallel` the first call of an answer
-    is kept and the others are dropped. `thinks` says that the answer may begin with reasoning,
-    `opened` that the prompt has begun it. `channels` says that the answer is in Harmony, whatever
-    `tools` is; without `thinks` its thoughts are content. `spelled` maps special tokens that belong
-    to the text, such as the marks of calls, from their ids to their spelling.
+    Without `parallel` the first call of an answer is kept and the others are dropped. `thinks` says
+    that the answer may begin with reasoning, `opened` that the prompt has begun it. `channels` says
+    that the answer is in Harmony, whatever `tools` is; without `thinks` its thoughts are content.
+    `spelled` maps special tokens that belong to the text, such as the marks of calls, from their
+    ids to their spelling. `certain` says that calls behind the reasoning are well-formed, as a
+    grammar sees to that, so that they are told before they are complete.
     """
 
     tools: ToolFormat | None = None
@@ -50,21 +65,37 @@ class Reading:
     opened: bool = False
     channels: bool = False
     spelled: Mapping[int, str] = field(default_factory=dict)
+    certain: bool = False
 
     @property
     def names(self) -> frozenset[str]:
         """Names of the functions that may be called."""
         return frozenset(self.functions)
 
+    @property
+    def certain_calls(self) -> float:
+        """Number of calls that are told before they are complete.
+
+        Without `parallel` it is the first one: text behind that is free to look like a call.
+        """
+        if not self.certain:
+            return 0
+        return math.inf if self.parallel else 1
+
     def read(self, text: str) -> Answer:
         """Parse the complete text of an answer."""
         parser = AnswerParser(self)
         parts = [*parser.feed(text), *parser.end()]
-        arguments = {part.index: part.text for part in parts if isinstance(part, Arguments)}
+        arguments: dict[int, list[str]] = defaultdict(list)
+        for part in parts:
+            if isinstance(part, Arguments):
+                arguments[part.index].append(part.text)
         return Answer(
             content="".join(part.text for part in parts if isinstance(part, Content)),
             reasoning="".join(part.text for part in parts if isinstance(part, Reasoning)),
-            calls=tuple((part, arguments[part.index]) for part in parts if isinstance(part, Call)),
+            calls=tuple(
+                (part, "".join(arguments[part.index])) for part in parts if isinstance(part, Call)
+            ),
         )
 
 
@@ -82,7 +113,8 @@ class AnswerParser:
     """Parser of one answer whose text arrives in pieces.
 
     However the text is cut, the joined parts are the same. A call is held back until it is complete
-    and well-formed: text that only begins like a call becomes content.
+    and well-formed: text that only begins like a call becomes content. A call that is certain comes
+    in pieces while it is written, see Reading: the last one is as incomplete as the answer.
     """
 
     def __init__(self, reading: Reading, new_id: Callable[[], str] = new_call_id):
@@ -94,12 +126,17 @@ class AnswerParser:
         self._calls: _Stage | None = None
         if reading.channels:
             thoughts = Reasoning if reading.thinks else Content
-            self._calls = _Stage(lambda text: harmony(text, reading.functions, thoughts))
+            self._calls = _Stage(
+                lambda text: harmony(text, reading.functions, thoughts), reading.certain_calls
+            )
         elif tools:
-            self._calls = _Stage(lambda text: tools.parse(text, reading.functions))
+            self._calls = _Stage(
+                lambda text: tools.parse(text, reading.functions), reading.certain_calls
+            )
         self._parallel = reading.parallel
         self._new_id = new_id
         self._called = 0
+        self._keeps = True  # the call that began last, and so its arguments
         self._ids = set[str]()
 
     @property
@@ -123,28 +160,44 @@ class AnswerParser:
             rest += self._numbered(self._calls.end())
         return rest
 
-    def _parts(self, found: Iterable[Content | Reasoning | FoundCall]) -> Iterator[Part]:
+    def _parts(self, found: Iterable[Found]) -> Iterator[Part]:
         """Search the content that the first stage found for calls; pass on its reasoning."""
         for part in found:
             if isinstance(part, Content) and self._calls:
                 yield from self._numbered(self._calls.feed(part.text))
-            elif not isinstance(part, FoundCall):
+            elif isinstance(part, Content | Reasoning):
                 yield part
 
-    def _numbered(self, found: Iterable[Content | Reasoning | FoundCall]) -> Iterator[Part]:
+    def _numbered(self, found: Iterable[Found]) -> Iterator[Part]:
         """Give calls their index and id; drop all but the first one unless they are parallel.
 
         An id that the model wrote is kept, for templates that write it into the history again.
         """
         for part in found:
-            if not isinstance(part, FoundCall):
-                yield part
-            elif self._parallel or not self._called:
-                yield Call(self._called, self._id_of(part), part.name)
-                yield Arguments(self._called, part.arguments)
-                self._called += 1
+            match part:
+                case Content() | Reasoning():
+                    yield part
+                case BegunCall():
+                    yield from self._begin(part)
+                case MoreArguments():
+                    yield from self._add(part.text)
+                case FoundCall():
+                    yield from self._begin(part)
+                    yield from self._add(part.arguments)
 
-    def _id_of(self, call: FoundCall) -> str:
+    def _begin(self, call: FoundCall | BegunCall) -> Iterator[Part]:
+        """Yield the head of a call, unless the call is dropped."""
+        self._keeps = self._parallel or not self._called
+        if self._keeps:
+            yield Call(self._called, self._id_of(call), call.name)
+            self._called += 1
+
+    def _add(self, arguments: str) -> Iterator[Part]:
+        """Yield a piece of the arguments of the call that began last, unless it is dropped."""
+        if self._keeps:
+            yield Arguments(self._called - 1, arguments)
+
+    def _id_of(self, call: FoundCall | BegunCall) -> str:
         """Return the id of a call; a new one where the model wrote none, or one a second time."""
         id = call.id if call.id and call.id not in self._ids else self._new_id()
         self._ids.add(id)
@@ -152,23 +205,23 @@ class AnswerParser:
 
 
 class _Stage:
-    """A running parse function and the text that it reads."""
+    """A running parse function and the text that it reads, see IncomingText."""
 
-    def __init__(self, parse: Callable[[IncomingText], Parse[None]]):
-        self._text = IncomingText()
+    def __init__(self, parse: Callable[[IncomingText], Parse[None]], certain_calls: float = 0):
+        self._text = IncomingText(certain_calls)
         self._parse = parse(self._text)
 
-    def feed(self, text: str) -> list[Content | Reasoning | FoundCall]:
+    def feed(self, text: str) -> list[Found]:
         """Add text and return what it settles."""
         self._text.add(text)
         return self._run()
 
-    def end(self) -> list[Content | Reasoning | FoundCall]:
+    def end(self) -> list[Found]:
         """Return the rest, when no more text will come."""
         self._text.finish()
         return self._run()
 
-    def _run(self) -> list[Content | Reasoning | FoundCall]:
+    def _run(self) -> list[Found]:
         """Run the parse function until it waits for more text, or ends."""
         found = []
         for part in self._parse:

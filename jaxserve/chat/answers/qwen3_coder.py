@@ -21,10 +21,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxserve.chat.answers.call_grammar import CallContext, CallSyntax, literal
-from jaxserve.chat.answers.events import Content, FoundCall, Parse
+from jaxserve.chat.answers.events import BegunCall, Content, FoundCall, Parse
 from jaxserve.chat.answers.incremental import NAME, SPACES, IncomingText
 from jaxserve.chat.answers.parameter_grammar import ParameterSyntax
-from jaxserve.chat.answers.parameters import Parameters, holds_another, read_value
+from jaxserve.chat.answers.parameters import Parameters, WrittenCall, read_value
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
@@ -48,6 +48,9 @@ def qwen3_coder(text: IncomingText, functions: Mapping[str, Mapping[str, Any]]) 
     while (yield from text.emit_until(Content, OPEN)):
         yield from text.read_while(SPACES)
         call = yield from _call(text, parameters)
+        if isinstance(call, BegunCall):
+            yield from text.drop_to(CLOSE)
+            continue
         yield from text.read_while(SPACES)
         if call and ((yield from text.read_literal(CLOSE)) or (yield from text.read_end())):
             yield from text.read_end()
@@ -57,28 +60,33 @@ def qwen3_coder(text: IncomingText, functions: Mapping[str, Mapping[str, Any]]) 
             yield from text.reject()
 
 
-def _call(text: IncomingText, parameters: Parameters) -> Parse[FoundCall | None]:
-    """Read one function with its parameters; the result is None where it is malformed."""
+def _call(text: IncomingText, parameters: Parameters) -> Parse[BegunCall | FoundCall | None]:
+    """Read one function with its parameters; the result is None where it is malformed.
+
+    A call that is certain is told meanwhile, as far as it is well-formed.
+    """
     if not (yield from text.read_literal(FUNCTION)):
         return None
     name = yield from text.read_while(NAME)
     if not (yield from text.read_literal(HEAD_END)) or name not in parameters:
         return None
-    written: list[tuple[str, str]] = []
+    call = WrittenCall(text, parameters, name, INNER)
+    yield from call.begin()
     yield from text.read_while(SPACES)
     while (yield from text.read_literal(PARAMETER)):
         key = yield from text.read_while(KEY)
         if not (yield from text.read_literal(HEAD_END)):
-            return None
+            return call.begun
         value = yield from read_value(text, PARAMETER_END, (PARAMETER, FUNCTION_END))
-        if value is None or holds_another(value, INNER, parameters.of(name), written):
+        if value is None:
+            return call.begun
+        value = value.removeprefix(NEWLINE).removesuffix(NEWLINE)
+        if not (yield from call.add(key, value)):
             return None
-        written.append((key, value.removeprefix(NEWLINE).removesuffix(NEWLINE)))
         yield from text.read_while(SPACES)
     if not (yield from text.read_literal(FUNCTION_END)):
-        return None
-    arguments = parameters.arguments(name, written)
-    return None if arguments is None else FoundCall(name, arguments)
+        return call.begun
+    return (yield from call.end())
 
 
 def _rest(context: CallContext) -> str:

@@ -55,9 +55,6 @@ class PromptEncoder:
                 compiled.
         """
         rendered, params, grammar = await self._encode_in_time(incoming)
-        clamps = incoming.clamps_max_tokens
-        if clamps:
-            self._check_room(rendered, params, incoming.prompt_field)
         if params.seed is None:
             params = replace(params, seed=secrets.randbits(64))
         check = partial(
@@ -72,32 +69,43 @@ class PromptEncoder:
             since=self._clock(),
             grammar=grammar,
         )
+        if incoming.clamps_max_tokens:
+            return self._fitting(check, params, len(rendered.token_ids), incoming.prompt_field)
         try:
             return check(params)
         except (ContextLengthError, CapacityError):
-            if params.max_tokens is None or (self._rules.strict_max_tokens and not clamps):
+            if self._rules.strict_max_tokens or params.max_tokens is None:
                 raise
             # Clients ask for 32,000 tokens whatever the prompt is; without a number an answer may
             # be as long as there is room.
             return check(replace(params, max_tokens=None))
 
-    def _check_room(self, rendered: Rendered, params: SamplingParams, name: str) -> None:
-        """Raise ContextLengthError where the context leaves too few tokens for the answer.
+    def _fitting(
+        self,
+        check: Callable[[SamplingParams], Prepared],
+        params: SamplingParams,
+        tokens: int,
+        name: str,
+    ) -> Prepared:
+        """Return a request whose answer is as long as asked, or as context and page pool leave.
 
-        An answer that may have fewer needs no more. Of a small context a quarter is enough.
+        Raises ContextLengthError where they leave too few tokens. An answer that may have fewer
+        needs no more, and of a small context a quarter is enough.
         """
-        context = self._prompts.max_context
-        needed = min(self._rules.least_answer_tokens, max(1, context // LEAST_SHARE))
+        longest = self._prompts.longest
+        needed = min(self._rules.least_answer_tokens, longest // LEAST_SHARE or 1)
         if params.max_tokens is not None:
             needed = min(needed, params.max_tokens)
-        tokens = len(rendered.token_ids)
-        limit = context - needed
-        if tokens > limit:
+        room = longest - tokens
+        if room < needed:
             problem = (
-                f"{tokens} tokens leave {max(0, context - tokens)} of the context of {context}; "
-                f"the answer needs {needed} (shorten it, or lower --least-answer-tokens)"
+                f"{tokens} tokens leave {max(0, room)} of the {longest} of context and page pool; "
+                f"the answer needs {needed} (shorten the prompt, or lower --least-answer-tokens)"
             )
-            raise ContextLengthError(name, problem, tokens, limit)
+            raise ContextLengthError(name, problem, tokens, longest - needed)
+        if params.max_tokens is not None and params.max_tokens > room:
+            params = replace(params, max_tokens=None)
+        return check(params)
 
     async def _encode_in_time(
         self, incoming: IncomingRequest
@@ -119,6 +127,11 @@ class PromptEncoder:
         self._check_size(prompt, name)
         work = partial(self._prompts.encode, prompt, name, **options)
         return await self._workers.serve_tokenize_call(work)
+
+    async def count_tokens(self, text: str) -> int:
+        """Return the number of tokens of a text that ends an answer, for which its client waits."""
+        work = partial(self._prompts.tokenizer.encode, text, add_special_tokens=False)
+        return len(work() if len(text) <= SHORT_PROMPT else await self._workers.tokenize(work))
 
     async def detokenize(self, ids: list[int], name: str) -> str:
         """Return the text of token ids for a call of Detokenize; `name` is their field."""

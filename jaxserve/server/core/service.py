@@ -190,6 +190,10 @@ class Service:
         """Return the text of token ids; `name` is their field, for errors."""
         return await self._encoder.detokenize(ids, name)
 
+    async def count_tokens(self, text: str) -> int:
+        """Return the number of tokens that the tokenizer makes of a text of an answer."""
+        return await self._encoder.count_tokens(text)
+
     async def run_in_background[T](self, work: "partial[T]") -> T:
         """Run long work that belongs to no waiting request, beside the event loop."""
         return await self._workers.run_in_background(work)

@@ -4,11 +4,22 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from jaxserve.errors import ContextLengthError, JaxserveError, QueueFullError, UnavailableError
+from jaxserve.errors import (
+    ContextLengthError,
+    JaxserveError,
+    QueueFullError,
+    RequestError,
+    UnavailableError,
+)
 
 PATH = "/v1/messages"
 ID_HEADER = "request-id"  # of answers in Anthropic's API
 OVERLOADED = 529
+THREAD = "thread"  # field of a conversation that the server keeps
+# On which Anthropic's SDKs send the whole conversation from then on.
+NO_THREADS: Mapping[str, Any] = MappingProxyType(
+    {"error_code": "thread_unsupported_request", "unsupported": [THREAD]}
+)
 TYPES: Mapping[int, str] = MappingProxyType(
     {
         400: "invalid_request_error",
@@ -39,11 +50,10 @@ def anthropic_error_body(error: JaxserveError, request_id: str | None) -> dict[s
     """Return the error as a JSON object, for a whole response or for one event of a stream."""
     status = anthropic_status(error)
     default = "invalid_request_error" if status < 500 else "api_error"
-    return {
-        "type": "error",
-        "error": {"type": TYPES.get(status, default), "message": _message(error)},
-        "request_id": request_id,
-    }
+    told: dict[str, Any] = {"type": TYPES.get(status, default), "message": _message(error)}
+    if isinstance(error, RequestError) and error.field == THREAD:
+        told["details"] = dict(NO_THREADS)
+    return {"type": "error", "error": told, "request_id": request_id}
 
 
 def _message(error: JaxserveError) -> str:

@@ -34,6 +34,7 @@ from jaxserve.server.security.auth import BearerTokens
 from jaxserve.server.security.seals import Seals
 
 NO_OTHERS = Callers()
+HELD = "input_bytes"  # in a request's state
 # Headers of answers that pages of other origins may read.
 EXPOSED = (ID_HEADER, REQUEST_ID, IGNORED_HEADER, "retry-after", "retry-after-ms", "x-should-retry")
 
@@ -156,7 +157,7 @@ class EchoId:
 
 
 class CountInput:
-    """Counts the body of a request until the request has ended.
+    """Counts the body of a request until the request has ended, as `request.state.input_bytes`.
 
     A body without room raises QueueFullError where the application reads it.
     """
@@ -167,6 +168,7 @@ class CountInput:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._inputs.holding() as held:
+            scope.setdefault("state", {})[HELD] = held
 
             async def counted() -> Message:
                 message = await receive()

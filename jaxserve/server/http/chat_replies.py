@@ -29,7 +29,7 @@ class ChatWriter:
         self._body = body
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids
-        self._reading = reading if body.separate_reasoning else replace(reading, thinks=False)
+        self._reading = reading if body.separate_reasoning else _unseparated(reading)
         self._parsers = [AnswerParser(self._reading) for _ in range(body.n)]
         self._logprob_entries = ChatLogprobs(tokenizer, body.top_logprobs or 0)
 
@@ -99,6 +99,14 @@ class ChatWriter:
 
     def _logprobs(self, entries: Sequence[Logprob] | None) -> dict[str, Any] | None:
         return None if entries is None else self._logprob_entries.render(entries)
+
+
+def _unseparated(reading: Reading) -> Reading:
+    """Return the rules for an answer whose thought is content.
+
+    A call that the thought begins is guarded by no grammar.
+    """
+    return replace(reading, thinks=False, certain=False)
 
 
 def _delta(part: Part) -> dict[str, Any]:

@@ -128,8 +128,10 @@ class TokenCheck(Check):
 def _authorizations(headers: Headers) -> list[str]:
     """Return the authorizations of a request, with keys as Anthropic's clients send them.
 
-    The same one in two headers is one.
+    A key that is the token of the authorization is no second one, and an empty key is none: clients
+    send both where the variables of their environment say so.
     """
-    keys = [f"Bearer {key}" for key in headers.getlist("x-api-key")]
     given = headers.getlist("authorization")
-    return given + [key for key in keys if key not in given]
+    tokens = [token_of(each) for each in given]
+    keys = [key for key in headers.getlist("x-api-key") if key and key not in tokens]
+    return [*given, *(f"Bearer {key}" for key in keys)]

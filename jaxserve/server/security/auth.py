@@ -28,7 +28,9 @@ class BearerTokens:
         if not self.clients and self.admin is None:
             return
         if len(authorization) > 1:
-            raise CredentialError(f"there are {len(authorization)} authorization headers; send one")
+            raise CredentialError(
+                f"there are {len(authorization)} authorization headers (or x-api-key); send one"
+            )
         given = token_of(authorization[0] if authorization else "")
         # All are compared in any case, so that the time does not say which one matched.
         is_client = self._number_of(given) > 0

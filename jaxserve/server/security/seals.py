@@ -24,7 +24,8 @@ class SealError(JaxserveError):
     The text is a clause that begins with a verb.
 
     Attributes:
-        other_key: Whether it names another key, such as that of a server before its restart.
+        other_key: Whether it was not made with this key: by this server before it restarted, or
+            by another provider.
     """
 
     def __init__(self, problem: str, other_key: bool = False):
@@ -82,7 +83,7 @@ class Seals:
         except (ValueError, binascii.Error):
             given = b""
         if len(given) <= NAME_BYTES:
-            raise SealError("is nothing that a server of this kind makes")
+            raise SealError("is nothing that a server of this kind makes", other_key=True)
         if given[:NAME_BYTES] != self._name:
             problem = f"was made with another key, or before the server restarted ({FLAG} keeps it)"
             raise SealError(problem, other_key=True)

@@ -185,6 +185,7 @@ def new_prompts(folder: Path, engine: Engine, config: EngineConfig, limits: Limi
         tokenizer.eos_ids,
         tokenizer.vocab_size,
         config.max_context,
+        config.capacity,
         engine.scheduler.max_tokens,
         Grammars(tokenizer, tokenizer.eos_ids, tokenizer.vocab_size, limits.grammars),
         config.embeds,

@@ -14,13 +14,24 @@ from jaxserve.sampling_params import SamplingParams
 from jaxserve.server.core.ignored_names import IgnoredField
 from jaxserve.server.http.body import request_error
 from jaxserve.server.http.errors import UnknownFieldError, UnsupportedError
-from jaxserve.server.http.types import OTHER_NAMES, Body, ChatBody
+from jaxserve.server.http.types import ONLY, OTHER_NAMES, Body, ChatBody
 
 MOST_NOTED = 64  # fields of one request; a client may send any number of others
 NO_REASONS: Mapping[str, str] = MappingProxyType({})
-# Names of fields that change what an answer says, on this server or another.
+# Names of fields that change what an answer says, in any of the APIs or on another server.
 OF_ANSWERS = frozenset(
-    {*OTHER_NAMES, *ChatBody.model_fields, *(each.name for each in fields(SamplingParams))}
+    {
+        *OTHER_NAMES,
+        *ONLY,
+        *ChatBody.model_fields,
+        *(each.name for each in fields(SamplingParams)),
+        *("instructions", "input", "text", "reasoning", "include", "previous_response_id"),
+        *("conversation", "prompt", "output_config", "output_format", "system", "system_prompt"),
+        *("stop_sequences", "max_output_tokens", "max_tokens_to_sample", "max_thinking_length"),
+        *("typical_p", "tfs_z", "epsilon_cutoff", "eta_cutoff", "top_a", "length_penalty"),
+        *("mirostat", "mirostat_tau", "mirostat_eta", "dry_multiplier", "xtc_probability"),
+        *("budget_tokens", "effort", "bad_words", "assistant_prefix", "continue_final_message"),
+    }
 )
 
 
@@ -37,9 +48,15 @@ class Notes:
             self.fields.setdefault(name, IgnoredField(name, listed))
 
     def take_unlisted(self, name: str, path: str, what: str) -> None:
-        """Note a field that no list has, or refuse it."""
+        """Note a field of `what` that no list has, or refuse it."""
         if self.unknown == "error":
             raise UnknownFieldError(path[:200], f"is not a field of {what}; leave it out")
+        self.add(name, listed=False)
+
+    def take_unknown(self, name: str, path: str, value: str) -> None:
+        """Note a value that no list has, such as a type of tools, or refuse it."""
+        if self.unknown == "error":
+            raise UnsupportedError(path, f"is {value!r:.80}, which is not known here; leave it out")
         self.add(name, listed=False)
 
 
@@ -53,6 +70,9 @@ class Listed(Body):
 
     what: ClassVar[str] = "this request"
     place: ClassVar[str] = ""  # before the names of its fields in the header
+    # Whether its fields say how to answer, so that one that is not here but in another API is an
+    # error.
+    is_of_answers: ClassVar[bool] = False
     refused: ClassVar[Mapping[str, str]] = NO_REASONS
     other_names: ClassVar[Mapping[str, str]] = OTHER_NAMES  # of other APIs, with those of this one
 
@@ -81,7 +101,7 @@ class Listed(Body):
         elif name in cls.refused:
             if value not in cls.only.get(name, ()):
                 raise UnsupportedError(name, f"is not supported: {cls.refused[name]}")
-        elif not cls.place and name in OF_ANSWERS:
+        elif cls.is_of_answers and name in OF_ANSWERS:
             other = cls.other_names.get(name)
             advice = f"use {other}" if other in cls.model_fields else "leave it out"
             raise UnknownFieldError(name, f"is not a field of {cls.what}; {advice}")

@@ -5,7 +5,6 @@ import re
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from starlette.requests import Request
@@ -127,13 +126,34 @@ async def reply(request: Request, served: ServingState, turn: Turn) -> Response:
         return await while_connected(request, work(request, served.service, turn, call, stack))
 
 
+async def count_tokens(
+    request: Request,
+    served: ServingState,
+    call: IncomingRequest,
+    model: str | None,
+    names: Mapping[str, str],
+    paths: Sequence[str],
+    notes: Notes,
+) -> int:
+    """Return the number of tokens of the prompt that a request becomes; arguments as of Turn."""
+    check_model(model, served)
+    note_also(request, list(notes.fields))
+    with names_of_body(names, paths):
+        rendered = await served.service.tokenize(
+            call.prompt, MESSAGES, tools=call.tools, options=call.options
+        )
+    note_also(request, [names.get(name, name) for name in rendered.unread])
+    return len(rendered.token_ids)
+
+
 async def _whole(
     request: Request, service: Service, turn: Turn, call: IncomingRequest, stack: AsyncExitStack
 ) -> Response:
     answer = await _admit(request, service, turn, call, stack)
     teller = _Teller(service, answer, turn.new_writer())
     async for event in answer:
-        await teller.tell(event)
+        async for _ in teller.tell(event):
+            pass
     content = dumps(teller.writer.whole())
     return Response(content, headers=_headers(turn), media_type=MEDIA_TYPE)
 
@@ -195,18 +215,18 @@ class _Teller:
         self._parser = AnswerParser(answer.prepared.reading)
         self._thoughts: list[str] = []
 
-    async def tell(self, event: AnswerEvent) -> list[Event]:
-        """Return the events that tell what is new of the answer."""
+    async def tell(self, event: AnswerEvent) -> AsyncGenerator[list[Event]]:
+        """Yield the events that tell what is new of the answer, as soon as they are known."""
         match event:
             case Update():
-                return self._parts(self._parser.feed(event.text))
+                yield self._parts(self._parser.feed(event.text))
             case Done():
-                told = self._parts(self._parser.end())
+                yield self._parts(self._parser.end())
                 (completion,) = event.completions
                 usage = await self._usage()
-                return [*told, *self.writer.end(Ended(completion, self._parser.called, usage))]
+                yield list(self.writer.end(Ended(completion, self._parser.called, usage)))
             case _:
-                return []
+                yield []
 
     def _parts(self, parts: Iterable[Part]) -> list[Event]:
         told = list[Event]()
@@ -218,13 +238,9 @@ class _Teller:
 
     async def _usage(self) -> Usage:
         generated = self._answer.received.total()
-        thought = 0
-        if self._thoughts:
-            encode = self._service.prompts.tokenizer.encode
-            work = partial(encode, "".join(self._thoughts), False)
-            thought = min(len(await self._service.run_in_background(work)), generated)
+        thought = await self._service.count_tokens("".join(self._thoughts))
         cached = self._answer.cached_tokens or 0
-        return Usage(self._answer.prompt_tokens, cached, generated, thought)
+        return Usage(self._answer.prompt_tokens, cached, generated, min(thought, generated))
 
     async def frames(
         self, events: AsyncGenerator[tuple[int, AnswerEvent] | None]
@@ -238,7 +254,11 @@ class _Teller:
             yield _frames(self.writer.opening(self._answer))
             async with aclosing(events):
                 async for event in events:
-                    yield KEEP_ALIVE if event is None else _frames(await self.tell(event[1]))
+                    if event is None:
+                        yield KEEP_ALIVE
+                        continue
+                    async for told in self.tell(event[1]):
+                        yield _frames(told)
         except Exception as error:
             # The status was sent long ago, so an error can only be an event of the stream.
             yield _frames(self.writer.failure(mask_internal_error(error)))

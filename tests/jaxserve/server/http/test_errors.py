@@ -66,7 +66,6 @@ VALUES = [
     0,
     2**70,
     10**400,
-    1e999,
 ]
 REQUIRED = {"prompt", "messages", "tokens", "input"}
 ALL_KINDS = KINDS | {
@@ -109,7 +108,7 @@ def test_every_field_with_every_kind_of_value(tmp_path: Path, path: str) -> None
             for name in kind.model_fields:
                 statuses = set()
                 for value in VALUES:
-                    content = json.dumps(good | {name: value}).replace("Infinity", "1e999").encode()
+                    content = json.dumps(good | {name: value}).encode()
                     headers = {"content-type": "application/json"}
                     response = await http.raw.post(path, content=content, headers=headers)
                     statuses.add(response.status_code)
@@ -291,6 +290,8 @@ NO_OBJECTS = [
     b'{"prompt": "x", "temperature": NaN}',
     b'{"prompt": "x", "temperature": -Infinity}',
     b'{"prompt": "x", "user": NaN}',
+    b'{"prompt": "x", "temperature": 1e999}',
+    b'{"prompt": "x", "user": -1e999}',
     b'{"prompt": "x", "prompt": "y"}',
     b'{"prompt": "x"} {}',
     b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",

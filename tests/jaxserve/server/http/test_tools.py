@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from langchain_openai import ChatOpenAI
 from jaxserve.client import AsyncClient, Delta, ToolCall, join
 from jaxserve.errors import RequestError
 from jaxserve.server.core.limits import Limits
+from tests import fake_model
 from tests.jaxserve.server import harness
 from tests.jaxserve.server.http.harness import serving
 from tests.jaxserve.server.http.scripted_model import (
@@ -21,7 +23,9 @@ from tests.jaxserve.server.http.scripted_model import (
     ASKED,
     FORMS,
     PATH,
+    SCHEMA,
     SPECIAL,
+    MarkedTokenizer,
     Says,
     function,
     joined,
@@ -103,6 +107,105 @@ def test_two_calls(
             )
             *chunks, _ = await http.events(PATH, body)
             assert len(joined(chunks)[2]) == count
+
+    asyncio.run(main())
+
+
+def holding_back(monkeypatch: pytest.MonkeyPatch, last: int) -> threading.Event:
+    """Let the model write its token number `last` of an answer once the event is set."""
+    goes_on = threading.Event()
+    choose = fake_model.Rules.choose
+
+    def wait(rules: fake_model.Rules, total: int, position: int, *rest: Any) -> int:
+        if position - rules.end_after == last:
+            goes_on.wait(60)
+        return choose(rules, total, position, *rest)
+
+    monkeypatch.setattr(fake_model.Rules, "choose", wait)
+    return goes_on
+
+
+@pytest.mark.parametrize("form", list(FORMS))
+@pytest.mark.parametrize("why", ["required", "strict"])
+def test_a_call_that_follows_a_grammar_is_told_while_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says, form: str, why: str
+) -> None:
+    """A client has arguments before the model has written the last token of the call."""
+    mark, call, _ = FORMS[form]
+    # The grammar of required calls has no mark of its own before those of llama.
+    text = call(ARGUMENTS).removeprefix("<|python_tag|>")
+    body: dict[str, Any] = {"messages": ASKED, "tools": [ADD], "tool_choice": "required"}
+    if why == "strict":
+        strict = function(name="add", parameters=SCHEMA | {"required": ["a", "b"]}, strict=True)
+        body |= strict | {"tool_choice": "auto" if form != "llama" else "required"}
+
+    async def main() -> None:
+        async with speaking(tmp_path, monkeypatch, mark, max_context=2048) as http:
+            says(text)
+            goes_on = holding_back(monkeypatch, len(MarkedTokenizer().ids(text)) - 1)
+            chunks: list[Any] = []
+            pieces: list[str] = []
+            early = 0
+            stream = await http.client.chat.completions.create(model="fake", stream=True, **body)
+            async for chunk in stream:
+                chunks.append(chunk.model_dump(exclude_unset=True))
+                for event in chunk.choices[0].delta.tool_calls or []:
+                    assert event.function
+                    pieces.append(event.function.arguments or "")
+                    if any(pieces) and not goes_on.is_set():
+                        early = len(pieces)
+                        goes_on.set()
+            assert early, "no arguments came while the call was being written"
+            content, _, calls, reason = joined(chunks)
+            assert (content, reason) == ("", "tool_calls") and len(pieces) > 2
+            message = (await http.post(PATH, body)).json()["choices"][0]["message"]
+            (made,) = message["tool_calls"]
+            assert made["function"] == {"name": "add", "arguments": ARGUMENTS}
+            assert message["content"] is None
+            assert [(c["name"], c["arguments"]) for c in calls] == [("add", "".join(pieces))]
+            assert "".join(pieces) == ARGUMENTS
+            free = {"messages": ASKED, "tools": [ADD]}
+            *chunks, _ = await http.events(PATH, free)
+            deltas = [chunk["choices"][0]["delta"].get("tool_calls", []) for chunk in chunks]
+            assert [len(delta) for delta in deltas if delta] == [1, 1], (
+                "the name, and all arguments"
+            )
+            await http.server.at_rest()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("form", list(FORMS))
+def test_a_required_call_that_is_cut_is_told_as_far_as_it_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says, form: str
+) -> None:
+    mark, call, _ = FORMS[form]
+    text = call(ARGUMENTS).removeprefix("<|python_tag|>")
+    # Behind the second parameter's name in every form.
+    tokens = len(MarkedTokenizer().ids(text[: text.rindex("5")]))
+    body = {"messages": ASKED, "tools": [ADD], "tool_choice": "required", "max_tokens": tokens}
+
+    async def main() -> None:
+        async with speaking(tmp_path, monkeypatch, mark, max_context=2048) as http:
+            says(text)
+            (choice,) = (await http.post(PATH, body)).json()["choices"]
+            (made,) = choice["message"]["tool_calls"]
+            arguments = made["function"]["arguments"]
+            assert arguments.startswith('{"a": 7') and ARGUMENTS.startswith(arguments)
+            assert not arguments.endswith("}")
+            assert choice["finish_reason"] == "length" and choice["message"]["content"] is None
+            *chunks, _ = await http.events(PATH, body)
+            content, _, calls, reason = joined(chunks)
+            assert (content, reason) == ("", "length")
+            assert [(c["name"], c["arguments"]) for c in calls] == [("add", arguments)]
+            async with AsyncClient(http.server.address) as client:
+                options: dict[str, Any] = {"tools": [ADD["function"]], "tool_name": "add"}
+                options["max_tokens"] = tokens
+                (whole,) = (await client.chat(ASKED, **options)).choices[0].tool_calls
+                events = [event async for event in client.chat_stream(ASKED, **options)]
+                (streamed,) = join(events).choices[0].tool_calls
+                assert whole.arguments == streamed.arguments == arguments
+            await http.server.at_rest()
 
     asyncio.run(main())
 

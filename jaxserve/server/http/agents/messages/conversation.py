@@ -1,16 +1,17 @@
 """Messages of Anthropic's API as a conversation in the form of chat templates."""
 
-import json
 import math
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+from jaxserve.chat.answers.json_text import parse
 from jaxserve.chat.bounds import MAX_MESSAGES
 from jaxserve.chat.earlier_thoughts import GIVEN as THOUGHT
-from jaxserve.chat.messages import OF_THE_MODEL
+from jaxserve.chat.messages import OF_THE_MODEL, settled
 from jaxserve.chat.turns import BETWEEN, SYSTEM, TOOL, USER
 from jaxserve.errors import RequestError
+from jaxserve.server.http.agents.conversation import Conversation
 from jaxserve.server.http.agents.listed import Notes, json_of, parsed
 from jaxserve.server.http.agents.messages.blocks import (
     RESULT,
@@ -32,13 +33,6 @@ MAX_BLOCKS = 4 * MAX_MESSAGES  # of all messages
 ID_PREFIX = "toolu_"  # of the ids of calls; some templates insist on ids of nine letters
 ERROR = "Error: "
 UNCHECKED = "thinking.signature"  # name of a signature that another server has made
-
-
-class Conversation(NamedTuple):
-    """Messages for a chat template, and the path in the body of each."""
-
-    messages: list[dict[str, Any]]
-    paths: list[str]
 
 
 def conversation_of(
@@ -88,7 +82,7 @@ class _Translation:
     """Translation of messages one by one into `found`."""
 
     def __init__(self, seals: Seals, notes: Notes):
-        self.found = Conversation([], [])
+        self.found = Conversation()
         self._seals = seals
         self._notes = notes
         self._calls = set[str]()
@@ -183,8 +177,7 @@ class _Translation:
         return block.thinking
 
     def _add(self, path: str, **message: Any) -> None:
-        self.found.messages.append(message)
-        self.found.paths.append(path)
+        self.found.add(message, path)
 
 
 def _joined(blocks: Sequence[tuple[Block, str]]) -> str:
@@ -225,5 +218,12 @@ def client_id(id: str) -> str:
 
 
 def input_of(arguments: str) -> Any:
-    """Return the input of a call, whose arguments are the JSON text of an object."""
-    return finite(json.loads(arguments))
+    """Return the input of a call from the JSON text of its arguments.
+
+    An object without members stands for arguments that were cut off with the answer, or are nested
+    too deep.
+    """
+    try:
+        return settled(finite(parse(arguments)))
+    except ValueError:
+        return {}

@@ -14,9 +14,9 @@ from jaxserve.server.http.agents.messages.types import (
     MessagesBody,
     Thinking,
 )
+from jaxserve.server.http.agents.sampling import sampling_of
 from jaxserve.server.http.agents.turns import names_of_body
 from jaxserve.server.http.errors import UnsupportedError
-from jaxserve.server.http.types import SAME
 from jaxserve.structure import Structure
 
 # Paths in a body of what has another name in the service.
@@ -80,17 +80,10 @@ def _note_edits(management: ContextManagement, notes: Notes) -> None:
         if kind in EDITS:
             notes.add(name)
         else:
-            take_unknown_type(notes, name, f"{path}.type", kind)
+            notes.take_unknown(name, f"{path}.type", kind)
 
 
-def take_unknown_type(notes: Notes, name: str, path: str, kind: str) -> None:
-    """Note an object of a type that Anthropic's API had not when this was written, or refuse it."""
-    if notes.unknown == "error":
-        raise UnsupportedError(path, f"is {kind!r:.80}, which is not known here; leave it out")
-    notes.add(name, listed=False)
-
-
-def sampling_of(body: MessagesBody, defaults: SamplingFields, notes: Notes) -> SamplingParams:
+def params_of(body: MessagesBody, defaults: SamplingFields, notes: Notes) -> SamplingParams:
     """Return the sampling parameters of a body; RequestError has the path of what is wrong.
 
     Args:
@@ -98,15 +91,14 @@ def sampling_of(body: MessagesBody, defaults: SamplingFields, notes: Notes) -> S
     """
     if body.stop is not None and body.stop_sequences is not None:
         raise RequestError("stop", "is given beside stop_sequences; give one of them")
-    given = {name: getattr(body, name) for name in SAME}
-    given["max_tokens"] = body.max_tokens
-    given["top_k"] = 0 if body.top_k == -1 else body.top_k  # vLLM turns top_k off by -1
-    given["structure"] = structure_of(body, notes)
-    if body.stop_sequences is not None:
-        given["stop"] = body.stop_sequences
-    given = {name: value for name, value in given.items() if value is not None}
-    with names_of_body(names_of(body), ()):
-        return SamplingParams(**{**defaults, **given})
+    return sampling_of(
+        body,
+        defaults,
+        names_of(body),
+        max_tokens=body.max_tokens,
+        stop=body.stop if body.stop_sequences is None else body.stop_sequences,
+        structure=structure_of(body, notes),
+    )
 
 
 def structure_of(body: ConversationBody, notes: Notes) -> Structure | None:

@@ -8,7 +8,6 @@ from jaxserve.errors import RequestError
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.http.agents.listed import Notes, json_of, named_type, parsed
 from jaxserve.server.http.agents.messages.blocks import Block
-from jaxserve.server.http.agents.messages.settings import take_unknown_type
 from jaxserve.server.http.agents.messages.types import ConversationBody, Reasons, ToolChoice
 
 CUSTOM = "custom"  # type of the tools that clients run themselves
@@ -100,7 +99,7 @@ def _tool(given: dict[str, Any], path: str, notes: Notes) -> CustomTool | None:
         notes.add(f"tools.{kind}")
         return None
     if kind != CUSTOM:
-        take_unknown_type(notes, f"tools.{kind}", f"{path}.type", kind)
+        notes.take_unknown(f"tools.{kind}", f"{path}.type", kind)
         return None
     tool = parsed(CustomTool, given, notes, path)
     if tool.input_schema is None:

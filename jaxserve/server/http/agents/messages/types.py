@@ -57,6 +57,7 @@ class Thinking(Listed):
     """How to think before the answer."""
 
     what: ClassVar[str] = "thinking"
+    is_of_answers: ClassVar[bool] = True
     place: ClassVar[str] = "thinking."
     ignored: ClassVar[Reasons] = {
         "block_binding": "what becomes of thoughts behind other messages than those they were "
@@ -72,6 +73,7 @@ class OutputConfig(Listed):
     """How much to think, and the form of the answer."""
 
     what: ClassVar[str] = "output_config"
+    is_of_answers: ClassVar[bool] = True
     place: ClassVar[str] = "output_config."
     ignored: ClassVar[Reasons] = {
         "task_budget": "what a model may be told about the tokens of a whole task: max_tokens "
@@ -105,6 +107,7 @@ class ContextManagement(Listed):
 class ConversationBody(Listed):
     """Fields that the prompt is made from."""
 
+    is_of_answers: ClassVar[bool] = True
     ignored: ClassVar[Reasons] = IGNORED
     refused: ClassVar[Reasons] = REFUSED
     only: ClassVar[Values] = ONLY

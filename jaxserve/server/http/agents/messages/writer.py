@@ -1,5 +1,6 @@
 """Answers in the form of Anthropic's API."""
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -8,6 +9,7 @@ from jaxserve.completion import Completion
 from jaxserve.engine.events import FinishReason
 from jaxserve.errors import JaxserveError
 from jaxserve.server.core.answer import Answer
+from jaxserve.server.http.agents.listed import json_of
 from jaxserve.server.http.agents.messages.conversation import client_id, input_of
 from jaxserve.server.http.agents.turns import Ended, Event, Usage
 from jaxserve.server.http.anthropic_errors import anthropic_error_body
@@ -69,8 +71,9 @@ class MessageWriter:
                 id = client_id(part.id)
                 yield self._begin({"type": TOOL_USE, "id": id, "name": part.name, "input": {}})
             case Arguments():
-                self._text += part.text
-                yield self._delta(type="input_json_delta", partial_json=part.text)
+                text = _readable(part.text)
+                self._text += text
+                yield self._delta(type="input_json_delta", partial_json=text)
 
     def end(self, ended: Ended) -> Iterator[Event]:
         """Yield the end of the last block and of the message."""
@@ -142,6 +145,22 @@ class MessageWriter:
         if self._asked.omits_thoughts:
             return {"signature": self._seals.seal(self._text)}
         return {"thinking": self._text, "signature": self._seals.sign(self._text)}
+
+
+def _readable(arguments: str) -> str:
+    """Return arguments that clients can read.
+
+    Whole ones may have halves of surrogate pairs, and numbers beyond a double's; the pieces of
+    others are what the grammar of the call allows.
+    """
+    try:
+        given = json.loads(arguments)
+    except ValueError:
+        return arguments
+    if not isinstance(given, dict):
+        return arguments  # a piece
+    read = input_of(arguments)
+    return arguments if read == given else json_of(read)
 
 
 def _event(name: str, **fields: Any) -> Event:

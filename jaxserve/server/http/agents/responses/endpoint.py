@@ -1,18 +1,19 @@
 """Serve /v1/responses and the paths below it."""
 
-import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from jaxserve.chat.bounds import MAX_MESSAGES
 from jaxserve.errors import RequestError
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.core.service import new_id
-from jaxserve.server.http.agents.listed import Notes, parsed
+from jaxserve.server.http.agents.listed import Notes
+from jaxserve.server.http.agents.reading import ReadRequest, read_listed
 from jaxserve.server.http.agents.responses.listing import listing
 from jaxserve.server.http.agents.responses.request import (
     EARLIER,
@@ -20,17 +21,14 @@ from jaxserve.server.http.agents.responses.request import (
     Question,
     encrypts,
     question_of,
-    sampling_of,
 )
 from jaxserve.server.http.agents.responses.response import new_response
-from jaxserve.server.http.agents.responses.store import NotStoredError, ResponseStore
+from jaxserve.server.http.agents.responses.store import NotStoredError, ResponseStore, Stored
 from jaxserve.server.http.agents.responses.types import CountBody, InputBody, ResponsesBody
 from jaxserve.server.http.agents.responses.writer import ResponseWriter
-from jaxserve.server.http.agents.turns import MESSAGES, Turn, names_of_body, reply
-from jaxserve.server.http.body import read_object, timeout_of
-from jaxserve.server.http.calls import check_model
+from jaxserve.server.http.agents.sampling import sampling_of
+from jaxserve.server.http.agents.turns import MESSAGES, Turn, count_tokens, reply
 from jaxserve.server.http.errors import UnknownUrlError, errors_to_responses
-from jaxserve.server.http.ignored import note_also
 from jaxserve.server.http.json import MEDIA_TYPE, dumps
 from jaxserve.server.readiness import Readiness
 from jaxserve.server.security.seals import Seals
@@ -62,81 +60,108 @@ class Responses:
 
     @errors_to_responses
     async def create(self, request: Request) -> Response:
+        """Answer a request."""
         # A server that takes no requests refuses before it reads the body.
         served = self._readiness.require_serving()
-        began = time.monotonic()
-        timeout = timeout_of(request)
-        given = await read_object(request, self._limits)
-        if timeout is not None:
-            timeout -= time.monotonic() - began
-        notes = _notes(served)
-        body = parsed(ResponsesBody, given, notes)
-        turn = self._turn(body, notes, served, request.state.token)
-        turn = replace(turn, call=replace(turn.call, timeout=timeout))
+        read = await read_listed(request, ResponsesBody, self._limits, served)
+        question = self._question(request, read.body, read.notes)
+        turn = self._turn(request, read, question, served)
         # Asked again, since the server may have ended while the body was read.
         return await reply(request, self._readiness.require_serving(), turn)
 
     @errors_to_responses
     async def input_tokens(self, request: Request) -> Response:
         """Count the tokens that the prompt of a request would have."""
-        served = self._readiness.require_serving()
-        given = await read_object(request, self._limits)
-        notes = _notes(served)
-        body = parsed(CountBody, given, notes)
-        check_model(body.model, served)
-        asked = self._question(body, notes, request.state.token)
-        note_also(request, list(notes.fields))
-        with names_of_body(NAMES, asked.conversation.paths):
-            rendered = await served.service.tokenize(
-                asked.conversation.messages, MESSAGES, tools=asked.offered, options=asked.options
-            )
-        note_also(request, [NAMES.get(name, name) for name in rendered.unread])
-        count = len(rendered.token_ids)
+        served = self._readiness.require_loaded()
+        read = await read_listed(request, CountBody, self._limits, served)
+        question = self._question(request, read.body, read.notes)
+        call = IncomingRequest(
+            prompt=question.conversation.messages, tools=question.tools, options=question.options
+        )
+        count = await count_tokens(
+            request, served, call, read.body.model, NAMES, question.conversation.paths, read.notes
+        )
         return _json({"object": "response.input_tokens", "input_tokens": count})
 
-    def _turn(self, body: ResponsesBody, notes: Notes, served: ServingState, token: str) -> Turn:
-        asked = self._question(body, notes, token)
-        params = sampling_of(body, asked.structure, served.defaults)
-        response = new_response(body, params, served.model.name)
-        seal = self._seals.seal if encrypts(body, notes) else None
-
-        def keep(response: Mapping[str, Any]) -> None:
-            if body.store:
-                self._store.put(response, asked.items, token)
-
+    def _turn(
+        self,
+        request: Request,
+        read: ReadRequest[ResponsesBody],
+        question: Question,
+        served: ServingState,
+    ) -> Turn:
+        body = read.body
+        params = sampling_of(
+            body,
+            served.defaults,
+            NAMES,
+            max_tokens=body.max_output_tokens,
+            structure=question.structure,
+        )
+        new_writer = partial(
+            ResponseWriter,
+            new_response(body, params, served.model.name),
+            question.request_tools.origins,
+            self._seals.seal if encrypts(body, read.notes) else None,
+            self._keeper(body, question, request.state.token),
+        )
+        call = IncomingRequest(
+            prompt=question.conversation.messages,
+            prompt_field=MESSAGES,
+            params=params,
+            tools=question.tools,
+            options=question.options,
+            clamps_max_tokens=True,
+            request_id=body.request_id or new_id(),
+            priority=body.priority,
+            cache_salt=body.cache_salt,
+            timeout=read.timeout,
+        )
         return Turn(
-            call=IncomingRequest(
-                prompt=asked.conversation.messages,
-                prompt_field=MESSAGES,
-                params=params,
-                tools=asked.offered,
-                options=asked.options,
-                clamps_max_tokens=True,
-                request_id=body.request_id or new_id(),
-                priority=body.priority,
-                cache_salt=body.cache_salt,
-            ),
+            call=call,
             model=body.model,
-            new_writer=lambda: ResponseWriter(response, asked.tools.origins, seal, keep),
+            new_writer=new_writer,
             stream=body.stream,
             names=NAMES,
-            paths=asked.conversation.paths,
-            notes=notes,
+            paths=question.conversation.paths,
+            notes=read.notes,
         )
 
-    def _question(self, body: InputBody, notes: Notes, token: str) -> Question:
-        earlier = list[Any]()
-        if body.previous_response_id is not None:
-            try:
-                earlier = self._store.get(body.previous_response_id, token).conversation
-            except NotStoredError as error:
-                raise EarlierResponseError(EARLIER, f"cannot be gone on from: {error}") from None
+    def _keeper(
+        self, body: ResponsesBody, question: Question, token: str
+    ) -> Callable[[Mapping[str, Any]], None]:
+        """Return the function that takes a response at its end."""
+        if not body.store:
+            return lambda response: None
+        return partial(self._store.put, inputs=question.items, token=token)
+
+    def _question(self, request: Request, body: InputBody, notes: Notes) -> Question:
+        id = body.previous_response_id
+        earlier = None if id is None else self._earlier(request, id)
         return question_of(body, earlier, self._limits, notes, self._seals)
+
+    def _earlier(self, request: Request, id: str) -> Stored:
+        """Return the response that a request goes on from, which counts as a part of its body."""
+        try:
+            stored = self._store.get(id, request.state.token)
+        except NotStoredError as error:
+            raise EarlierResponseError(EARLIER, f"cannot be gone on from: {error}") from None
+        size = stored.conversation_size
+        limit = self._limits.max_body_bytes
+        if size > limit or len(stored.items) > MAX_MESSAGES:
+            problem = (
+                f"has {len(stored.items)} items of {size} bytes; the limits are {MAX_MESSAGES} and "
+                f"{limit} (--max-body-bytes)"
+            )
+            raise RequestError(EARLIER, problem)
+        request.state.input_bytes.add(size)
+        return stored
 
     # ---- stored responses
 
     @errors_to_responses
     async def retrieve(self, request: Request) -> Response:
+        """Return a stored response."""
         if request.query_params.get("stream") == "true":
             problem = "is true; a stored response is complete and comes at once (leave it out)"
             raise RequestError("stream", problem)
@@ -145,14 +170,16 @@ class Responses:
 
     @errors_to_responses
     async def delete(self, request: Request) -> Response:
+        """Drop a stored response."""
         id = request.path_params["id"]
         self._store.delete(id, request.state.token)
         return _json({"id": id, "object": "response", "deleted": True})
 
     @errors_to_responses
     async def input_items(self, request: Request) -> Response:
+        """List the input of a stored response."""
         stored = self._store.get(request.path_params["id"], request.state.token)
-        return _json(listing(stored.conversation[: stored.inputs], request.query_params))
+        return _json(listing(stored.input_items(), request.query_params))
 
     # ---- what is not there
 
@@ -163,6 +190,7 @@ class Responses:
 
     @errors_to_responses
     async def cancel(self, request: Request) -> Response:
+        """Refuse to end a response by its id."""
         raise UnknownUrlError(
             "POST /v1/responses/ID/cancel: no response runs in the background; close the "
             "connection of one to end it"
@@ -170,13 +198,10 @@ class Responses:
 
     @errors_to_responses
     async def compact(self, request: Request) -> Response:
+        """Refuse to compact a conversation."""
         raise UnknownUrlError(
             "POST /v1/responses/compact: conversations are not compacted here; ask for a summary"
         )
-
-
-def _notes(served: ServingState) -> Notes:
-    return Notes(served.service.prompts.chat.unknown_fields)
 
 
 def _json(value: Mapping[str, Any]) -> Response:

@@ -1,7 +1,7 @@
 """Output items while they grow: the events that tell of them, and what they are at last."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from jaxserve.chat.answers import Call
@@ -10,7 +10,6 @@ from jaxserve.server.http.agents.responses.tools import INPUT, Origin
 
 # Type of an event, and its fields beside those of every event.
 Told = tuple[str, dict[str, Any]]
-COMPLETED = "completed"
 
 
 class OpenItem(Protocol):
@@ -40,7 +39,7 @@ class OpenItem(Protocol):
 
 
 class _TextItem:
-    """Item with one content part, a text; its classes say which."""
+    """Item with one content part, a text; subclasses name its types."""
 
     type: str
     prefix: str  # of ids
@@ -112,7 +111,7 @@ class ReasoningItem(_TextItem):
     part_type = "reasoning_text"
     event = "reasoning_text"
 
-    def __init__(self, seal: "Seal | None" = None):
+    def __init__(self, seal: Callable[[str], str] | None = None):
         super().__init__()
         self._seal = seal
 
@@ -129,10 +128,6 @@ class ReasoningItem(_TextItem):
     ) -> Mapping[str, Any]:
         fields = {"summary": [], "content": content, "encrypted_content": encrypted}
         return {"type": "reasoning", "id": self.id, "status": status} | fields
-
-
-class Seal(Protocol):
-    def __call__(self, text: str) -> str: ...
 
 
 class FunctionItem:
@@ -198,9 +193,12 @@ class CustomItem:
         return self._item(status, self._input())
 
     def _input(self) -> str:
-        """Return the tool's input; a model may write other arguments, which are given as JSON."""
+        """Return the tool's input; arguments that a model writes otherwise are given as JSON."""
         arguments = "".join(self._texts)
-        found = json.loads(arguments)
+        try:
+            found = json.loads(arguments)
+        except ValueError:  # the answer was cut inside of them
+            return arguments
         given = found.get(INPUT) if isinstance(found, dict) and len(found) == 1 else None
         return given if isinstance(given, str) else arguments
 

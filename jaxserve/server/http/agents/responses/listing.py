@@ -1,5 +1,6 @@
 """List the input items of a stored response, page by page."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ USUAL = 20
 ORDERS = ("asc", "desc")
 
 
-def listing(items: Sequence[Any], query: Mapping[str, str]) -> dict[str, Any]:
+def listing(items: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
     """Return a page of items in OpenAI's form.
 
     The query has `limit`, `order` (desc by default) and `after`, the id of the item before the
@@ -20,26 +21,25 @@ def listing(items: Sequence[Any], query: Mapping[str, str]) -> dict[str, Any]:
     order = query.get("order", "desc")
     if order not in ORDERS:
         raise RequestError("order", f"is {order!r:.80}; it must be asc or desc")
-    listed = [_with_id(item, i) for i, item in enumerate(items)]
-    if order == "desc":
-        listed.reverse()
-    start = _start(listed, query.get("after"))
-    page = listed[start : start + limit]
+    ordered = items if order == "asc" else items[::-1]
+    start = _start(ordered, query.get("after"))
+    page = ordered[start : start + limit]
     return {
         "object": "list",
-        "data": page,
+        "data": list(page),
         "first_id": page[0]["id"] if page else None,
         "last_id": page[-1]["id"] if page else None,
-        "has_more": start + limit < len(listed),
+        "has_more": start + limit < len(ordered),
     }
 
 
 def _limit(text: str | None) -> int:
     if text is None:
         return USUAL
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:4]) <= MOST):
+    limit = int(text) if re.fullmatch(r"[0-9]{1,3}", text, re.ASCII) else 0
+    if not 1 <= limit <= MOST:
         raise RequestError("limit", f"is {text!r:.80}; it must be a number from 1 to {MOST}")
-    return int(text)
+    return limit
 
 
 def _start(items: Sequence[Mapping[str, Any]], after: str | None) -> int:
@@ -50,14 +50,3 @@ def _start(items: Sequence[Mapping[str, Any]], after: str | None) -> int:
         if item["id"] == after:
             return i + 1
     raise RequestError("after", f"is {after!r:.80}, which is the id of no item")
-
-
-def _with_id(item: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """Return an item with the fields that clients may leave out: type, id, and parts of a text."""
-    found = {"type": "message", "id": f"item_{index}"} | {
-        name: value for name, value in item.items() if value is not None
-    }
-    if found["type"] == "message" and isinstance(found.get("content"), str):
-        kind = "output_text" if found.get("role") == "assistant" else "input_text"
-        found["content"] = [{"type": kind, "text": found["content"]}]
-    return found

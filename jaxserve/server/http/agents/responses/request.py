@@ -7,10 +7,11 @@ from typing import Any
 
 from jaxserve.chat import TemplateOptions, Tools
 from jaxserve.errors import RequestError
-from jaxserve.sampling_params import SamplingFields, SamplingParams
 from jaxserve.server.core.limits import Limits
+from jaxserve.server.http.agents.conversation import Conversation
 from jaxserve.server.http.agents.listed import Notes, parsed
-from jaxserve.server.http.agents.responses.conversation import Conversation, ItemReader, items_of
+from jaxserve.server.http.agents.responses.conversation import ItemReader, items_of
+from jaxserve.server.http.agents.responses.store import Stored
 from jaxserve.server.http.agents.responses.tools import RequestTools, choose, read_tools
 from jaxserve.server.http.agents.responses.types import (
     ENCRYPTED,
@@ -24,7 +25,7 @@ from jaxserve.server.http.agents.responses.types import (
 )
 from jaxserve.server.http.agents.turns import MESSAGES, names_of_body
 from jaxserve.server.http.errors import UnsupportedError
-from jaxserve.server.http.types import SAME
+from jaxserve.server.http.json import dumps
 from jaxserve.server.security.seals import Seals
 from jaxserve.structure import Structure
 
@@ -45,38 +46,42 @@ NAMES: Mapping[str, str] = MappingProxyType(
 class Question:
     """Input of a request: the conversation, and how its answer shall be.
 
-    `items` are the input's, with those of earlier responses before them.
+    `items` are the JSON texts of the input's items, with those of earlier responses before them.
     """
 
-    items: Sequence[Any]
+    items: Sequence[bytes]
     conversation: Conversation
-    tools: RequestTools
-    offered: Tools | None
+    request_tools: RequestTools
+    tools: Tools | None
     options: TemplateOptions
     structure: Structure | None
 
 
 def question_of(
-    body: InputBody, earlier: Sequence[Any], limits: Limits, notes: Notes, seals: Seals
+    body: InputBody, earlier: Stored | None, limits: Limits, notes: Notes, seals: Seals
 ) -> Question:
     """Return the input of a checked body; RequestError has the path of what is wrong.
 
     Args:
-        earlier: Items of the response before this one, and of those before it.
+        earlier: Response before this one.
     """
     given = [] if body.input is None else items_of(body.input, "input")
-    placed = [(EARLIER, item) for item in earlier]
-    placed += [(f"input[{i}]", item) for i, item in enumerate(given)]
-    conversation = ItemReader(notes, seals).read(body.instructions, placed)
-    if not conversation.messages:
+    reader = ItemReader(notes, seals)
+    if body.instructions is not None:
+        reader.found.add({"role": "system", "content": body.instructions}, "instructions")
+    if earlier:
+        reader.read(earlier.conversation(), lambda i: EARLIER)
+    before = len(reader.items)
+    reader.read(given, lambda i: f"input[{i}]")
+    if not reader.found.messages:
         raise RequestError("input", "is missing or empty; give a text, or at least one item")
-    tools = read_tools(body.tools or (), limits, notes)
+    request_tools = read_tools(body.tools or (), limits, notes)
     text = parsed(TextOptions, body.text or {}, notes, "text")
     return Question(
-        items=[*earlier, *given],
-        conversation=conversation,
-        tools=tools,
-        offered=choose(tools, body.tool_choice, body.parallel_tool_calls, notes),
+        items=(*(earlier.items if earlier else ()), *map(dumps, reader.items[before:])),
+        conversation=reader.found,
+        request_tools=request_tools,
+        tools=choose(request_tools, body.tool_choice, body.parallel_tool_calls, notes),
         options=_options(body, text, notes),
         structure=_structure(text.format, notes),
     )
@@ -91,21 +96,8 @@ def encrypts(body: ResponsesBody, notes: Notes) -> bool:
         if name in INCLUDED_ELSEWHERE:
             notes.add(f"include.{name}")
         elif name != ENCRYPTED:
-            notes.take_unlisted(f"include.{name}", f"include[{i}]", "what a response can include")
+            notes.take_unknown(f"include.{name}", f"include[{i}]", name)
     return ENCRYPTED in body.include
-
-
-def sampling_of(
-    body: ResponsesBody, structure: Structure | None, defaults: SamplingFields
-) -> SamplingParams:
-    """Return the sampling parameters of the body, and `defaults` for those that it leaves open."""
-    given = {name: getattr(body, name) for name in SAME}
-    given["max_tokens"] = body.max_output_tokens
-    given["top_k"] = 0 if body.top_k == -1 else body.top_k  # vLLM turns top_k off by -1
-    given["structure"] = structure
-    chosen = {name: value for name, value in given.items() if value is not None}
-    with names_of_body(NAMES, ()):
-        return SamplingParams(**{**defaults, **chosen})
 
 
 def _options(body: InputBody, text: TextOptions, notes: Notes) -> TemplateOptions:
@@ -124,19 +116,20 @@ def _structure(given: Mapping[str, Any] | None, notes: Notes) -> Structure | Non
     if given is None:
         return None
     # A schema is a document of its own, with fields of its own.
-    format = parsed(TextFormat, {n: v for n, v in given.items() if n != "schema"}, notes, FORMAT)
-    match format.type:
+    others = {name: value for name, value in given.items() if name != "schema"}
+    kind = parsed(TextFormat, others, notes, FORMAT).type
+    match kind:
         case "text":
             return None
         case "json_object":
-            return Structure.of(format.type, True, FORMAT)
+            return Structure.of(kind, True, FORMAT)
         case "json_schema":
             schema = given.get("schema")
             path = f"{FORMAT}.schema"
             if not isinstance(schema, Mapping):
                 raise RequestError(path, f"is {schema!r:.80}; it must be a JSON schema object")
-            return Structure.of(format.type, schema, path)
+            return Structure.of(kind, schema, path)
         case _:
             accepted = "text, json_object and json_schema"
-            problem = f"is {format.type!r:.80}; only {accepted} are supported"
+            problem = f"is {kind!r:.80}; only {accepted} are supported"
             raise UnsupportedError(f"{FORMAT}.type", problem)

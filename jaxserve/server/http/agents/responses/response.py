@@ -9,9 +9,13 @@ from jaxserve.errors import JaxserveError
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.server.http.agents.responses.types import ResponsesBody
 from jaxserve.server.http.agents.turns import Usage
-from jaxserve.server.http.errors import CODES
 
 Response = Mapping[str, Any]
+COMPLETED = "completed"  # states of responses and items
+INCOMPLETE = "incomplete"
+CANCELLED = "cancelled"
+# Codes of errors in responses, as OpenAI has them, by HTTP status; others are server_error.
+CODES: Mapping[int, str] = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 
 
 def new_id(prefix: str) -> str:
@@ -57,14 +61,15 @@ def new_response(body: ResponsesBody, params: SamplingParams, model: str) -> Res
 
 
 def finished(
-    response: Response, output: Sequence[Mapping[str, Any]], reason: str | None, usage: Usage
+    response: Response, output: Sequence[Mapping[str, Any]], status: str, usage: Usage
 ) -> Response:
-    """Return the response with its output; `reason` says why it is incomplete, if it is."""
+    """Return the response with its output."""
+    is_cut = status == INCOMPLETE
     return {
         **response,
-        "status": "incomplete" if reason else "completed",
+        "status": status,
         "completed_at": int(time.time()),
-        "incomplete_details": {"reason": reason} if reason else None,
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
         "output": list(output),
         "usage": {
             "input_tokens": usage.prompt,
@@ -80,9 +85,7 @@ def failed(
     response: Response, output: Sequence[Mapping[str, Any]], error: JaxserveError
 ) -> Response:
     """Return the response with the error that ended it."""
-    code = CODES.get(error.reason, error.reason.lower())
-    if error.http_status >= 500:
-        code = "server_error"
+    code = CODES.get(error.http_status, "server_error")
     return {
         **response,
         "status": "failed",

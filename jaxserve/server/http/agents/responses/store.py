@@ -4,7 +4,7 @@ import json
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from jaxserve.errors import JaxserveError
@@ -20,8 +20,8 @@ class NotStoredError(JaxserveError):
 
     def __init__(self, id: str):
         super().__init__(
-            f"the response {id!r:.80} is not stored here: it was not kept (store: false), was "
-            f"dropped for its age or for others (--stored-response-seconds, "
+            f"the response {id!r:.80} is not stored here: it was not kept (store: false, or it "
+            f"failed), was dropped for its age or for others (--stored-response-seconds, "
             f"--max-stored-response-bytes), belongs to another token, or the server has restarted "
             f"since; send the conversation itself as input"
         )
@@ -31,32 +31,62 @@ class NotStoredError(JaxserveError):
 class Stored:
     """A response that is kept.
 
-    `response` and `items`, its whole input with its output, are JSON texts. `inputs` is how many of
-    the items are input. `token` is that of the client who may see it.
+    `response` is the JSON text of the response, and `items` has those of the items of its whole
+    input and its output. `inputs` is how many of them are input.
     """
 
     response: bytes
-    items: bytes
+    items: Sequence[bytes]
     inputs: int
-    token: str
     since: float  # seconds on the store's clock
 
     @property
     def size(self) -> int:
-        """Bytes that the response takes."""
-        return len(self.response) + len(self.items)
+        """Bytes that the response takes at the most: a chain of responses shares its items."""
+        return len(self.response) + self.conversation_size
 
     @property
+    def conversation_size(self) -> int:
+        """Bytes of the items."""
+        return sum(map(len, self.items))
+
     def conversation(self) -> list[Any]:
-        """Items of the input and the output, in their order."""
-        return json.loads(self.items)
+        """Return the items of the input and the output, in their order."""
+        return [json.loads(item) for item in self.items]
+
+    def input_items(self) -> list[Any]:
+        """Return the items of the input."""
+        return [json.loads(item) for item in self.items[: self.inputs]]
+
+
+@dataclass
+class _Shelf:
+    """Responses of one token by their ids, the oldest first."""
+
+    kept: OrderedDict[str, Stored] = field(default_factory=OrderedDict)
+    size: int = 0  # bytes
+
+    def put(self, id: str, stored: Stored) -> None:
+        self.kept[id] = stored
+        self.size += stored.size
+
+    def drop(self, id: str) -> None:
+        self.size -= self.kept.pop(id).size
+
+    def drop_oldest(self) -> None:
+        self.drop(next(iter(self.kept)))
+
+    def drop_older_than(self, since: float) -> None:
+        while self.kept and next(iter(self.kept.values())).since < since:
+            self.drop_oldest()
 
 
 class ResponseStore:
-    """Responses by their ids. Lives on the event loop, and ends with the process.
+    """Responses by the tokens that made them. Lives on the event loop, and ends with the process.
 
     Args:
-        max_bytes: Most bytes of all responses; the oldest go first.
+        max_bytes: Most bytes of all responses. Where there is no room the oldest ones go of the
+            token that has most.
         seconds: Age at which a response is dropped.
         clock: Function that returns the time in seconds.
     """
@@ -65,35 +95,38 @@ class ResponseStore:
         self._max_bytes = max_bytes
         self._seconds = seconds
         self._clock = clock
-        self._kept = OrderedDict[str, Stored]()
-        self._bytes = 0
+        self._shelves: dict[str, _Shelf] = {}
 
-    def put(self, response: Mapping[str, Any], inputs: Sequence[Any], token: str) -> None:
-        """Keep a response; one that is larger than all may be together is not kept."""
-        items = [*inputs, *response["output"]]
-        stored = Stored(dumps(response), dumps(items), len(inputs), token, self._clock())
-        self._kept[response["id"]] = stored
-        self._bytes += stored.size
-        self._drop()
+    def put(self, response: Mapping[str, Any], inputs: Sequence[bytes], token: str) -> None:
+        """Keep a response; one that alone is larger than all may be is not kept.
+
+        Args:
+            inputs: JSON texts of the items of its whole input.
+        """
+        items = (*inputs, *map(dumps, response["output"]))
+        stored = Stored(dumps(response), items, len(inputs), self._clock())
+        if stored.size > self._max_bytes:
+            return
+        self._drop_old()
+        self._shelves.setdefault(token, _Shelf()).put(response["id"], stored)
+        while sum(shelf.size for shelf in self._shelves.values()) > self._max_bytes:
+            max(self._shelves.values(), key=lambda shelf: shelf.size).drop_oldest()
 
     def get(self, id: str, token: str) -> Stored:
         """Return the response of this id and token; NotStoredError where there is none."""
-        self._drop()
-        stored = self._kept.get(id)
-        if stored is None or stored.token != token:
+        self._drop_old()
+        shelf = self._shelves.get(token)
+        if shelf is None or id not in shelf.kept:
             raise NotStoredError(id)
-        return stored
+        return shelf.kept[id]
 
     def delete(self, id: str, token: str) -> None:
         """Drop a response; NotStoredError where there is none of this id and token."""
         self.get(id, token)
-        self._bytes -= self._kept.pop(id).size
+        self._shelves[token].drop(id)
 
-    def _drop(self) -> None:
-        """Drop the oldest responses until all are within the bounds."""
-        oldest = self._clock() - self._seconds
-        while self._kept:
-            first = next(iter(self._kept.values()))
-            if self._bytes <= self._max_bytes and first.since >= oldest:
-                return
-            self._bytes -= self._kept.popitem(last=False)[1].size
+    def _drop_old(self) -> None:
+        """Drop responses that have been kept for too long, and tokens that have none left."""
+        for shelf in self._shelves.values():
+            shelf.drop_older_than(self._clock() - self._seconds)
+        self._shelves = {token: shelf for token, shelf in self._shelves.items() if shelf.kept}

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from jaxserve.chat.tools import AUTO, NONE, REQUIRED, Choice, Tools, check_size, tools_of
+from jaxserve.chat.turns import BETWEEN
 from jaxserve.errors import RequestError
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.http.agents.listed import Notes, named_type, parsed
@@ -131,11 +132,22 @@ def _read(tool: Any, path: str, namespace: str | None, found: RequestTools, note
         case "custom":
             _add_custom(parsed(CustomTool, tool, notes, path), path, namespace, found, notes)
         case "namespace" if namespace is None:
-            group = parsed(NamespaceTool, tool, notes, path)
-            for i, inner in enumerate(group.tools):
-                _read(inner, f"{path}.tools[{i}]", group.name, found, notes)
+            _read_group(parsed(NamespaceTool, tool, notes, path), path, found, notes)
         case _:
             _drop(kind, f"{path}.type", notes)
+
+
+def _read_group(group: NamespaceTool, path: str, found: RequestTools, notes: Notes) -> None:
+    """Add the tools of a namespace, whose description precedes that of the first one."""
+    first = len(found.functions)
+    for i, inner in enumerate(group.tools):
+        _read(inner, f"{path}.tools[{i}]", group.name, found, notes)
+    if not group.description or first == len(found.functions):
+        return
+    function = found.functions[first]
+    own = function["description"]
+    if own is None or isinstance(own, str):
+        function["description"] = BETWEEN.join(filter(None, (group.description, own)))
 
 
 def _drop(kind: str, path: str, notes: Notes) -> None:
@@ -143,7 +155,7 @@ def _drop(kind: str, path: str, notes: Notes) -> None:
     if kind in BUILT_IN:
         notes.add(f"tools.{kind}")
     else:
-        notes.take_unlisted(f"tools.{kind}", path, "the types of tools")
+        notes.take_unknown(f"tools.{kind}", path, kind)
 
 
 def _add_function(

@@ -46,6 +46,7 @@ Labels = Annotated[dict[Text, Text], AfterValidator(_labels)]
 
 class ReasoningOptions(Listed):
     what: ClassVar[str] = "reasoning"
+    is_of_answers: ClassVar[bool] = True
     place: ClassVar[str] = "reasoning."
     ignored: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
@@ -64,6 +65,7 @@ class ReasoningOptions(Listed):
 
 class TextOptions(Listed):
     what: ClassVar[str] = "text"
+    is_of_answers: ClassVar[bool] = True
     place: ClassVar[str] = "text."
 
     format: dict[str, Any] | None = None
@@ -75,16 +77,19 @@ class TextFormat(Listed):
 
     what: ClassVar[str] = "text.format"
     place: ClassVar[str] = "text.format."
+    ignored: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"description": "what the schema is for: the model is told in the conversation"}
+    )
 
     type: Text
-    name: Text | None = None
-    description: Text | None = None
+    name: Text | None = None  # of the schema; it says nothing to a model
     strict: bool | None = None  # a schema is always enforced
 
 
 class InputBody(Listed):
     """Fields that requests for an answer share with those for the number of its input tokens."""
 
+    is_of_answers: ClassVar[bool] = True
     other_names: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
             **OTHER_NAMES,

@@ -9,23 +9,25 @@ from jaxserve.engine.events import FinishReason
 from jaxserve.errors import JaxserveError
 from jaxserve.server.core.answer import Answer
 from jaxserve.server.http.agents.responses.items import (
-    COMPLETED,
     CustomItem,
     FunctionItem,
     MessageItem,
     OpenItem,
     ReasoningItem,
-    Seal,
 )
-from jaxserve.server.http.agents.responses.response import Response, failed, finished
+from jaxserve.server.http.agents.responses.response import (
+    CANCELLED,
+    COMPLETED,
+    INCOMPLETE,
+    Response,
+    failed,
+    finished,
+)
 from jaxserve.server.http.agents.responses.tools import Origin
 from jaxserve.server.http.agents.turns import Ended, Event
 
-# Why an answer is incomplete, by the reason of its end; others are complete.
-INCOMPLETE: Mapping[str, str] = {
-    FinishReason.LENGTH: "max_output_tokens",
-    FinishReason.ABORT: "cancelled",
-}
+# State of a response by the reason of its end; others are complete.
+STATES: Mapping[str, str] = {FinishReason.LENGTH: INCOMPLETE, FinishReason.ABORT: CANCELLED}
 
 
 class ResponseWriter:
@@ -42,7 +44,7 @@ class ResponseWriter:
         self,
         response: Response,
         origins: Mapping[str, Origin],
-        seal: Seal | None,
+        seal: Callable[[str], str] | None,
         keep: Callable[[Response], None],
     ):
         self._response = response
@@ -60,9 +62,9 @@ class ResponseWriter:
     def part(self, part: Part) -> Iterable[Event]:
         match part:
             case Content():
-                yield from self._text(MessageItem, part.text)
+                yield from self._text(MessageItem, part.text, MessageItem)
             case Reasoning():
-                yield from self._text(self._new_thought, part.text)
+                yield from self._text(ReasoningItem, part.text, self._new_thought)
             case Call():
                 origin = self._origins[part.name]
                 kind = CustomItem if origin.is_custom else FunctionItem
@@ -72,13 +74,16 @@ class ResponseWriter:
                 yield from self._told(self._open.add(part.text))
 
     def end(self, ended: Ended) -> Iterable[Event]:
-        reason = INCOMPLETE.get(ended.completion.finish_reason)
+        status = STATES.get(ended.completion.finish_reason, COMPLETED)
+        is_whole = status == COMPLETED
         if not (self._output or self._open):
             yield from self._begin(MessageItem())  # clients expect one
-        yield from self._close("incomplete" if reason else COMPLETED)
-        self._response = finished(self._response, self._output, reason, ended.usage)
+        yield from self._close(COMPLETED if is_whole else INCOMPLETE)
+        self._response = finished(self._response, self._output, status, ended.usage)
         self._keep(self._response)
-        yield self._event(f"response.{self._response['status']}", response=self._response)
+        # There is no event of a response that was cancelled.
+        type = "response.completed" if is_whole else "response.incomplete"
+        yield self._event(type, response=self._response)
 
     def failure(self, error: JaxserveError) -> Iterable[Event]:
         response = failed(self._response, self._output, error)
@@ -92,9 +97,10 @@ class ResponseWriter:
     def _new_thought(self) -> ReasoningItem:
         return ReasoningItem(self._seal)
 
-    def _text(self, new: Callable[[], OpenItem], text: str) -> Iterator[Event]:
+    def _text(
+        self, kind: type[OpenItem], text: str, new: Callable[[], OpenItem]
+    ) -> Iterator[Event]:
         """Tell a text, in a new item unless one of its kind is open."""
-        kind = ReasoningItem if new == self._new_thought else MessageItem
         if not isinstance(self._open, kind):
             yield from self._begin(new())
         assert self._open

@@ -11,7 +11,7 @@ from jaxserve.errors import RequestError
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.http.agents.listed import Notes, parsed
 from jaxserve.server.http.agents.messages.conversation import conversation_of
-from jaxserve.server.http.agents.messages.settings import options_of, sampling_of
+from jaxserve.server.http.agents.messages.settings import options_of, params_of
 from jaxserve.server.http.agents.messages.tools import tools_in
 from jaxserve.server.http.agents.messages.types import MessagesBody
 from jaxserve.server.security.seals import Seals
@@ -56,7 +56,7 @@ def test_settings() -> None:
     options = options_of(body, notes)
     assert (options.enable_thinking, options.thinking_budget) == (True, 1024)
     assert options.reasoning_effort == "high"
-    params = sampling_of(body, {"temperature": 0.1, "top_p": 0.9}, notes)
+    params = params_of(body, {"temperature": 0.1, "top_p": 0.9}, notes)
     assert (params.temperature, params.top_p, params.top_k, params.seed) == (0.5, 0.9, 0, 7)
     assert (params.max_tokens, params.stop) == (200, ("x",))
     assert params.structure and params.structure.field == "output_config.format.schema"
@@ -118,7 +118,7 @@ def test_wrong_settings(fields: dict[str, Any], problem: str) -> None:
         body = parsed(MessagesBody, ask(**fields), notes)
         conversation_of(body, Seals(), notes, answered=True)
         options_of(body, notes)
-        sampling_of(body, {}, notes)
+        params_of(body, {}, notes)
     assert str(error.value).startswith(problem)
 
 
@@ -178,7 +178,7 @@ def _translate(given: dict[str, Any]) -> None:
         conversation_of(body, Seals(), notes, answered=True)
         tools_in(body, Limits(), notes)
         options_of(body, notes)
-        sampling_of(body, {}, notes)
+        params_of(body, {}, notes)
     except RequestError as error:
         assert error.field
 

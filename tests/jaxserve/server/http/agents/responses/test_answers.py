@@ -11,6 +11,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 from jaxserve.errors import EngineError
+from jaxserve.server.core.limits import Limits
 from tests.jaxserve.server.http.harness import Http
 from tests.jaxserve.server.http.scripted_model import ARGUMENTS, FORMS, Says, speaking
 
@@ -250,6 +251,70 @@ def test_stored_responses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says:
             unkept = await create(model="fake", input="7 plus 5?", store=False)
             with pytest.raises(NotFoundError):
                 await http.client.responses.retrieve(unkept.id)
+
+    asyncio.run(main())
+
+
+def test_stored_items_are_what_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says
+) -> None:
+    """A client cannot have the server keep, and read again, what no model sees."""
+
+    async def main() -> None:
+        async with speaking(tmp_path, monkeypatch, "") as http:
+            says("It is 12.")
+            junk = {"role": "user", "content": "7 plus 5?", "id": [[]] * 100, "more": [[]] * 100}
+            twins = [{"role": "user", "content": text, "id": "twin"} for text in ("And?", "Or?")]
+            first = (await http.post(PATH, {"input": [junk, *twins]})).json()
+            listed = (await http.raw.get(f"{PATH}/{first['id']}/input_items?order=asc")).json()
+            contents = [item["content"][0]["text"] for item in listed["data"]]
+            assert contents == ["7 plus 5?", "And?", "Or?"]
+            assert {*listed["data"][0]} == {"type", "id", "role", "content"}
+            assert len({item["id"] for item in listed["data"]}) == 3
+            for limit in ("0", "101", "0001" + "0" * 5000, "x"):
+                page = f"{PATH}/{first['id']}/input_items?limit={limit}"
+                assert (await http.raw.get(page)).status_code == 400
+            after = f"{PATH}/{first['id']}/input_items?limit=1&after={listed['data'][2]['id']}"
+            page = (await http.raw.get(after)).json()
+            assert page["data"] == [listed["data"][1]] and page["has_more"]
+
+    asyncio.run(main())
+
+
+def test_a_long_chain_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says
+) -> None:
+    async def main() -> None:
+        limits = Limits(max_body_bytes=1400, max_input_bytes=10**6)
+        async with speaking(tmp_path, monkeypatch, "", limits=limits, max_context=2048) as http:
+            says("It is 12.")
+            body: dict[str, Any] = {"input": "x" * 300}
+            for expected in (200, 200, 200, 400):
+                response = await http.post(PATH, body)
+                assert response.status_code == expected, response.text
+                body["previous_response_id"] = response.json().get("id")
+            error = response.json()["error"]
+            assert error["param"] == "previous_response_id" and "--max-body-bytes" in response.text
+
+    asyncio.run(main())
+
+
+def test_an_aborted_answer_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says
+) -> None:
+    async def main() -> None:
+        async with speaking(tmp_path, monkeypatch, "") as http:
+            says("It is 12, as far as anybody can tell from here.")
+            loop = asyncio.get_running_loop()
+
+            def abort(step: int) -> None:
+                if step == 6:
+                    loop.call_soon_threadsafe(http.server.service.abort, "asked")
+
+            http.server.runner.hook = abort
+            told = await events(http, {"input": "7 plus 5?", "request_id": "asked"})
+            assert told[-1]["type"] == "response.incomplete"
+            assert told[-1]["response"]["status"] == "cancelled"
 
     asyncio.run(main())
 

@@ -169,6 +169,15 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"input": "x", "max_tokens": 5}, "max_tokens", "use max_output_tokens"),
     ({"input": "x", "messages": []}, "messages", "is not a field"),
     ({"input": "x", "n": 2}, "n", "is not a field"),
+    ({"input": "x", "system": "y"}, "system", "use instructions"),
+    ({"input": "x", "output_config": {}}, "output_config", "is not a field"),
+    ({"input": "x", "typical_p": 0.5}, "typical_p", "is not a field"),
+    (
+        {"input": "x", "reasoning": {"budget_tokens": 5}},
+        "reasoning.budget_tokens",
+        "is not a field",
+    ),
+    ({"input": [[]] * 2**16}, "input", "too many objects and values"),
     ({"input": "x", "response_format": {}}, "response_format", "is not a field"),
     ({"input": "x", "metadata": {"k" * 65: ""}}, "metadata", "the limits are"),
     ({"input": "x", "tools": [{"type": "function"}]}, "tools[0].name", "is None"),
@@ -257,7 +266,7 @@ def test_what_has_no_effect_is_named(
             for fields, _ in WITHOUT_EFFECT[-3:]:
                 response = await http.post(PATH, {"input": "x", **fields})
                 assert response.status_code == 400
-                assert response.json()["error"]["code"] == "unknown_parameter"
+                assert response.json()["error"]["code"].endswith("_parameter")
 
     asyncio.run(main())
 
@@ -382,14 +391,31 @@ def test_items_of_one_turn_are_one_message(told: Callable[[Any], str]) -> None:
     )
 
 
+def test_what_is_said_between_calls_is_one_message(told: Callable[[Any], str]) -> None:
+    hm = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}
+    items = [
+        *({"role": "user", "content": "?"}, hm, {"role": "assistant", "content": "One."}),
+        *(CALL, hm, {"role": "assistant", "content": "Two."}, {**CALL, "call_id": "c2"}),
+        *({"type": "function_call_output", "call_id": id, "output": id} for id in ("c1", "c2")),
+    ]
+    assert told({"input": items, "tools": [F]}) == (
+        "[user] ?\n[assistant hm\n\nhm] One.\n\nTwo. CALL f {} CALL f {}\n[tool] c1\n[tool] c2\n"
+    )
+
+
 def test_custom_tools_are_functions_of_one_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says
 ) -> None:
     custom = {"type": "custom", "name": "patch", "description": "Patches."}
-    group = {"type": "namespace", "name": "agents", "tools": [F, {**custom, "name": "p"}]}
+    group = {
+        "type": "namespace",
+        "name": "agents",
+        "description": "Other agents.",
+        "tools": [F, {**custom, "name": "p"}],
+    }
 
     async def main() -> None:
-        async with speaking(tmp_path, monkeypatch, MARK) as http:
+        async with speaking(tmp_path, monkeypatch, MARK, max_context=2048) as http:
             written = '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>'
             given = json.dumps({"input": 'a\n"b"'})
             says(written % ("patch", given))
@@ -413,7 +439,7 @@ def test_custom_tools_are_functions_of_one_text(
             prompt = await prompt_of(
                 http, {"input": [{"role": "user", "content": "??"}, *history], "tools": [group]}
             )
-            assert given in prompt
+            assert given in prompt and "Other agents." in prompt
 
     asyncio.run(main())
 
