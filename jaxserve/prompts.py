@@ -114,24 +114,19 @@ class Prompts:
     def constrain(self, prompt: Rendered, params: SamplingParams) -> SamplingParams:
         """Return the parameters with the grammar of the calls that the prompt's tools ask for.
 
-        A structure of the parameters may begin behind a thought.
+        A structure of the parameters may begin behind a thought, and calls may stand in its place.
 
-        RequestError is raised for a structure that contradicts the tools or the chat template.
+        RequestError is raised for a structure where a call has to be made.
         """
         if params.structure is None:
             return replace(params, structure=prompt.structure) if prompt.structure else params
-        if prompt.structure:
+        if prompt.frame is None:
             problem = (
-                "is given together with calls that follow a grammar of their own; "
-                "leave out one of them"
+                "is given together with calls that have to be made, or that have no mark before "
+                "them in this model's format; leave out one of them"
             )
-        elif prompt.reading.names:
-            problem = (
-                "is given together with tools, whose calls it would forbid; leave out one of them"
-            )
-        else:
-            return replace(params, structure=replace(params.structure, frame=prompt.frame))
-        raise RequestError(params.structure.field, problem)
+            raise RequestError(params.structure.field, problem)
+        return replace(params, structure=replace(params.structure, frame=prompt.frame))
 
     def check(
         self,

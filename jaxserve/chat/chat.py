@@ -12,6 +12,7 @@ from jaxserve.chat.answers.call_grammar import (
     Lead,
     ParametersError,
     calls_alone,
+    calls_or_body,
     text_and_calls,
 )
 from jaxserve.chat.answers.thinking import MARKS, closed_by, opened_by
@@ -41,16 +42,17 @@ class Rendered:
     """Prompt of a conversation, up to where the answer begins.
 
     `reading` says how the answer is parsed, `structure` what it has to follow where functions must
-    be called or called strictly; None leaves it free. `frame` is the grammar of a thought before
-    any other structure, see Structure.frame. `unread` are keys of messages that changed nothing and
-    that OpenAI's API does not have, and options of which the template reads no variable.
+    be called or called strictly; None leaves it free. `frame` is the grammar around any other
+    structure, see Structure.frame: of a thought before it, and of calls in its place. It is None
+    where there is no place for one. `unread` are keys of messages that changed nothing and that
+    OpenAI's API does not have, and options of which the template reads no variable.
     """
 
     text: str
     token_ids: tuple[int, ...]
     reading: Reading = CONTENT_ONLY
     structure: Structure | None = None
-    frame: str = ""
+    frame: str | None = ""
     thought_budget: ThoughtBudget | None = None
     unread: tuple[str, ...] = ()
 
@@ -165,13 +167,13 @@ class Chat:
         # The marks have done their work once the ids exist; the text is for people.
         text = turns.text.replace(MARK, "")
         reading = self._reading(text, tools, template.formats)
-        lead, lead_of_calls = self._leads(text, reading)
+        before_text, before_calls = self._leads(text, reading)
         return Rendered(
             text,
             tuple(ids),
             reading,
-            structure=self._structure(tools, reading, lead_of_calls.frame),
-            frame=lead.frame,
+            structure=self._structure(tools, reading, before_calls.frame),
+            frame=self._frame(tools, reading, before_text, before_calls),
             thought_budget=self._budget(options, text, reading),
             unread=(*unread, *chosen.ignored),
         )
@@ -257,14 +259,8 @@ class Chat:
         """Return the grammar of an answer that must call, or must call strictly; otherwise None."""
         if tools is None or reading.tools is None or not reading.certain:
             return None
-        schemas = dict(reading.functions)
-        if tools.required:
-            schemas = {name: each for name, each in schemas.items() if name in tools.required}
-        else:
-            schemas = {name: each if name in tools.strict else {} for name, each in schemas.items()}
-        context = self._context(list(schemas), tools.parallel)
+        context, given = self._callable(tools, reading)
         syntax = reading.tools.syntax
-        given = list(schemas.values())
         try:
             if tools.required:
                 return Structure("lark", calls_alone(syntax, context, given), "tools", frame)
@@ -284,6 +280,33 @@ class Chat:
                 f'{error} (choose "required" or one function)'
             )
             raise ChatError(problem, "tools") from None
+
+    def _frame(
+        self, tools: Tools | None, reading: Reading, before_text: Lead, before_calls: Lead
+    ) -> str | None:
+        """Return the grammar around a structure that the answer may have, see Rendered."""
+        if tools is None or reading.tools is None:
+            return before_text.frame
+        syntax = reading.tools.syntax
+        has_mark = bool(syntax.opening) or reading.channels
+        if tools.required or not has_mark:
+            return None
+        context, given = self._callable(tools, reading)
+        try:
+            return calls_or_body(syntax, context, given, before_calls, before_text)
+        except ParametersError:  # told by _structure: only strict functions have such schemas
+            return None
+
+    def _callable(
+        self, tools: Tools, reading: Reading
+    ) -> tuple[CallContext, list[Mapping[str, Any]]]:
+        """Return the functions that calls may be of, with the schemas that these have to follow."""
+        schemas = dict(reading.functions)
+        if tools.required:
+            schemas = {name: each for name, each in schemas.items() if name in tools.required}
+        else:
+            schemas = {name: each if name in tools.strict else {} for name, each in schemas.items()}
+        return self._context(list(schemas), tools.parallel), list(schemas.values())
 
     def close(self) -> None:
         """End the rendering process; a later use starts another."""

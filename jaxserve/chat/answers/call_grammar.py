@@ -113,9 +113,30 @@ def calls_alone(
     `schemas` are those of the arguments, one per function. ParametersError is raised for one that
     the format cannot be made to follow.
     """
-    calls = [context.mark(syntax.opening)] if syntax.opening else []
-    calls.append(syntax.rest(context))
-    return "\n".join([f"start: {' '.join(calls)}", *_arguments(syntax, context, schemas)])
+    return "\n".join([f"start: {_calls(syntax, context)}", *_arguments(syntax, context, schemas)])
+
+
+def calls_or_body(
+    syntax: CallSyntax,
+    context: CallContext,
+    schemas: Sequence[Mapping[str, Any]],
+    before_calls: Lead,
+    before_body: Lead,
+) -> str:
+    """Return the grammar of an answer of calls only, or of what another grammar, @body, says.
+
+    Arguments and errors are as of `calls_alone`; both forms of the answer have a lead.
+    """
+    calls = f"{before_calls.expression} {_calls(syntax, context)}"
+    rules = dict.fromkeys((*before_calls.rules, *before_body.rules))
+    start = f"start: {calls} | {before_body.expression} @body"
+    return "\n".join([start, *rules, *_arguments(syntax, context, schemas)])
+
+
+def _calls(syntax: CallSyntax, context: CallContext) -> str:
+    """Return the expression of an answer's calls."""
+    opening = [context.mark(syntax.opening)] if syntax.opening else []
+    return " ".join([*opening, syntax.rest(context)])
 
 
 def text_and_calls(

@@ -181,7 +181,7 @@ def test_what_is_refused(tmp_path: Path, fields: dict[str, Any], param: str) -> 
 def test_what_has_no_effect_may_be_refused(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path) as http:
-            http.server.service.prompts.chat._unknown_fields = "error"
+            http.server.service.prompts.chat.unknown_fields = "error"
             response = await http.post(PATH, ask(verbosity="low"))
             assert response.status_code == 400
             assert response.json()["error"]["param"] == "verbosity"

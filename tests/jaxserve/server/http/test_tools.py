@@ -437,7 +437,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         function() | {"tool_choice": "required", "response_format": {"type": "json_object"}},
         "response_format",
-        "together with calls that follow a grammar",
+        "together with calls that have to be made",
     ),
     (function() | allowing(None), "tool_choice.mode", 'is None; it must be "auto" or "required"'),
     (function() | allowing("none", "f"), "tool_choice.mode", "is 'none'"),

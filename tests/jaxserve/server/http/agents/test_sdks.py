@@ -64,6 +64,19 @@ def test_an_agent_of_openai(
     asyncio.run(main())
 
 
+def test_an_agent_whose_answer_has_a_schema(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says
+) -> None:
+    async def main() -> None:
+        async with speaking(tmp_path, monkeypatch, MARK, **SIZES) as http:
+            says(CALL(ARGUMENTS), '{"total":12}')
+            result = await Runner.run(agent(http, output_type=Sum), "7 plus 5?")
+            assert result.final_output == Sum(total=12)
+            await http.server.at_rest()
+
+    asyncio.run(main())
+
+
 def test_the_tool_runner_of_anthropic(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says
 ) -> None:

@@ -244,8 +244,9 @@ def test_names_of_what_has_no_effect(
             error = await refused(http, ask(tools=[SEARCH], tool_choice={"type": "any"}))
             assert error.startswith("tool_choice.type")
             schema = {"type": "json_schema", "schema": {"type": "object"}}
-            error = await refused(http, ask(tools=[ADD], output_config={"format": schema}))
-            assert error.startswith("output_config.format.schema is given together with tools")
+            forced = ask(tools=[ADD], tool_choice={"type": "any"})
+            error = await refused(http, forced | {"output_config": {"format": schema}})
+            assert error.startswith("output_config.format.schema is given together with calls")
             long = [*ASKED, user(text("\ud83d"))]
             response = await http.raw.post(
                 PATH,
