@@ -198,6 +198,7 @@ async def serve(streams: int, steps: int, seconds: float) -> None:
         (),
         tokenizer.vocab_size,
         config.max_context,
+        config.capacity,
         engine.scheduler.max_tokens,
         Grammars(tokenizer, (), tokenizer.vocab_size),
     )

@@ -10,7 +10,7 @@ from jaxserve.chat.answers.json_text import parse
 from jaxserve.chat.messages import plain, settled
 from jaxserve.errors import RequestError
 
-NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 AUTO = "auto"
 NONE = "none"
 REQUIRED = "required"
@@ -114,7 +114,7 @@ def _tool(function: Mapping[str, Any], path: str) -> dict[str, Any]:
     name = function.get("name")
     description = function.get("description")
     if not (isinstance(name, str) and NAME.fullmatch(name)):
-        problem = f"is {name!r:.80}; give 1 to 64 letters, digits, underscores, dots or dashes"
+        problem = f"is {name!r:.80}; give 1 to 128 letters, digits, underscores, dots or dashes"
         raise RequestError(f"{path}.name", problem)
     if not isinstance(description, str | None):
         raise RequestError(f"{path}.description", f"is {description!r:.80}; it must be a string")

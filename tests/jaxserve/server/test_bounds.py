@@ -119,7 +119,7 @@ TOOLS: dict[
         [
             [{}],
             [{"name": "a b"}],
-            [{"name": "x" * 65}],
+            [{"name": "x" * 129}],
             [{"name": "f"}] * 2,
             [{"name": "f", "parameters": "{"}],
             [{"name": "f", "parameters": "[]"}],

@@ -498,9 +498,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": ["f"]}, "tools[0]", "dictionary"),
     ({"tools": [{"type": "custom"}]}, "tools[0].type", 'only "function"'),
     ({"tools": [{"type": "function"}]}, "tools[0].function", "no object"),
-    (function(name=""), "tools[0].function.name", "1 to 64"),
-    (function(name="a b"), "tools[0].function.name", "1 to 64"),
-    (function(name="x" * 65), "tools[0].function.name", "1 to 64"),
+    (function(name=""), "tools[0].function.name", "1 to 128"),
+    (function(name="a b"), "tools[0].function.name", "1 to 128"),
+    (function(name="x" * 129), "tools[0].function.name", "1 to 128"),
     (function(description=5), "tools[0].function.description", "string"),
     (function(parameters=[]), "tools[0].function.parameters", "JSON schema"),
     (

@@ -45,7 +45,7 @@ def test_tools() -> None:
     "given, choice, problem",
     [
         ([5], None, "tools[0] must be"),
-        ([SEARCH, ADD | {"name": "a b"}], None, "tools[1].name is 'a b'; give 1 to 64 letters"),
+        ([SEARCH, ADD | {"name": "a b"}], None, "tools[1].name is 'a b'; give 1 to 128 letters"),
         ([SEARCH, ADD | {"input_schema": 5}], None, "tools[1].input_schema is 5; give a JSON"),
         ([{"name": "add"}], None, "tools[0].input_schema is missing; give a JSON schema"),
         ([ADD, ADD], None, "tools[1].name is 'add', the name of another function"),
