@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from jaxserve.chat.answers.json_text import parse
@@ -37,6 +37,33 @@ class Tools:
     def names(self) -> frozenset[str]:
         """Names of all functions."""
         return frozenset(tool["function"]["name"] for tool in self.offered)
+
+
+@dataclass(frozen=True)
+class AllowedTools(Tools):
+    """Tools of which only some may be called.
+
+    The model is shown all of them, so that the prompt is that of other choices, and what is kept of
+    it serves for this one as well.
+    """
+
+    allowed: frozenset[str] = field(kw_only=True)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the functions that may be called."""
+        return self.allowed
+
+
+def among(tools: Tools, allowed: frozenset[str]) -> AllowedTools:
+    """Return tools of which those with the names may be called."""
+    return AllowedTools(
+        tools.offered,
+        tools.parallel,
+        tools.required & allowed,
+        tools.strict & allowed,
+        allowed=allowed,
+    )
 
 
 @dataclass(frozen=True)

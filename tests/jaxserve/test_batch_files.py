@@ -94,7 +94,10 @@ def answers_of(path: Path) -> dict[str | None, Any]:
         (request("a") | {"url": ["x"]}, "give one of"),
         (request("a") | {"body": "x"}, "body is 'x'; give a JSON object"),
         (request("a", stream=True), "body.stream is set"),
-        (json.dumps(request("a", top_p=7)).replace("7", "-1e400"), "a number that is too large"),
+        (
+            json.dumps(request("a", top_p=7)).replace("7", "-1e400"),
+            "beyond the numbers that can be read",
+        ),
     ],
 )
 def test_a_line_that_is_no_request(line: Any, problem: str) -> None:

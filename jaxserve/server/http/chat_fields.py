@@ -1,11 +1,11 @@
 """Parse the fields of chat bodies that hold objects: `messages`, `tools` and `tool_choice`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from jaxserve.chat.messages import OF_THE_MODEL
-from jaxserve.chat.tools import AUTO, NONE, REQUIRED, Choice, Tools, check_size, tools_of
+from jaxserve.chat.tools import AUTO, NONE, REQUIRED, Choice, Tools, among, check_size, tools_of
 from jaxserve.errors import RequestError
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.http.errors import UnsupportedError, check_fields
@@ -127,22 +127,6 @@ def _function(tool: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class AllowedTools(Tools):
-    """Tools of which only some may be called.
-
-    The model is shown all of them, so that the prompt is that of other choices, and what is kept of
-    it serves for this one as well.
-    """
-
-    allowed: frozenset[str] = field(kw_only=True)
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Names of the functions that may be called."""
-        return self.allowed
-
-
-@dataclass(frozen=True)
 class _Allowed:
     """A choice of tools by the client.
 
@@ -159,14 +143,7 @@ class _Allowed:
             if name not in known:
                 raise RequestError(path, f"is {name!r:.80}, which is none of the tools")
         assert tools  # as there is a name, which it has
-        allowed = frozenset(self.named.values())
-        return AllowedTools(
-            tools.offered,
-            tools.parallel,
-            tools.required & allowed,
-            tools.strict & allowed,
-            allowed=allowed,
-        )
+        return among(tools, frozenset(self.named.values()))
 
 
 def _allowed(given: dict[str, Any]) -> _Allowed:

@@ -33,6 +33,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from jaxserve.errors import JaxserveError, RequestError
+from jaxserve.server.core.admission import MAX_ID_BYTES
 from jaxserve.server.core.internal_errors import mask_internal_error
 from jaxserve.server.core.status import pushback_ms
 from jaxserve.server.http.anthropic_errors import ID_HEADER as ANTHROPIC_ID_HEADER
@@ -171,7 +172,9 @@ class ErrorResponse(Response):
             await super().__call__(scope, receive, send)
 
     def _as_anthropic(self, scope: Scope) -> Response:
-        request_id = Headers(scope=scope).get("x-request-id") or f"req_{secrets.token_hex(12)}"
+        request_id = Headers(scope=scope).get("x-request-id", "")
+        if not 0 < len(request_id) <= MAX_ID_BYTES:
+            request_id = f"req_{secrets.token_hex(12)}"
         body = dumps(anthropic_error_body(self._error, request_id))
         headers = {**self._given, ANTHROPIC_ID_HEADER: request_id}
         return Response(body, anthropic_status(self._error), headers, MEDIA_TYPE)

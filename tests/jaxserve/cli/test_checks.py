@@ -108,6 +108,7 @@ REFUSED = [
     ("serve --token-file /nowhere", "--token-file is /nowhere; it cannot be read: No such file"),
     ("serve --tls-cert / --tls-key /", "--tls-cert is /; it cannot be read: Is a directory"),
     ("serve --tls-cert /nowhere", "--tls-cert and --tls-key go together"),
+    ("serve --state-key-file /nowhere", "--state-key-file is /nowhere; it cannot be read: No such"),
     ("serve --admin-token-file /nowhere", "--admin-token-file is /nowhere; it cannot be read: No"),
     ("serve --tls-cert README.md --tls-key /nowhere", "--tls-key is /nowhere; it cannot be read"),
     (

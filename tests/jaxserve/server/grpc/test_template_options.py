@@ -155,7 +155,7 @@ def test_what_the_template_does_not_read_may_be_refused(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with running(tmp_path) as server:
-            server.service.prompts.chat._unknown_fields = "error"
+            server.service.prompts.chat.unknown_fields = "error"
             given = {"messages": MESSAGES, "sampling": sampling, "verbosity": "low"}
             for call in (
                 server.inference.Chat(pb.ChatRequest(**given)),

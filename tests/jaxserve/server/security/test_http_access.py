@@ -40,7 +40,10 @@ PATHS = {  # as they are sent; some servers read another path out of them
     b"http://secret@localhost/v1/models": NO_TOKEN,
 }
 HEADERS = [
-    b"x-api-key: secret",
+    b"x-api-key: other",
+    b"x-api-key: ",
+    b"x-api-key: secret\r\nx-api-key: secret",
+    b"x-api-key: secret\r\nauthorization: Bearer other",
     b"api-key: secret",
     b"cookie: authorization=secret; token=secret",
     b"proxy-authorization: Bearer secret",
@@ -57,7 +60,13 @@ HEADERS = [
 
 def test_ways_around_the_token(tmp_path: Path) -> None:
     metrics = b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
-    right = [b"authorization: Bearer secret\r\n\r\n", b"authorization: \tBearer secret \t\r\n\r\n"]
+    right = [
+        b"authorization: Bearer secret\r\n\r\n",
+        b"authorization: \tBearer secret \t\r\n\r\n",
+        b"x-api-key: secret\r\n\r\n",
+        b"x-api-key: secret\r\nauthorization: bearer secret\r\n\r\n",
+        b"x-api-key: \r\nauthorization: Bearer secret\r\n\r\n",
+    ]
 
     async def main() -> None:
         async with serving(tmp_path, token="secret") as http, undisturbed(http):

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from jaxserve.chat.tools import AUTO, NONE, REQUIRED, Choice, Tools, check_size, tools_of
+from jaxserve.chat.tools import AUTO, NONE, REQUIRED, Choice, Tools, among, check_size, tools_of
 from jaxserve.chat.turns import BETWEEN
 from jaxserve.errors import RequestError
 from jaxserve.server.core.limits import Limits
@@ -16,7 +16,6 @@ from jaxserve.server.http.agents.responses.types import (
     FunctionTool,
     NamespaceTool,
 )
-from jaxserve.server.http.chat_fields import AllowedTools
 from jaxserve.server.http.errors import UnsupportedError
 
 FUNCTION = "function"
@@ -84,23 +83,12 @@ def choose(tools: RequestTools, given: Any, parallel: bool, notes: Notes) -> Too
         case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(allowed)}:
             names = _allowed(tools, allowed, notes)
             offered = chosen(Choice(mode))
-            return _among(offered, names) if offered else None
+            return among(offered, names) if offered else None
     accepted = (
         f'"{AUTO}", "{NONE}", "{REQUIRED}", {{"type": "function" or "custom", "name": ...}} and '
         '{"type": "allowed_tools", "mode": "auto" or "required", "tools": [...]}'
     )
     raise UnsupportedError(FIELD, f"is {given!r:.80}; only {accepted} are accepted")
-
-
-def _among(tools: Tools, names: frozenset[str]) -> Tools:
-    """Return tools that the model all sees, and of which it may call those with the names."""
-    return AllowedTools(
-        tools.offered,
-        tools.parallel,
-        tools.required & names,
-        tools.strict & names,
-        allowed=names,
-    )
 
 
 def _allowed(tools: RequestTools, given: list[Any], notes: Notes) -> frozenset[str]:
