@@ -44,8 +44,8 @@ class Prompts:
     """Tokenizer, chat template and limits of a model, which make requests of its prompts.
 
     `max_context` and `capacity`, what the page pool holds of one sequence, are in tokens.
-    `max_tokens` is the scheduler's function, which knows context and
-    page pool. `embeds` says that the model makes embeddings and no text.
+    `max_tokens` is the scheduler's function, which knows both. `embeds` says that the model makes
+    embeddings and no text.
     """
 
     tokenizer: Tokenizer

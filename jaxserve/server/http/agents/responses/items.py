@@ -41,7 +41,6 @@ class OpenItem(Protocol):
 class _TextItem:
     """Item with one content part, a text; subclasses name its types."""
 
-    type: str
     prefix: str  # of ids
     part_type: str
     event: str  # between "response." and ".delta"
@@ -130,55 +129,66 @@ class ReasoningItem(_TextItem):
         return {"type": "reasoning", "id": self.id, "status": status} | fields
 
 
-class FunctionItem:
-    """Call of a function."""
+class _CallItem:
+    """Item of a call, which has no content parts; subclasses say how its arguments are told."""
+
+    prefix: str  # of ids
 
     def __init__(self, call: Call, origin: Origin):
-        self.id = new_id("fc")
+        self.id = new_id(self.prefix)
         self._call_id = call.id
         self._origin = origin
         self._texts: list[str] = []
 
-    def begun(self) -> Mapping[str, Any]:
-        return self._item("in_progress", "")
+    @property
+    def arguments(self) -> str:
+        """Arguments so far, as JSON text."""
+        return "".join(self._texts)
 
     def opening(self) -> Iterator[Told]:
         yield from ()
+
+    def _item(self, status: str, **fields: str) -> Mapping[str, Any]:
+        """Return the item with the fields in which the classes differ, the first of them its type.
+
+        A tool of a namespace has the name of that beside its own.
+        """
+        origin = self._origin
+        head = {"type": fields.pop("type"), "id": self.id, "status": status}
+        call = {"call_id": self._call_id, "name": origin.name, **fields}
+        return head | call | ({"namespace": origin.namespace} if origin.namespace else {})
+
+
+class FunctionItem(_CallItem):
+    """Call of a function."""
+
+    prefix = "fc"
+
+    def begun(self) -> Mapping[str, Any]:
+        return self._item("in_progress", type="function_call", arguments="")
 
     def add(self, text: str) -> Iterator[Told]:
         self._texts.append(text)
         yield "response.function_call_arguments.delta", {"delta": text}
 
     def closing(self) -> Iterator[Told]:
-        fields = {"name": self._origin.name, "arguments": "".join(self._texts)}
+        fields = {"name": self._origin.name, "arguments": self.arguments}
         yield "response.function_call_arguments.done", fields
 
     def whole(self, status: str) -> Mapping[str, Any]:
-        return self._item(status, "".join(self._texts))
-
-    def _item(self, status: str, arguments: str) -> Mapping[str, Any]:
-        fields = {"call_id": self._call_id, "name": self._origin.name, "arguments": arguments}
-        item = {"type": "function_call", "id": self.id, "status": status} | fields
-        return item | _namespace(self._origin)
+        return self._item(status, type="function_call", arguments=self.arguments)
 
 
-class CustomItem:
+class CustomItem(_CallItem):
     """Call of a custom tool, whose input is the one argument of its function.
 
     The input is told at the end: before that it is JSON text, in which characters are escaped.
     """
 
-    def __init__(self, call: Call, origin: Origin):
-        self.id = new_id("ctc")
-        self._call_id = call.id
-        self._origin = origin
-        self._texts: list[str] = []
+    prefix = "ctc"
 
     def begun(self) -> Mapping[str, Any]:
-        return self._item("in_progress", "")
-
-    def opening(self) -> Iterator[Told]:
-        yield from ()
+        return self._item("in_progress", type="custom_tool_call", input="")
 
     def add(self, text: str) -> Iterator[Told]:
         self._texts.append(text)
@@ -190,23 +200,14 @@ class CustomItem:
         yield "response.custom_tool_call_input.done", {"input": text}
 
     def whole(self, status: str) -> Mapping[str, Any]:
-        return self._item(status, self._input())
+        return self._item(status, type="custom_tool_call", input=self._input())
 
     def _input(self) -> str:
         """Return the tool's input; arguments that a model writes otherwise are given as JSON."""
-        arguments = "".join(self._texts)
+        arguments = self.arguments
         try:
             found = json.loads(arguments)
         except ValueError:  # the answer was cut inside of them
             return arguments
         given = found.get(INPUT) if isinstance(found, dict) and len(found) == 1 else None
         return given if isinstance(given, str) else arguments
-
-    def _item(self, status: str, text: str) -> Mapping[str, Any]:
-        fields = {"call_id": self._call_id, "name": self._origin.name, "input": text}
-        item = {"type": "custom_tool_call", "id": self.id, "status": status} | fields
-        return item | _namespace(self._origin)
-
-
-def _namespace(origin: Origin) -> dict[str, str]:
-    return {"namespace": origin.namespace} if origin.namespace else {}

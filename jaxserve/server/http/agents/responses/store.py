@@ -5,10 +5,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from jaxserve.errors import JaxserveError
 from jaxserve.server.http.json import dumps
+
+MAX_SHELVES = 128  # of tokens; what others make is kept together
+SHARED: Final = None  # key of the shelf of these
 
 
 class NotStoredError(JaxserveError):
@@ -38,6 +41,7 @@ class Stored:
     response: bytes
     items: Sequence[bytes]
     inputs: int
+    token: str  # of the client who may see it
     since: float  # seconds on the store's clock
 
     @property
@@ -61,7 +65,7 @@ class Stored:
 
 @dataclass
 class _Shelf:
-    """Responses of one token by their ids, the oldest first."""
+    """Responses by their ids, the oldest first."""
 
     kept: OrderedDict[str, Stored] = field(default_factory=OrderedDict)
     size: int = 0  # bytes
@@ -82,7 +86,9 @@ class _Shelf:
 
 
 class ResponseStore:
-    """Responses by the tokens that made them. Lives on the event loop, and ends with the process.
+    """Responses, each for the token that made it.
+
+    Lives on the event loop, and ends with the process.
 
     Args:
         max_bytes: Most bytes of all responses. Where there is no room the oldest ones go of the
@@ -95,7 +101,7 @@ class ResponseStore:
         self._max_bytes = max_bytes
         self._seconds = seconds
         self._clock = clock
-        self._shelves: dict[str, _Shelf] = {}
+        self._shelves: dict[str | None, _Shelf] = {}  # by token
 
     def put(self, response: Mapping[str, Any], inputs: Sequence[bytes], token: str) -> None:
         """Keep a response; one that alone is larger than all may be is not kept.
@@ -104,26 +110,32 @@ class ResponseStore:
             inputs: JSON texts of the items of its whole input.
         """
         items = (*inputs, *map(dumps, response["output"]))
-        stored = Stored(dumps(response), items, len(inputs), self._clock())
+        stored = Stored(dumps(response), items, len(inputs), token, self._clock())
         if stored.size > self._max_bytes:
             return
         self._drop_old()
-        self._shelves.setdefault(token, _Shelf()).put(response["id"], stored)
+        # Without --token-file a client may send any number of tokens.
+        has_shelf = token in self._shelves or len(self._shelves) < MAX_SHELVES
+        shelf = self._shelves.setdefault(token if has_shelf else SHARED, _Shelf())
+        shelf.put(response["id"], stored)
         while sum(shelf.size for shelf in self._shelves.values()) > self._max_bytes:
             max(self._shelves.values(), key=lambda shelf: shelf.size).drop_oldest()
 
     def get(self, id: str, token: str) -> Stored:
         """Return the response of this id and token; NotStoredError where there is none."""
-        self._drop_old()
-        shelf = self._shelves.get(token)
-        if shelf is None or id not in shelf.kept:
-            raise NotStoredError(id)
-        return shelf.kept[id]
+        return self._shelf_of(id, token).kept[id]
 
     def delete(self, id: str, token: str) -> None:
         """Drop a response; NotStoredError where there is none of this id and token."""
-        self.get(id, token)
-        self._shelves[token].drop(id)
+        self._shelf_of(id, token).drop(id)
+
+    def _shelf_of(self, id: str, token: str) -> _Shelf:
+        self._drop_old()
+        for key in (token, SHARED):
+            shelf = self._shelves.get(key)
+            if shelf and id in shelf.kept and shelf.kept[id].token == token:
+                return shelf
+        raise NotStoredError(id)
 
     def _drop_old(self) -> None:
         """Drop responses that have been kept for too long, and tokens that have none left."""

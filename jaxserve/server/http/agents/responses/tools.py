@@ -20,7 +20,6 @@ from jaxserve.server.http.errors import UnsupportedError
 
 FUNCTION = "function"
 CUSTOM = "custom"
-NAMESPACE = "namespace"
 INPUT = "input"  # argument of the function that stands for a custom tool
 FIELD = "tool_choice"
 

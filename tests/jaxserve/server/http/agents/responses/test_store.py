@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from jaxserve.server.http.agents.responses.store import NotStoredError, ResponseStore
+from jaxserve.server.http.agents.responses.store import MAX_SHELVES, NotStoredError, ResponseStore
 
 
 class Clock:
@@ -81,3 +81,15 @@ def test_a_chain_shares_its_items() -> None:
     store.put(response("b"), [*first.items, b"{}"], "")
     second = store.get("b", "")
     assert second.items[0] is first.items[0] and second.inputs == 3
+
+
+def test_any_number_of_tokens_has_bounds() -> None:
+    store = ResponseStore(10**6, 60)
+    for i in range(MAX_SHELVES + 5):
+        store.put(response(f"r{i}"), [], f"token {i}")
+    assert len(store._shelves) == MAX_SHELVES + 1
+    last = MAX_SHELVES + 4
+    assert has(store, f"r{last}", f"token {last}") and not has(store, f"r{last}", "token 0")
+    assert not has(store, f"r{last}", f"token {last - 1}")
+    store.delete(f"r{last}", f"token {last}")
+    assert not has(store, f"r{last}", f"token {last}")
