@@ -314,6 +314,7 @@ class Chat:
 
 
 def _schemas(tools: Tools) -> Mapping[str, Mapping[str, Any]]:
-    """Return the functions that may be called, with the schemas of their parameters."""
+    """Return the functions that may be called, with the schemas that their parameters follow."""
     functions = [tool["function"] for tool in tools.offered]
-    return {f["name"]: f["parameters"] for f in functions if f["name"] in tools.names}
+    shown = {f["name"]: f["parameters"] for f in functions if f["name"] in tools.names}
+    return {name: tools.followed.get(name, parameters) for name, parameters in shown.items()}

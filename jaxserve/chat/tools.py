@@ -25,13 +25,16 @@ class Tools:
     `offered` has each as templates expect it: {"type": "function", "function": {...}}. Without
     `parallel` the first call of an answer is kept and the others are dropped. `required` names the
     functions of which one must be called; it is empty where the model is free not to call.
-    `strict` names the functions whose calls follow the schema even then.
+    `strict` names the functions whose calls follow the schema even then. `followed` has schemas
+    that calls follow instead of the parameters in `offered`, by function: what the model is shown
+    may be shorter.
     """
 
     offered: tuple[dict[str, Any], ...]
     parallel: bool = True
     required: frozenset[str] = frozenset()
     strict: frozenset[str] = frozenset()
+    followed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def names(self) -> frozenset[str]:
@@ -62,6 +65,7 @@ def among(tools: Tools, allowed: frozenset[str]) -> AllowedTools:
         tools.parallel,
         tools.required & allowed,
         tools.strict & allowed,
+        tools.followed,
         allowed=allowed,
     )
 

@@ -166,7 +166,7 @@ class _Arguments:
         for form in forms:
             match form:
                 case _Text(schema):
-                    found.append(expression_of(schema, margin))
+                    found.append(expression_of(schema, margin, self._syntax.closing))
                 case _Fixed(text):
                     found.append(literal(self._without_mark(text) + margin))
                 case _Json():

@@ -1,11 +1,11 @@
 """Regular expressions of strings that certainly follow a schema, up to a mark behind them."""
 
-import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from jaxserve.chat.answers.call_grammar import ANY_TEXT
+from jaxserve.chat.answers.call_grammar import ANY_TEXT, literal
+from jaxserve.structure.schemas.patterns import exact_pattern, has_bare_alternatives, parts_of
 
 # Some of the texts of a format, and no others. None of them has a line end or "<".
 HEXADECIMAL = "[0-9a-fA-F]"
@@ -20,16 +20,9 @@ FORMATS = MappingProxyType(
         "uuid": "HH{8}-HH{4}-HH{4}-HH{4}-HH{12}".replace("HH", HEXADECIMAL),
     }
 )
-# Parts of a pattern that mean the same to ECMAScript and to Rust, and match neither "<" nor a line
-# end: letters, their classes, groups and alternatives, and counts.
-SAFE = re.compile(
-    r"[a-zA-Z0-9_ ,:;@%=\-]|\\[.\-+*?()\[\]{}|^$\\]"
-    r"|\[(?:[a-zA-Z0-9]-[a-zA-Z0-9]|[a-zA-Z0-9_ ,.:;@%=+*?]|\\[.\-\]\\^])+-?\]"
-    r"|\(\?:|[()|]|[+*?]|\{[0-9]+(?:,[0-9]*)?\}"
-)
 
 
-def expression_of(schema: Mapping[str, Any], margin: str) -> str:
+def expression_of(schema: Mapping[str, Any], margin: str, closing: str) -> str:
     """Return the expression, in llguidance's Lark, of strings by a schema and of the margin.
 
     The schema has pattern, minLength, maxLength and format at most. ValueError is raised for what
@@ -37,11 +30,13 @@ def expression_of(schema: Mapping[str, Any], margin: str) -> str:
 
     Args:
         margin: Text that may stand behind the string and is none of it; empty where there is none.
+        closing: Mark that ends the string.
     """
     if not schema:
         return ANY_TEXT
     if schema.keys() == {"pattern"}:
-        return f"/{_pattern(schema['pattern'])}{_escaped(margin)}/"
+        text = _pattern(schema["pattern"], closing)
+        return f"{text} {literal(margin)}" if margin else text
     if schema.keys() == {"format"}:
         if schema["format"] not in FORMATS:
             raise ValueError(f"has the format {schema['format']!r:.80}")
@@ -51,30 +46,26 @@ def expression_of(schema: Mapping[str, Any], margin: str) -> str:
     raise ValueError(f"has {' and '.join(sorted(schema))} at once")
 
 
-def _pattern(pattern: Any) -> str:
-    """Return a pattern that matches whole strings as an expression, if it is simple."""
+def _pattern(pattern: Any, closing: str) -> str:
+    """Return the expression of what a pattern matches as a whole, without the closing mark.
+
+    A text that has the mark would be read up to it only.
+    """
     if not (isinstance(pattern, str) and pattern.startswith("^") and pattern.endswith("$")):
         raise ValueError(f"has the pattern {pattern!r:.80}, which does not match whole strings")
-    inner = pattern[1:-1]
-    at = 0
-    while at < len(inner):
-        found = SAFE.match(inner, at)
-        if found is None:
-            raise ValueError(f"has the pattern {pattern!r:.80}, which is not simple")
-        at = found.end()
-    if _has_bare_alternatives(inner):
+    inner = list(parts_of(exact_pattern(pattern[1:-1])))
+    if has_bare_alternatives(inner):
         raise ValueError(f"has the pattern {pattern!r:.80}, whose ends belong to parts of it")
-    return inner
+    written = "".join(map(_in_lark, inner))
+    marked = f"{ANY_TEXT} {literal(closing)} {ANY_TEXT}"
+    return f"(/(?:{written})/ & ~({marked}))"
 
 
-def _has_bare_alternatives(pattern: str) -> bool:
-    """Return whether | stands outside of groups."""
-    depth = 0
-    for found in SAFE.finditer(pattern):
-        depth += {"(": 1, "(?:": 1, ")": -1}.get(found[0], 0)
-        if found[0] == "|" and depth == 0:
-            return True
-    return False
+def _in_lark(part: str) -> str:
+    """Return a part of a pattern as it stands between slashes."""
+    if part == "/":
+        return r"\/"
+    return f"\\x{{{ord(part):x}}}" if len(part) == 1 and ord(part) < ord(" ") else part
 
 
 def _of_length(least: Any, most: Any, margin: str) -> str:

@@ -1,7 +1,7 @@
 """Patterns of ECMA-262, written as the grammar library needs them to follow what they mean."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,6 +32,21 @@ def exact_pattern(pattern: str) -> str:
     characters but not these two: "[^\\"]" matches them. Such a class loses NUL.
     """
     return TOKEN.sub(_exact, pattern)
+
+
+def parts_of(pattern: str) -> Iterator[str]:
+    """Yield the parts of a pattern: escapes, classes, and other characters one by one."""
+    return (token[0] for token in TOKEN.finditer(pattern))
+
+
+def has_bare_alternatives(parts: Iterable[str]) -> bool:
+    """Return whether | stands outside of groups, given the parts of a pattern."""
+    depth = 0
+    for part in parts:
+        depth += {"(": 1, ")": -1}.get(part, 0)
+        if part == "|" and depth == 0:
+            return True
+    return False
 
 
 def literal_characters(pattern: str) -> Iterator[str]:

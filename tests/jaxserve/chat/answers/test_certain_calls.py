@@ -169,6 +169,14 @@ def grammars() -> Iterator[Grammars]:
         yield compiler
 
 
+def tokens_of(kind: Kind, text: str) -> list[int]:
+    """Return the tokens of an answer, with one for its special mark, and END."""
+    tokens: list[int] = []
+    for part in text.split(kind.marks[0]) if kind.marks else [text]:
+        tokens += [*([ByteTokenizer.bos_id] if tokens else []), *part.encode()]
+    return [*tokens, END]
+
+
 @pytest.mark.parametrize("name", list(KINDS))
 def test_a_grammar_has_calls_as_they_are_written_here(name: str, grammars: Grammars) -> None:
     """The other tests show how the answers are told that a grammar allows."""
@@ -177,11 +185,7 @@ def test_a_grammar_has_calls_as_they_are_written_here(name: str, grammars: Gramm
     context = CallContext([call for call, _ in CALLS], kind.form != "harmony", special)
     grammar = calls_alone(TOOL_FORMATS[kind.form].syntax, context, [{}] * len(CALLS))
     for calls in [[call] for call in CALLS] if kind.form == "harmony" else [CALLS]:
-        tokens: list[int] = []
-        text = kind.answer(*calls)
-        for part in text.split(kind.marks[0]) if kind.marks else [text]:
-            tokens += [*([ByteTokenizer.bos_id] if tokens else []), *part.encode()]
-        tokens.append(END)
+        tokens = tokens_of(kind, kind.answer(*calls))
         matcher = grammars.compile(Structure("lark", grammar, "tools")).matcher()
         assert matcher.fits(tokens) == len(tokens)
 

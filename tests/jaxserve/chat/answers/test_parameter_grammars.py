@@ -100,6 +100,12 @@ VALUES: list[tuple[Any, list[str], list[str]]] = [
     ({"type": "string", "maxLength": 524288}, ["a" * 5000], []),
     ({"type": "string", "pattern": "^wf_[a-z0-9-]{6,}$"}, ["wf_abc-12"], ["wf_a", "xwf_abcdef"]),
     ({"type": "string", "pattern": r"^(?:a|b\.c)+$"}, ["ab.ca"], ["b,c", ""]),
+    ({"type": "string", "pattern": "^(?:.|[^a])$"}, ["x", "\u00e9", "a", "<", "\n"], ["", "xx"]),
+    (
+        {"type": "string", "pattern": r"^(?:[+/<-][^\n]*\n)+end\n?$"},
+        ["/x\nend", '+<b></b> </ "\\n\n+\nend\n'],
+        ["+x\nend\n\n", "x\nend", "+</parameter>\n</arg_value>\nend"],
+    ),
     ({"type": "string", "format": "uri"}, ["https://a.org:80/b?c=d#e"], ["a.org", "http:"]),
     ({"type": "string", "format": "uuid"}, ["0123abcd-0000-4000-8000-0123456789AB"], ["0123"]),
 ]
@@ -191,8 +197,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (object_of(a={"type": "string", "format": "date"}), "parameters of 'f': 'a' has the format"),
     (object_of(a={"type": "string", "pattern": "a"}), "does not match whole strings"),
     (object_of(a={"type": "string", "pattern": "^a|b$"}), "ends belong to parts"),
-    (object_of(a={"type": "string", "pattern": "^[^a]$"}), "not simple"),
-    (object_of(a={"type": "string", "pattern": "^.$"}), "not simple"),
     (object_of(a={"type": "string", "pattern": "^a$", "minLength": 1}), "at once"),
     (object_of(a={"type": "string", "minLength": 3, "maxLength": 2}), "below"),
     (object_of(a={"type": "string", "not": {"const": "a"}}), "'not'"),

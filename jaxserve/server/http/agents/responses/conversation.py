@@ -11,8 +11,9 @@ from jaxserve.chat.turns import BETWEEN
 from jaxserve.errors import RequestError
 from jaxserve.server.http.agents.conversation import Conversation
 from jaxserve.server.http.agents.listed import Listed, Notes, json_of, named_type, parsed
+from jaxserve.server.http.agents.responses.custom_tools import INPUT
 from jaxserve.server.http.agents.responses.response import new_id
-from jaxserve.server.http.agents.responses.tools import INPUT, name_shown
+from jaxserve.server.http.agents.responses.tools import name_shown
 from jaxserve.server.http.agents.responses.types import (
     OTHER_ITEMS,
     CallOutput,

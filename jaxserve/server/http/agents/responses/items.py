@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from jaxserve.chat.answers import Call
+from jaxserve.server.http.agents.responses.custom_tools import INPUT
 from jaxserve.server.http.agents.responses.response import new_id
-from jaxserve.server.http.agents.responses.tools import INPUT, Origin
+from jaxserve.server.http.agents.responses.tools import Origin
 
 # Type of an event, and its fields beside those of every event.
 Told = tuple[str, dict[str, Any]]

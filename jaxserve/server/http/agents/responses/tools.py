@@ -1,7 +1,7 @@
 """Parse the tools of a request: functions, namespaces of them, and custom tools."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from jaxserve.chat.tools import AUTO, NONE, REQUIRED, Choice, Tools, among, check_size, tools_of
@@ -9,9 +9,9 @@ from jaxserve.chat.turns import BETWEEN
 from jaxserve.errors import RequestError
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.http.agents.listed import Notes, named_type, parsed
+from jaxserve.server.http.agents.responses.custom_tools import custom_function
 from jaxserve.server.http.agents.responses.types import (
     BUILT_IN,
-    CustomFormat,
     CustomTool,
     FunctionTool,
     NamespaceTool,
@@ -20,7 +20,6 @@ from jaxserve.server.http.errors import UnsupportedError
 
 FUNCTION = "function"
 CUSTOM = "custom"
-INPUT = "input"  # argument of the function that stands for a custom tool
 FIELD = "tool_choice"
 
 
@@ -34,11 +33,16 @@ class Origin(NamedTuple):
 
 @dataclass
 class RequestTools:
-    """Tools of a request; `origins` has the tool of each function that the model sees, by name."""
+    """Tools of a request.
+
+    `origins` has the tool of each function that the model sees, by name, and `followed` the schemas
+    that calls follow instead of the parameters that the model sees.
+    """
 
     functions: list[dict[str, Any]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     origins: dict[str, Origin] = field(default_factory=dict)
+    followed: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def add(self, function: dict[str, Any], origin: Origin, path: str) -> None:
         """Add a function that the model sees."""
@@ -61,7 +65,7 @@ def read_tools(given: Sequence[dict[str, Any]], limits: Limits, notes: Notes) ->
     check_size(given, limits.max_tools, limits.max_tool_bytes)
     found = RequestTools()
     for i, tool in enumerate(given):
-        _read(tool, f"tools[{i}]", None, found, notes)
+        _read(tool, f"tools[{i}]", None, found, limits, notes)
     check_size(found.functions, limits.max_tools, limits.max_tool_bytes)
     return found
 
@@ -70,7 +74,8 @@ def choose(tools: RequestTools, given: Any, parallel: bool, notes: Notes) -> Too
     """Return the tools with the request's choice among them; None where none may be called."""
 
     def chosen(choice: Choice) -> Tools | None:
-        return tools_of(tools.functions, choice, parallel, tools.paths.__getitem__)
+        found = tools_of(tools.functions, choice, parallel, tools.paths.__getitem__)
+        return replace(found, followed=tools.followed) if found else None
 
     match given:
         case None:
@@ -109,7 +114,14 @@ def _allowed(tools: RequestTools, given: list[Any], notes: Notes) -> frozenset[s
     return frozenset(names)
 
 
-def _read(tool: Any, path: str, namespace: str | None, found: RequestTools, notes: Notes) -> None:
+def _read(
+    tool: Any,
+    path: str,
+    namespace: str | None,
+    found: RequestTools,
+    limits: Limits,
+    notes: Notes,
+) -> None:
     """Add one tool of the request, or those of a namespace."""
     kind = named_type(tool, path)
     match kind:
@@ -117,18 +129,21 @@ def _read(tool: Any, path: str, namespace: str | None, found: RequestTools, note
             function = parsed(FunctionTool, tool, notes, path)
             _add_function(function, path, namespace, found)
         case "custom":
-            _add_custom(parsed(CustomTool, tool, notes, path), path, namespace, found, notes)
+            custom = parsed(CustomTool, tool, notes, path)
+            _add_custom(custom, path, namespace, found, limits, notes)
         case "namespace" if namespace is None:
-            _read_group(parsed(NamespaceTool, tool, notes, path), path, found, notes)
+            _read_group(parsed(NamespaceTool, tool, notes, path), path, found, limits, notes)
         case _:
             _drop(kind, f"{path}.type", notes)
 
 
-def _read_group(group: NamespaceTool, path: str, found: RequestTools, notes: Notes) -> None:
+def _read_group(
+    group: NamespaceTool, path: str, found: RequestTools, limits: Limits, notes: Notes
+) -> None:
     """Add the tools of a namespace, whose description precedes that of the first one."""
     first = len(found.functions)
     for i, inner in enumerate(group.tools):
-        _read(inner, f"{path}.tools[{i}]", group.name, found, notes)
+        _read(inner, f"{path}.tools[{i}]", group.name, found, limits, notes)
     if not group.description or first == len(found.functions):
         return
     function = found.functions[first]
@@ -160,44 +175,16 @@ def _add_function(
 
 
 def _add_custom(
-    tool: CustomTool, path: str, namespace: str | None, found: RequestTools, notes: Notes
+    tool: CustomTool,
+    path: str,
+    namespace: str | None,
+    found: RequestTools,
+    limits: Limits,
+    notes: Notes,
 ) -> None:
-    """Add the function that stands for a custom tool: its one argument is the tool's input."""
-    schema: dict[str, Any] = {"type": "string"}
-    pattern = _pattern(tool.format, f"{path}.format", notes) if tool.format else None
-    if pattern is not None:
-        schema["pattern"] = f"^(?:{pattern})$"
-    given = {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": {
-            "type": "object",
-            "properties": {INPUT: schema},
-            "required": [INPUT],
-            "additionalProperties": False,
-        },
-        "strict": pattern is not None,
-    }
+    function, followed = custom_function(tool, path, limits, notes)
     if namespace and isinstance(tool.name, str):
-        given["name"] = name_shown(tool.name, namespace)
-    found.add(given, Origin(str(tool.name), namespace, True), path)
-
-
-def _pattern(given: Mapping[str, Any], path: str, notes: Notes) -> str | None:
-    """Return the regular expression that a custom tool's input follows; None for any text."""
-    format = parsed(CustomFormat, given, notes, path)
-    if format.type == "text":
-        return None
-    if format.type != "grammar":
-        raise UnsupportedError(
-            f"{path}.type", f'is {format.type!r:.80}; only "text" and "grammar" are supported'
-        )
-    if format.syntax != "regex":
-        problem = (
-            f"is {format.syntax!r:.80}; inside of a call only a grammar of the syntax "
-            '"regex" can be kept (leave out the format, and describe it)'
-        )
-        raise UnsupportedError(f"{path}.syntax", problem)
-    if format.definition is None:
-        raise RequestError(f"{path}.definition", "is missing; give the regular expression")
-    return format.definition
+        function["name"] = name_shown(tool.name, namespace)
+    found.add(function, Origin(str(tool.name), namespace, True), path)
+    if followed is not None:
+        found.followed[function["name"]] = followed

@@ -200,12 +200,12 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
                 {
                     "type": "custom",
                     "name": "c",
-                    "format": {"type": "grammar", "syntax": "lark", "definition": "start: /a/"},
+                    "format": {"type": "grammar", "syntax": "ebnf", "definition": "a = a;"},
                 }
             ],
         },
         "tools[0].format.syntax",
-        "regex",
+        '"regex" and "lark"',
     ),
 ]
 

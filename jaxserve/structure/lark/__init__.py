@@ -1,0 +1,10 @@
+"""Lark grammars without nesting, as regular expressions.
+
+The text of a grammar is read by tokens.py, its rules by parser.py into the nodes of nodes.py, and
+expression.py writes them as one expression.
+"""
+
+from jaxserve.structure.lark.errors import LarkError
+from jaxserve.structure.lark.expression import check_classes, expression_of
+
+__all__ = ["LarkError", "check_classes", "expression_of"]
