@@ -171,7 +171,8 @@ def test_the_token_reaches_the_endpoint_alone(
 
 def test_faults_that_pass(hub: FakeHub, repo: HubRepo, tensors: dict[str, np.ndarray]) -> None:
     tensor = opened()["g.weight"]
-    hub.faults.cut[FILE] = [100, 0, 5000]
+    # Five in all: one of the requests that run at once may meet all of them, and tries six times.
+    hub.faults.cut[FILE] = [0, 5000]
     hub.faults.statuses["cdn"] = [(429, {"Retry-After": "0"}), (503, {})]
     hub.faults.statuses["hub"] = [(500, {})]
     np.testing.assert_array_equal(tensor[:], tensors["g.weight"])
