@@ -26,12 +26,13 @@ from jaxserve.server.http.agents.listed import Listed
 from jaxserve.server.http.agents.messages import blocks as of_blocks
 from jaxserve.server.http.agents.messages import types as of_messages
 from jaxserve.server.http.agents.messages.tools import CustomTool as MessagesTool
+from jaxserve.server.http.agents.responses import item_types as of_items
+from jaxserve.server.http.agents.responses import tool_types as of_tools
 from jaxserve.server.http.agents.responses import types as of_responses
 from jaxserve.server.http.app import new_app
+from jaxserve.server.http.other_fields import IGNORED, ONLY
 from jaxserve.server.http.types import (
-    IGNORED,
     MAX_PROMPTS,
-    ONLY,
     ChatBody,
     CompletionBody,
     EmbeddingBody,
@@ -42,7 +43,7 @@ from jaxserve.server.readiness import Readiness
 from jaxserve.server.security.auth import BearerTokens
 
 REFUSED_BLOCKS = of_blocks.REFUSED
-OTHER_ITEMS = of_responses.OTHER_ITEMS
+OTHER_ITEMS = of_items.OTHER_ITEMS
 # Objects in the bodies of agents, by the paths of the endpoints.
 DOORS: dict[str, tuple[type[Listed], ...]] = {
     "/v1/responses": (
@@ -50,16 +51,16 @@ DOORS: dict[str, tuple[type[Listed], ...]] = {
         of_responses.ReasoningOptions,
         of_responses.TextOptions,
         of_responses.TextFormat,
-        of_responses.Message,
-        of_responses.TextPart,
-        of_responses.ReasoningItem,
-        of_responses.FunctionCall,
-        of_responses.CustomCall,
-        of_responses.CallOutput,
-        of_responses.FunctionTool,
-        of_responses.CustomTool,
-        of_responses.CustomFormat,
-        of_responses.NamespaceTool,
+        of_items.Message,
+        of_items.TextPart,
+        of_items.ReasoningItem,
+        of_items.FunctionCall,
+        of_items.CustomCall,
+        of_items.CallOutput,
+        of_tools.FunctionTool,
+        of_tools.CustomTool,
+        of_tools.CustomFormat,
+        of_tools.NamespaceTool,
     ),
     "/v1/responses/input_tokens": (of_responses.CountBody,),
     "/v1/messages": (

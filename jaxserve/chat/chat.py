@@ -1,22 +1,14 @@
 """Prompts of conversations: their text, and token ids in which only the template marks turns."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from jaxserve.chat.answer_grammars import AnswerGrammars
 from jaxserve.chat.answers import AnswerFormats, Reading, harmony
-from jaxserve.chat.answers.call_grammar import (
-    CallContext,
-    Lead,
-    ParametersError,
-    calls_alone,
-    calls_or_body,
-    text_and_calls,
-)
 from jaxserve.chat.answers.thinking import MARKS, closed_by, opened_by
-from jaxserve.chat.answers.thought_grammar import lead_of_thought
 from jaxserve.chat.guarded_template import Given, GuardedTemplate
 from jaxserve.chat.marks import notes_on_marks
 from jaxserve.chat.messages import plain_messages
@@ -85,6 +77,7 @@ class Chat:
         self._file = template_file
         self._parsers = (tool_parser, reasoning_parser)
         self.unknown_fields: UnknownFields = unknown_fields
+        self._grammars = AnswerGrammars(tokenizer)
         self._renderer = TemplateRenderer(seconds)
 
     @cached_property
@@ -167,27 +160,16 @@ class Chat:
         # The marks have done their work once the ids exist; the text is for people.
         text = turns.text.replace(MARK, "")
         reading = self._reading(text, tools, template.formats)
-        before_text, before_calls = self._leads(text, reading)
+        before_text, before_calls = self._grammars.leads(text, reading)
         return Rendered(
             text,
             tuple(ids),
             reading,
-            structure=self._structure(tools, reading, before_calls.frame),
-            frame=self._frame(tools, reading, before_text, before_calls),
+            structure=self._grammars.structure(tools, reading, before_calls.frame),
+            frame=self._grammars.frame(tools, reading, before_text, before_calls),
             thought_budget=self._budget(options, text, reading),
             unread=(*unread, *chosen.ignored),
         )
-
-    def _leads(self, prompt: str, reading: Reading) -> tuple[Lead, Lead]:
-        """Return what comes before a structure, and before calls that the answer has to make."""
-        context = self._context()
-        if reading.channels:
-            return harmony.before_text(context), harmony.before_calls(context)
-        if not reading.thinks or closed_by(prompt):
-            return Lead(), Lead()
-        tokens = {**self._tokenizer.added_tokens, **self._tokenizer.special_tokens}
-        lead = lead_of_thought(context, reading.opened, tokens)
-        return lead, lead
 
     def _chosen(self, template: GuardedTemplate, options: TemplateOptions) -> Chosen:
         """Return the variables that options become; ChatError for one that is to be refused."""
@@ -213,9 +195,6 @@ class Chat:
         if reading.channels:
             return budget_in_channels(tokens, bool(reading.names), self._tokenizer)
         return budget_of(tokens, reading.opened, self._tokenizer)
-
-    def _context(self, names: Sequence[str] = (), parallel: bool = True) -> CallContext:
-        return CallContext(names, parallel, self._tokenizer.special_tokens)
 
     def _check_tools(self) -> None:
         """Raise ChatError where the template takes no tools, or calls could not be parsed."""
@@ -251,62 +230,9 @@ class Chat:
             opened=formats.thinks and not formats.channels and opened_by(prompt),
             channels=formats.channels,
             spelled={special[mark]: mark for mark in marks if mark in special},
-            # The grammar of _structure sees to that.
+            # The grammar of AnswerGrammars.structure sees to that.
             certain=bool(tools and formats.tools and (tools.required or tools.strict)),
         )
-
-    def _structure(self, tools: Tools | None, reading: Reading, frame: str) -> Structure | None:
-        """Return the grammar of an answer that must call, or must call strictly; otherwise None."""
-        if tools is None or reading.tools is None or not reading.certain:
-            return None
-        context, given = self._callable(tools, reading)
-        syntax = reading.tools.syntax
-        try:
-            if tools.required:
-                return Structure("lark", calls_alone(syntax, context, given), "tools", frame)
-            # Where a thought comes before the text, its marks are not in it.
-            text_tokens = MARKS if reading.thinks and not frame else ()
-            grammar = text_and_calls(syntax, context, given, text_tokens)
-            return Structure("lark", grammar, "tools", frame)
-        except ParametersError as error:
-            problem = (
-                "this model writes arguments as text, which cannot be made to follow all schemas: "
-                f'{error} (leave out "strict", and choose "auto")'
-            )
-            raise ChatError(problem, "tools") from None
-        except ValueError as error:
-            problem = (
-                "this model's format allows strict calls with tool_choice only: "
-                f'{error} (choose "required" or one function)'
-            )
-            raise ChatError(problem, "tools") from None
-
-    def _frame(
-        self, tools: Tools | None, reading: Reading, before_text: Lead, before_calls: Lead
-    ) -> str | None:
-        """Return the grammar around a structure that the answer may have, see Rendered."""
-        if tools is None or reading.tools is None:
-            return before_text.frame
-        syntax = reading.tools.syntax
-        has_mark = bool(syntax.opening) or reading.channels
-        if tools.required or not has_mark:
-            return None
-        context, given = self._callable(tools, reading)
-        try:
-            return calls_or_body(syntax, context, given, before_calls, before_text)
-        except ParametersError:  # told by _structure: only strict functions have such schemas
-            return None
-
-    def _callable(
-        self, tools: Tools, reading: Reading
-    ) -> tuple[CallContext, list[Mapping[str, Any]]]:
-        """Return the functions that calls may be of, with the schemas that these have to follow."""
-        schemas = dict(reading.functions)
-        if tools.required:
-            schemas = {name: each for name, each in schemas.items() if name in tools.required}
-        else:
-            schemas = {name: each if name in tools.strict else {} for name, each in schemas.items()}
-        return self._context(list(schemas), tools.parallel), list(schemas.values())
 
     def close(self) -> None:
         """End the rendering process; a later use starts another."""

@@ -66,7 +66,9 @@ class LocalServer:
         self.failure: BaseException | None = None
         self.hangs = False
         self._readiness = process.readiness
-        service, self._thread = process.connect_llm(llm, (process.metrics,), on_failure=self._fail)
+        service, self._thread = process.connector.connect_llm(
+            llm, (process.metrics,), on_failure=self._fail
+        )
         self._state = ServingState(
             service,
             self._thread,

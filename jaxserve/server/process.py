@@ -4,28 +4,24 @@ import asyncio
 import gc
 import logging
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
 from jaxserve.backends import devices
 from jaxserve.cluster.heartbeat import PodFailure
-from jaxserve.config import EngineConfig
 from jaxserve.engine.device.weight_report import describe_weights, weight_sizes
-from jaxserve.engine.engine import Engine
-from jaxserve.engine.engine_thread import ComputeTotals, EngineThread
+from jaxserve.engine.engine_thread import EngineThread
 from jaxserve.errors import RestartingError
 from jaxserve.llm import LLM
-from jaxserve.prompts import Prompts
 from jaxserve.server import cards
 from jaxserve.server.core.client_rules import ANY_CLIENT, ClientRules
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.core.request_observer import RequestObserver
-from jaxserve.server.core.service import Service
 from jaxserve.server.disaggregation.flags import Meshes
 from jaxserve.server.disaggregation.local_mesh import DecodeMeshRole, Place, PrefillMesh, places
 from jaxserve.server.disaggregation.roles import Role
+from jaxserve.server.engine_connector import EngineConnector
 from jaxserve.server.flags import ServeOptions
 from jaxserve.server.lifecycle import Lifecycle
 from jaxserve.server.listeners import Listeners
@@ -43,7 +39,6 @@ if TYPE_CHECKING:
 
 NewRole = Callable[[Readiness, CollectorRegistry], Role]  # the registry is that of the metrics
 NewMetrics = Callable[..., Metrics]  # takes the functions that Metrics takes
-OnFailure = Callable[[BaseException], None]
 log = logging.getLogger("jaxserve.serve")
 
 
@@ -73,9 +68,7 @@ class ServerProcess:
         logs_requests: bool = False,
         rules: ClientRules = ANY_CLIENT,
     ):
-        self._rules = rules
         self._logs_requests = logs_requests
-        self.limits = limits
         self.readiness = Readiness(self.on_phase)
         self.metrics = new_metrics(
             self._compiles_after_ready,
@@ -102,6 +95,9 @@ class ServerProcess:
         )
         self._on_ready = on_ready
         self._loop = asyncio.get_running_loop()
+        self.connector = EngineConnector(
+            limits, rules, self.role, self.lifecycle.fail, self._call_soon
+        )
 
     async def run(self, options: ServeOptions, load: Callable[[], ServingState]) -> int:
         """Listen, call `load` on another thread, serve until told to stop; return the exit code."""
@@ -191,7 +187,7 @@ class ServerProcess:
         observers: list[RequestObserver] = [self.metrics, TrafficLog(), requests]
         if provider:
             observers.append(Traces(provider, model.name))
-        service, thread = self.connect_llm(llm, tuple(observers), role)
+        service, thread = self.connector.connect_llm(llm, tuple(observers), role)
         later.append(lambda: steps.compile_rest(thread))
         self._call_soon(lambda: self.role.open(handshake))
         self._watch_experts(llm, thread)
@@ -228,7 +224,7 @@ class ServerProcess:
         loader.say(f"prefill  {cards.mesh_text(engine)}, {cards.cache_text(engine)}")
         steps = loader.steps_of(llm)
         steps.compile()
-        service, thread = self.connect_llm(llm, role=Role())
+        service, thread = self.connector.connect_llm(llm, role=Role())
         later.append(lambda: steps.compile_rest(thread))
         return PrefillEngine(service, thread, llm.runner)
 
@@ -254,67 +250,3 @@ class ServerProcess:
             layers = mixture.layers
             read = llm.runner.expert_load
             self._call_soon(lambda: self.metrics.watch_experts(layers, thread, read))
-
-    # ---- connecting an engine
-
-    def connect_llm(
-        self,
-        llm: LLM,
-        observers: tuple[RequestObserver, ...] = (),
-        role: Role | None = None,
-        on_failure: OnFailure | None = None,
-    ) -> tuple[Service, EngineThread]:
-        """Make service and engine thread of a model whose steps are compiled; see `connect`."""
-        runner = llm.runner
-
-        def totals() -> ComputeTotals:
-            total = runner.total
-            return ComputeTotals(total.live_tokens, total.computed_tokens, str(runner.collected))
-
-        return self.connect(
-            llm.engine, llm.prompts, runner.config, observers, role, on_failure, totals
-        )
-
-    def connect(
-        self,
-        engine: Engine,
-        prompts: Prompts,
-        config: EngineConfig,
-        observers: tuple[RequestObserver, ...] = (),
-        role: Role | None = None,
-        on_failure: OnFailure | None = None,
-        totals: Callable[[], ComputeTotals] = ComputeTotals,
-    ) -> tuple[Service, EngineThread]:
-        """Make service and engine thread; the caller starts the thread. From any thread.
-
-        Args:
-            role: Role of the engine; None for that of the process.
-            on_failure: Function called on the event loop when the engine fails; None: the
-                lifecycle ends the process.
-            totals: Function as in EngineThread.
-        """
-        role = role or self.role
-        failed = on_failure or self.lifecycle.fail
-        service: Service
-        # Reports and failures arise on the engine's thread and are taken in on the event loop.
-        thread = EngineThread(
-            engine,
-            lambda report: self._call_soon(lambda: service.take(report)),
-            lambda error: self._call_soon(lambda: failed(error)),
-            totals,
-            ended=partial(RestartingError, "the engine has ended; the server restarts"),
-        )
-        page_fetcher = role.remote_prefill(thread, config.page_size)
-        service = Service(
-            prompts,
-            thread,
-            config.max_batch * config.lanes,
-            config.step_tokens,
-            self.limits,
-            observers,
-            page_fetcher,
-            role.for_servers,
-            self._rules,
-            gives_way=not config.deterministic,
-        )
-        return service, thread

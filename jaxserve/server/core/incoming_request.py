@@ -1,5 +1,6 @@
 """Requests as they arrive, whichever protocol they came by, before they are admitted."""
 
+import secrets
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -43,6 +44,11 @@ class IncomingRequest:
     def deadline(self) -> float | None:
         """Time on the monotonic clock at which the client gives up; None: never."""
         return None if self.timeout is None else self.arrived + self.timeout
+
+
+def new_id() -> str:
+    """Return a request id for a client that gave none."""
+    return f"req-{secrets.token_hex(8)}"
 
 
 def trace_of(headers: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:

@@ -1,8 +1,6 @@
 """The service behind gRPC and HTTP: requests in, answers out, whatever the protocol."""
 
-import asyncio
 import itertools
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,14 +10,15 @@ from typing import Any
 from jaxserve.chat import Rendered
 from jaxserve.engine.engine_thread import ComputeTotals, EngineThread, StepReport
 from jaxserve.engine.events import TokenEvent
-from jaxserve.errors import DeadlineError, JaxserveError, QueueFullError, RequestIdInUseError
+from jaxserve.errors import JaxserveError, QueueFullError, RequestIdInUseError
 from jaxserve.prompts import Prepared, Prompt, Prompts
 from jaxserve.server.core.admission import AdmissionControl
 from jaxserve.server.core.answer import Answer
 from jaxserve.server.core.answer_events import Outbox
+from jaxserve.server.core.answer_timers import AnswerTimers
 from jaxserve.server.core.client_rules import ANY_CLIENT, ClientRules
 from jaxserve.server.core.event_queue import EventQueue
-from jaxserve.server.core.incoming_request import IncomingRequest
+from jaxserve.server.core.incoming_request import IncomingRequest, new_id
 from jaxserve.server.core.internal_errors import mask_internal_error
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.core.load_model import LoadModel
@@ -82,7 +81,7 @@ class Service:
         self._aborted: set[str] = set()  # ids of `_requests` that were aborted before submission
         self._failure: JaxserveError | None = None
         self._numbers = itertools.count(1)
-        self._timers: dict[Answer, asyncio.TimerHandle] = {}
+        self._timers = AnswerTimers(limits.max_request_seconds, clock)
         self._events = EventQueue(self._route)
 
     # ---- requests
@@ -221,23 +220,12 @@ class Service:
         self._answers[prepared.request.id] = answer
         self._requests[request_id] = answer
         self._load.queue.queue_prompt(request_id, prepared.request)
-        self._start_timer(answer, incoming.deadline)
+        self._timers.start(answer, incoming.deadline)
         self._thread.submit(prepared.request)
         # Submitted all the same, so that the answer ends with finish reason abort.
         if request_id in self._aborted:
             self._thread.abort(prepared.request.id)
         return answer
-
-    def _start_timer(self, answer: Answer, deadline: float | None) -> None:
-        now = self._load.clock()
-        seconds = answer.submitted + self.limits.max_request_seconds - now
-        what = "--max-request-seconds has passed"
-        if deadline is not None and deadline - now < seconds:
-            seconds = deadline - now
-            what = "the deadline has passed"
-        self._timers[answer] = asyncio.get_running_loop().call_later(
-            seconds, answer.fail, DeadlineError(what)
-        )
 
     def _forget(self, request_id: str) -> None:
         del self._requests[request_id]
@@ -283,7 +271,7 @@ class Service:
     def _on_answer_ended(self, answer: Answer, error: JaxserveError | None) -> None:
         del self._answers[answer.prepared.request.id]
         self._forget(answer.id)
-        self._timers.pop(answer).cancel()
+        self._timers.stop(answer)
         self._load.observe_end(answer)
         if _enters_again(answer, error):
             return
@@ -294,8 +282,3 @@ class Service:
 def _enters_again(answer: Answer, error: JaxserveError | None) -> bool:
     """Return whether a request left the queue for another one and enters it again by itself."""
     return answer.incoming.embed and isinstance(error, QueueFullError)
-
-
-def new_id() -> str:
-    """Return a request id for a client that gave none."""
-    return f"req-{secrets.token_hex(8)}"

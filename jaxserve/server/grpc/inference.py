@@ -13,9 +13,9 @@ from jaxserve.errors import AbortedError, JaxserveError
 from jaxserve.server.core.answer import Answer
 from jaxserve.server.core.embedding import embed, render_each
 from jaxserve.server.core.ignored_names import HEADER, listed, nameable
-from jaxserve.server.core.incoming_request import trace_of
+from jaxserve.server.core.incoming_request import new_id, trace_of
 from jaxserve.server.core.internal_errors import mask_internal_error
-from jaxserve.server.core.service import Service, new_id
+from jaxserve.server.core.service import Service
 from jaxserve.server.core.status import trailers
 from jaxserve.server.grpc.fields import check_known
 from jaxserve.server.grpc.parse import (

@@ -18,7 +18,7 @@ from smg_grpc_proto.generated import common_pb2
 
 from jaxserve.errors import RequestError
 from jaxserve.server.core.embedding import embed, embedding_requests
-from jaxserve.server.core.service import new_id
+from jaxserve.server.core.incoming_request import new_id
 from jaxserve.server.grpc.admin import MAX_ABORTS
 from jaxserve.server.grpc.inference import fields_of_call, with_status, write_to
 from jaxserve.server.grpc.server import GrpcEndpoint

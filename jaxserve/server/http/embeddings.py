@@ -11,9 +11,8 @@ from starlette.responses import Response
 from jaxserve.completion import Completion
 from jaxserve.errors import RequestError
 from jaxserve.server.core.embedding import embed, embedding_requests, render_each
-from jaxserve.server.core.incoming_request import IncomingRequest, trace_of
+from jaxserve.server.core.incoming_request import IncomingRequest, new_id, trace_of
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.core.service import new_id
 from jaxserve.server.http.body import read_with_timeout
 from jaxserve.server.http.calls import check_model
 from jaxserve.server.http.errors import errors_to_responses

@@ -11,9 +11,9 @@ from starlette.responses import Response
 
 from jaxserve.server.core.answer import Answer
 from jaxserve.server.core.answer_events import Done
-from jaxserve.server.core.incoming_request import IncomingRequest, trace_of
+from jaxserve.server.core.incoming_request import IncomingRequest, new_id, trace_of
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.core.service import Service, new_id
+from jaxserve.server.core.service import Service
 from jaxserve.server.http.body import read_with_timeout
 from jaxserve.server.http.calls import (
     body_field_names,

@@ -1,4 +1,4 @@
-"""Models of request bodies, and the fields of OpenAI's API that are accepted without effect.
+"""Models of request bodies.
 
 A field that is null counts as left out. A field that is neither in a model, in IGNORED nor in ONLY
 is an error: no field is dropped silently.
@@ -10,156 +10,16 @@ from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainValidator,
-    create_model,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, PlainValidator, create_model, model_validator
 
-from jaxserve.sampling_params import MAX_BIASES, SamplingParams
+from jaxserve.sampling_params import SamplingParams
 from jaxserve.server.core.embedding import MAX_INPUTS
 from jaxserve.server.http.errors import UnknownFieldError, UnsupportedError
+from jaxserve.server.http.field_types import Biases, Ids, Objects, Text, Texts, prompts
 from jaxserve.server.http.json import dumps
+from jaxserve.server.http.other_fields import IGNORED, ONLY, OTHER_NAMES
 
 MAX_PROMPTS = 64  # of one request to /v1/completions
-
-# Fields that have no effect here, each with the reason.
-IGNORED: Mapping[str, str] = MappingProxyType(
-    {
-        "user": "who asks: nothing here counts or bills by person",
-        "safety_identifier": "who asks, as a hash: nothing here counts or bills by person",
-        "metadata": "labels of a stored completion: nothing is stored",
-        "prompt_cache_key": "a hint about which prompts share a beginning: the cache finds that "
-        "out (cache_salt separates)",
-        "prompt_cache_options": "how to cache prompts: pages are shared whenever they can be",
-        "prompt_cache_retention": "how long prompts stay cached: as long as there is room",
-        "service_tier": "how fast the answer shall be: `priority` says that here",
-        "store": "whether OpenAI keeps the answer: nothing is stored",
-        "prediction": "a text that the answer may resemble: drafts come from elsewhere here",
-    }
-)
-
-# Fields by which other servers know what has another name here.
-OTHER_NAMES: Mapping[str, str] = MappingProxyType(
-    {
-        **dict.fromkeys(("guided_json", "guided_regex", "guided_choice"), "response_format"),
-        **dict.fromkeys(("guided_grammar", "structured_outputs"), "response_format"),
-        **dict.fromkeys(("json_schema", "regex", "ebnf", "grammar"), "response_format"),
-        **dict.fromkeys(("format", "structural_tag"), "response_format"),
-        **dict.fromkeys(("max_new_tokens", "max_output_tokens"), "max_tokens"),
-        **dict.fromkeys(("max_length", "n_predict", "num_predict"), "max_tokens"),
-        **dict.fromkeys(("min_new_tokens", "min_length"), "min_tokens"),
-        **dict.fromkeys(("stop_sequences", "stop_words"), "stop"),
-        "repeat_penalty": "repetition_penalty",
-        **dict.fromkeys(("random_seed", "sampling_seed"), "seed"),
-        "do_sample": "temperature",
-        "num_return_sequences": "n",
-        "no_stop_trim": "include_stop_str_in_output",
-        "return_logprob": "logprobs",
-        "top_logprobs_num": "top_logprobs",
-        "logprob_start_len": "prompt_logprobs",
-        "rid": "request_id",
-        **dict.fromkeys(("thinking_token_budget", "max_thinking_tokens"), "thinking_budget"),
-        "system": "messages",
-    }
-)
-
-# Fields of which only the values that ask for the usual behaviour are accepted, and null.
-ONLY: Mapping[str, tuple[Any, ...]] = MappingProxyType(
-    {
-        "audio": (),
-        "function_call": ("none",),
-        "functions": ([],),
-        "modalities": (["text"],),
-        "moderation": (),
-        "parallel_tool_calls": (True, False),  # without tools, either value changes nothing
-        "reasoning_effort": ("none",),
-        "skip_special_tokens": (True,),
-        "spaces_between_special_tokens": (True,),
-        "suffix": ("",),
-        "tool_choice": ("none",),
-        "tools": ([],),
-        "verbosity": ("medium",),
-        "web_search_options": (),
-    }
-)
-
-
-# Validators raise ValueError with a text that continues the field's name: "has 3 entries; ...".
-
-
-def _no_lone_surrogate(text: str) -> str:
-    """Refuse half a surrogate pair: JSON can write one, UTF-8 cannot."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"has half a surrogate pair at character {error.start}; send both halves"
-        ) from None
-    return text
-
-
-def _listed(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-def _prompts(value: Any, limit: int) -> list[str | list[int]]:
-    """Return one or several prompts, each a text or token ids, as a list.
-
-    The service checks the ids themselves.
-    """
-    if _is_one_prompt(value):
-        value = [value]
-    if not isinstance(value, list) or not value:
-        raise ValueError(
-            "must be a string, a list of strings, a list of token ids, or a list of such lists"
-        )
-    if len(value) > limit:
-        raise ValueError(f"has {len(value)} entries; the limit is {limit}")
-    kind = type(value[0])
-    for i, prompt in enumerate(value):
-        if type(prompt) is not kind:
-            raise ValueError(
-                f"has an entry {i} of another kind than the first; all must be strings, or all "
-                f"lists of token ids"
-            )
-    return [_no_lone_surrogate(prompt) if isinstance(prompt, str) else prompt for prompt in value]
-
-
-def _is_one_prompt(value: Any) -> bool:
-    if isinstance(value, str):
-        return True
-    # A list that begins with neither a string nor a list is one prompt of token ids.
-    return isinstance(value, list) and bool(value) and not isinstance(value[0], str | list)
-
-
-def _biases(value: Any) -> dict[int, Any]:
-    """Return the biases by token id; SamplingParams checks the numbers."""
-    if not isinstance(value, dict):
-        raise ValueError("must be an object of token ids and numbers")
-    if len(value) > MAX_BIASES:
-        raise ValueError(f"has {len(value)} entries; the limit is {MAX_BIASES}")
-    for key in value:
-        if not _is_integer(key):
-            raise ValueError(f'has the key {key!r:.80}; keys are token ids, such as "50256"')
-    return {int(key): bias for key, bias in value.items()}
-
-
-def _is_integer(text: str) -> bool:
-    """Return whether the text is an integer exactly as Python writes it: not "+1", not "01"."""
-    return text.isascii() and text.removeprefix("-").isdigit() and str(int(text)) == text
-
-
-Text = Annotated[str, AfterValidator(_no_lone_surrogate)]
-Texts = Annotated[list[str], Field(fail_fast=True), BeforeValidator(_listed)]
-Ids = Annotated[list[int], Field(fail_fast=True)]
-Biases = Annotated[dict[int, Any], PlainValidator(_biases)]
-Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 INTEGERS = (int, int | None)
 
 
@@ -280,7 +140,7 @@ class TemplateBody(Body):
 
 
 class CompletionBody(Sampling):
-    prompt: Annotated[list[str | list[int]], PlainValidator(partial(_prompts, limit=MAX_PROMPTS))]
+    prompt: Annotated[list[str | list[int]], PlainValidator(partial(prompts, limit=MAX_PROMPTS))]
     echo: bool = False
     logprobs: int | None = None
     best_of: int | None = None
@@ -301,7 +161,7 @@ class EmbeddingBody(Body):
     ignored: ClassVar[Mapping[str, str]] = IGNORED
 
     model: Text | None = None
-    input: Annotated[list[str | list[int]], PlainValidator(partial(_prompts, limit=MAX_INPUTS))]
+    input: Annotated[list[str | list[int]], PlainValidator(partial(prompts, limit=MAX_INPUTS))]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = None
     priority: int = 0

@@ -13,7 +13,8 @@ from jaxserve.bench.arrivals import Arrival
 from jaxserve.bench.flags import OverloadOptions, parse
 from jaxserve.bench.latency import OK, Outcome
 from jaxserve.bench.load import Load
-from jaxserve.bench.overload import OverloadPoint, OverloadReport, check, measure
+from jaxserve.bench.overload import check, measure
+from jaxserve.bench.overload_report import OverloadPoint, OverloadReport
 from jaxserve.errors import ConfigError
 from jaxserve.plan.plot import picture
 from tests.jaxserve.bench.test_serve import ENVIRONMENT

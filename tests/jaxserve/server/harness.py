@@ -231,7 +231,9 @@ async def running(
 
     role = role_with(new_role, endpoints)
     process = ServerProcess(limits, tokens, role, new_metrics=new_metrics, rules=rules)
-    service, thread = process.connect(engine, prompts, configured, observers, on_failure=failed)
+    service, thread = process.connector.connect(
+        engine, prompts, configured, observers, on_failure=failed
+    )
     model = replace(MODEL, embedding_dimensions=2 if configured.embeds else 0)
     state = ServingState(service, thread, model, ENGINE, lambda: 0, handshake=handshake)
     addresses = AddressOptions(

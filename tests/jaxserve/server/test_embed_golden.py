@@ -39,7 +39,7 @@ async def serving(llm: LLM) -> AsyncIterator[tuple[Readiness, str]]:
     """Serve this model; yield its readiness, and its address of gRPC."""
     failures: list[BaseException] = []
     process = ServerProcess(Limits())
-    service, thread = process.connect_llm(llm, on_failure=failures.append)
+    service, thread = process.connector.connect_llm(llm, on_failure=failures.append)
     process.readiness.set_ready(
         ServingState(service, thread, model_card(llm, "tiny"), engine_card(llm), lambda: 0)
     )

@@ -14,7 +14,8 @@ from jaxserve.sampling_params import SamplingParams
 from jaxserve.server.core.ignored_names import IgnoredField
 from jaxserve.server.http.body import request_error
 from jaxserve.server.http.errors import UnknownFieldError, UnsupportedError
-from jaxserve.server.http.types import ONLY, OTHER_NAMES, Body, ChatBody
+from jaxserve.server.http.other_fields import ONLY, OTHER_NAMES
+from jaxserve.server.http.types import Body, ChatBody
 
 MOST_NOTED = 64  # fields of one request; a client may send any number of others
 NO_REASONS: Mapping[str, str] = MappingProxyType({})

@@ -138,7 +138,7 @@ async def serving(
         return llm.runner.compiles_after_ready - before
 
     metrics = process.metrics
-    service, thread = process.connect_llm(llm, (metrics,), on_failure=failed)
+    service, thread = process.connector.connect_llm(llm, (metrics,), on_failure=failed)
     options = ServeOptions(addresses=AddressOptions(port=0, http=False))
     await process.listeners.start(options, process.lifecycle.drain, failed)
     thread.start()

@@ -85,14 +85,14 @@ async def joined(prefill: LLM, decode: LLM, seconds: float = 600.0) -> AsyncIter
     registry = CollectorRegistry()
     before = prefill.runner.compiles_after_ready, decode.runner.compiles_after_ready
     process = ServerProcess(Limits())
-    connected = process.connect_llm(prefill, on_failure=failures.append)
+    connected = process.connector.connect_llm(prefill, on_failure=failures.append)
     behind = PrefillEngine(*connected, prefill.runner)
     mesh = PrefillMesh(behind, decode.runner)
     assert mesh.direct == (prefill.model.mesh.size > 1)
     role = DecodeMeshRole(
         Meshes(1, 2, Policy(threshold=64, queue_tokens=2**15), seconds), mesh, registry
     )
-    service, thread = process.connect_llm(decode, role=role, on_failure=failures.append)
+    service, thread = process.connector.connect_llm(decode, role=role, on_failure=failures.append)
     for each in (behind.thread, thread):
         each.start()
     try:

@@ -17,7 +17,7 @@ from langchain_openai import OpenAIEmbeddings
 from openai import OpenAI
 
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.http.types import IGNORED
+from jaxserve.server.http.other_fields import IGNORED
 from tests.byte_tokenizer import ByteTokenizer
 from tests.fake_model import naive_embedding
 from tests.jaxserve.server.http.harness import TEXT, Http, serving

@@ -18,10 +18,8 @@ from jaxserve.server.http.agents.messages import types as of_messages
 from jaxserve.server.http.agents.messages.types import MessagesBody
 from jaxserve.server.http.agents.responses import types as of_responses
 from jaxserve.server.http.agents.responses.types import ResponsesBody
+from jaxserve.server.http.other_fields import IGNORED, ONLY, OTHER_NAMES
 from jaxserve.server.http.types import (
-    IGNORED,
-    ONLY,
-    OTHER_NAMES,
     Body,
     ChatBody,
     CompletionBody,

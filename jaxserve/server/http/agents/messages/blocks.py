@@ -8,8 +8,8 @@ from jaxserve.errors import RequestError
 from jaxserve.server.http.agents.listed import Listed, Notes, named_type, parsed
 from jaxserve.server.http.agents.messages.types import Reasons, Values
 from jaxserve.server.http.errors import UnsupportedError
+from jaxserve.server.http.field_types import Text
 from jaxserve.server.http.ignored import CACHE_HINT
-from jaxserve.server.http.types import Text
 
 RESULT = "tool_result"
 NO_IMAGES = "the model reads text only; describe the image"

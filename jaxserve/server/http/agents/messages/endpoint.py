@@ -10,9 +10,8 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxserve.server.core.incoming_request import IncomingRequest
+from jaxserve.server.core.incoming_request import IncomingRequest, new_id
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.core.service import new_id
 from jaxserve.server.http.agents.listed import Notes
 from jaxserve.server.http.agents.messages.conversation import conversation_of
 from jaxserve.server.http.agents.messages.settings import (

@@ -10,8 +10,9 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from jaxserve.server.http.agents.listed import Listed
+from jaxserve.server.http.field_types import Objects, Text, Texts
 from jaxserve.server.http.ignored import CACHE_HINT
-from jaxserve.server.http.types import Objects, SameFields, Text, Texts
+from jaxserve.server.http.types import SameFields
 
 Reasons = Mapping[str, str]
 Values = Mapping[str, tuple[Any, ...]]

@@ -12,9 +12,7 @@ from jaxserve.errors import RequestError
 from jaxserve.server.http.agents.conversation import Conversation
 from jaxserve.server.http.agents.listed import Listed, Notes, json_of, named_type, parsed
 from jaxserve.server.http.agents.responses.custom_tools import INPUT
-from jaxserve.server.http.agents.responses.response import new_id
-from jaxserve.server.http.agents.responses.tools import name_shown
-from jaxserve.server.http.agents.responses.types import (
+from jaxserve.server.http.agents.responses.item_types import (
     OTHER_ITEMS,
     CallOutput,
     CustomCall,
@@ -25,6 +23,8 @@ from jaxserve.server.http.agents.responses.types import (
     Refusal,
     TextPart,
 )
+from jaxserve.server.http.agents.responses.response import new_id
+from jaxserve.server.http.agents.responses.tools import name_shown
 from jaxserve.server.http.errors import UnsupportedError
 from jaxserve.server.security.seals import SealError, Seals
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from jaxserve.errors import RequestError
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.http.agents.listed import Notes, parsed
-from jaxserve.server.http.agents.responses.types import CustomFormat, CustomTool
+from jaxserve.server.http.agents.responses.tool_types import CustomFormat, CustomTool
 from jaxserve.server.http.errors import UnsupportedError
 from jaxserve.structure.lark import check_classes, expression_of
 

@@ -9,9 +9,8 @@ from starlette.responses import Response
 
 from jaxserve.chat.bounds import MAX_MESSAGES
 from jaxserve.errors import RequestError
-from jaxserve.server.core.incoming_request import IncomingRequest
+from jaxserve.server.core.incoming_request import IncomingRequest, new_id
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.core.service import new_id
 from jaxserve.server.http.agents.listed import Notes
 from jaxserve.server.http.agents.reading import ReadRequest, read_listed
 from jaxserve.server.http.agents.responses.listing import listing

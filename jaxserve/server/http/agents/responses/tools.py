@@ -10,7 +10,7 @@ from jaxserve.errors import RequestError
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.http.agents.listed import Notes, named_type, parsed
 from jaxserve.server.http.agents.responses.custom_tools import custom_function
-from jaxserve.server.http.agents.responses.types import (
+from jaxserve.server.http.agents.responses.tool_types import (
     BUILT_IN,
     CustomTool,
     FunctionTool,

@@ -29,7 +29,7 @@ from openai.types.responses import (
 
 from jaxserve.server.core.client_rules import ClientRules
 from jaxserve.server.http.agents.listed import Listed
-from jaxserve.server.http.agents.responses import types
+from jaxserve.server.http.agents.responses import item_types, tool_types, types
 from jaxserve.server.observe.log import RequestLog
 from jaxserve.server.observe.metrics import Metrics
 from tests.jaxserve.server.http.agents.recorded import filled, recordings
@@ -62,22 +62,22 @@ def listed(kind: type[Listed]) -> set[str]:
         (types.CountBody, input_token_count_params.InputTokenCountParams),
         (types.ReasoningOptions, shared_params.Reasoning),
         (types.TextOptions, response_text_config_param.ResponseTextConfigParam),
-        (types.Message, response_input_item_param.Message),
-        (types.Message, api.EasyInputMessageParam),
-        (types.Message, api.ResponseOutputMessageParam),
-        (types.ReasoningItem, response_reasoning_item_param.ResponseReasoningItemParam),
-        (types.FunctionCall, response_function_tool_call_param.ResponseFunctionToolCallParam),
-        (types.CustomCall, response_custom_tool_call_param.ResponseCustomToolCallParam),
-        (types.CallOutput, response_input_item_param.FunctionCallOutput),
-        (types.CallOutput, api.ResponseCustomToolCallOutputParam),
-        (types.TextPart, response_input_text_param.ResponseInputTextParam),
-        (types.TextPart, response_output_text_param.ResponseOutputTextParam),
-        (types.Refusal, response_output_refusal_param.ResponseOutputRefusalParam),
-        (types.FunctionTool, function_tool_param.FunctionToolParam),
-        (types.FunctionTool, namespace_tool_param.ToolFunction),
-        (types.CustomTool, custom_tool_param.CustomToolParam),
-        (types.NamespaceTool, namespace_tool_param.NamespaceToolParam),
-        (types.CustomFormat, shared_params.custom_tool_input_format.Grammar),
+        (item_types.Message, response_input_item_param.Message),
+        (item_types.Message, api.EasyInputMessageParam),
+        (item_types.Message, api.ResponseOutputMessageParam),
+        (item_types.ReasoningItem, response_reasoning_item_param.ResponseReasoningItemParam),
+        (item_types.FunctionCall, response_function_tool_call_param.ResponseFunctionToolCallParam),
+        (item_types.CustomCall, response_custom_tool_call_param.ResponseCustomToolCallParam),
+        (item_types.CallOutput, response_input_item_param.FunctionCallOutput),
+        (item_types.CallOutput, api.ResponseCustomToolCallOutputParam),
+        (item_types.TextPart, response_input_text_param.ResponseInputTextParam),
+        (item_types.TextPart, response_output_text_param.ResponseOutputTextParam),
+        (item_types.Refusal, response_output_refusal_param.ResponseOutputRefusalParam),
+        (tool_types.FunctionTool, function_tool_param.FunctionToolParam),
+        (tool_types.FunctionTool, namespace_tool_param.ToolFunction),
+        (tool_types.CustomTool, custom_tool_param.CustomToolParam),
+        (tool_types.NamespaceTool, namespace_tool_param.NamespaceToolParam),
+        (tool_types.CustomFormat, shared_params.custom_tool_input_format.Grammar),
     ],
 )
 def test_every_field_of_the_client_is_listed(ours: type[Listed], theirs: Any) -> None:
@@ -92,9 +92,9 @@ def test_every_type_of_the_client_is_listed() -> None:
     }
     read = {"message", "reasoning", "function_call", "function_call_output"}
     read |= {"custom_tool_call", "custom_tool_call_output"}
-    assert items == types.OTHER_ITEMS | read
+    assert items == item_types.OTHER_ITEMS | read
     tools = {kind for tool in get_args(tool_param.ToolParam) for kind in _types(tool)}
-    assert tools <= types.BUILT_IN | {"function", "custom", "namespace"}
+    assert tools <= tool_types.BUILT_IN | {"function", "custom", "namespace"}
 
 
 def _types(kind: Any) -> set[str]:
