@@ -205,7 +205,7 @@ def measure_model(spec: ModelSpec, dtype: str, rows: int, steps: int) -> Result:
     clock, wall = run(loop, steps)
     plan = loop.step(Clock())
     for admission in loop.admissions:
-        runner.admit(replace(admission, length=PROMPT_TOKENS))
+        runner.rows.admit(replace(admission, length=PROMPT_TOKENS))
     runner.wait()
     began = time.perf_counter()
     for _ in range(steps):

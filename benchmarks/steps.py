@@ -145,7 +145,7 @@ class Steps:
     def rewind(self) -> None:
         """Make the rows as long as they were."""
         for admission in self._admissions:
-            self.runner.admit(admission)
+            self.runner.rows.admit(admission)
         self.runner.wait()
 
     def launch(self) -> jax.Array:

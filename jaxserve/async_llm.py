@@ -59,7 +59,7 @@ class AsyncLLM(LoadedLLM):
                 "several, whose calls would have to come in one order (use jaxserve serve)"
             )
 
-    def _start_calls(self) -> None:
+    def _start_calls(self) -> Callable[[], None]:
         # Of its own: the program may fill the threads of the event loops, and wait there for calls.
         self._prepares = ThreadPoolExecutor(PREPARES, "prepare")
         self._calls = AsyncCalls(self.engine, self.steps)
@@ -74,10 +74,8 @@ class AsyncLLM(LoadedLLM):
         # dropped, or when the interpreter ends.
         self._end_thread = weakref.finalize(self, _end, self._thread, self._guard)
         self._thread.start()
-
-    def _check_usable(self) -> None:
-        self._guard.check_process()
-        self._calls.check_usable()
+        self._check_usable = partial(_check_usable, self._guard, self._calls)
+        return self._check_usable
 
     # ---- calls
 
@@ -104,7 +102,7 @@ class AsyncLLM(LoadedLLM):
             EngineError: The AsyncLLM is closed, or a step has failed.
         """
         named = named_prompts(prompts)
-        return await self._complete(partial(self._prepare_prompts, named, params, sampling))
+        return await self._complete(partial(self._requests.of_prompts, named, params, sampling))
 
     async def chat(
         self,
@@ -130,7 +128,8 @@ class AsyncLLM(LoadedLLM):
             EngineError: The AsyncLLM is closed, or a step has failed.
         """
         named = named_conversations(messages)
-        return await self._complete(partial(self._prepare_conversations, named, params, fields))
+        prepare = partial(self._requests.of_conversations, named, params, fields)
+        return await self._complete(prepare)
 
     async def embed(self, prompts: str | Iterable[str | Sequence[int]]) -> list[np.ndarray]:
         """Return the embedding of every prompt, from a model that embeds; as LLM.embed.
@@ -147,7 +146,7 @@ class AsyncLLM(LoadedLLM):
             EngineError: The AsyncLLM is closed, or a step has failed.
         """
         named = named_prompts(prompts)
-        return embeddings_of(await self._complete(partial(self._prepare_embedded, named)))
+        return embeddings_of(await self._complete(partial(self._requests.to_embed, named)))
 
     def stream(
         self,
@@ -176,7 +175,7 @@ class AsyncLLM(LoadedLLM):
             EngineError: The AsyncLLM is closed, or a step has failed.
         """
         name = "messages" if is_conversation(prompt) else "prompt"
-        return self._run(lambda: [self._prepare_one(name, prompt, params, fields)])
+        return self._run(lambda: [self._requests.of_prompt(name, prompt, params, fields)])
 
     async def warm_up(self) -> None:
         """Compile every step there is, as far as that has not happened yet.
@@ -267,6 +266,12 @@ class AsyncLLM(LoadedLLM):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def _check_usable(guard: CallGuard, calls: AsyncCalls) -> None:
+    """Raise EngineError if no call can run any more, or in a fork."""
+    guard.check_process()
+    calls.check_usable()
 
 
 def _end(thread: EngineThread, guard: CallGuard) -> None:

@@ -1,6 +1,6 @@
 """LLM, the Python API: prompts and conversations in, completions or embeddings out."""
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Unpack
@@ -43,11 +43,9 @@ class LLM(LoadedLLM):
     Its arguments and attributes are those of LoadedLLM.
     """
 
-    def _start_calls(self) -> None:
+    def _start_calls(self) -> Callable[[], None]:
         self._streams = DeltaStreams(self.engine, self.model.tokenizer, self._guard, self.steps)
-
-    def _check_usable(self) -> None:
-        self.engine.check_usable()
+        return self.engine.check_usable
 
     def generate(
         self,
@@ -76,7 +74,7 @@ class LLM(LoadedLLM):
         named = named_prompts(prompts)
         with self._guard.holding_interrupts():
             with self._guard:
-                prepared = self._prepare_prompts(named, params, sampling)
+                prepared = self._requests.of_prompts(named, params, sampling)
             return self._complete(prepared)
 
     def chat(
@@ -110,7 +108,7 @@ class LLM(LoadedLLM):
         named = named_conversations(messages)
         with self._guard.holding_interrupts():
             with self._guard:
-                prepared = self._prepare_conversations(named, params, fields)
+                prepared = self._requests.of_conversations(named, params, fields)
             return self._complete(prepared)
 
     def embed(self, prompts: str | Iterable[str | Sequence[int]]) -> list[np.ndarray]:
@@ -134,7 +132,7 @@ class LLM(LoadedLLM):
         named = named_prompts(prompts)
         with self._guard.holding_interrupts():
             with self._guard:
-                prepared = self._prepare_embedded(named)
+                prepared = self._requests.to_embed(named)
             return embeddings_of(self._complete(prepared))
 
     def _complete(self, prepared: Sequence[Prepared]) -> list[Completion]:
@@ -198,7 +196,7 @@ class LLM(LoadedLLM):
         """
         with self._guard:
             name = name or ("messages" if is_conversation(prompt) else "prompt")
-            return self._prepare_one(name, prompt, params, fields)
+            return self._requests.of_prompt(name, prompt, params, fields)
 
     def run(self, prompts: Sequence[Prepared]) -> Generator[Delta]:
         """Run prepared prompts together and yield their text as it grows.

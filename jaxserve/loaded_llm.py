@@ -1,7 +1,6 @@
 """A checkpoint that is loaded and ready to run: what LLM and AsyncLLM have in common."""
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,7 @@ from jax.typing import DTypeLike
 
 from jaxserve.backends import devices as found_devices
 from jaxserve.call_guard import CallGuard
-from jaxserve.chat import Chat, Message, Rendered, TemplateOptions, UnknownFields
+from jaxserve.chat import Chat, UnknownFields
 from jaxserve.checkpoints.hub.names import Given, display_name
 from jaxserve.compilation_cache import KeptSteps, cache_of_llm
 from jaxserve.completion import Completion
@@ -23,28 +22,16 @@ from jaxserve.engine.device.draft_model import DraftModel
 from jaxserve.engine.device.executables import Progress
 from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.engine import Engine
-from jaxserve.engine.request_limits import max_new_tokens
-from jaxserve.errors import RequestError
-from jaxserve.llm_arguments import (
-    TEMPLATE_FIELDS,
-    ChatFields,
-    dtype_name,
-    mesh_of,
-    options_of,
-    params_of,
-    params_of_each,
-    split_fields,
-)
+from jaxserve.llm_arguments import dtype_name, mesh_of, options_of
 from jaxserve.llm_folder import open_llm
+from jaxserve.llm_requests import RequestMaker, prompts_of
 from jaxserve.llm_warm_up import WarmUp
 from jaxserve.loading.digests import WeightDigests
 from jaxserve.loading.folder import Model, ModelFiles, load
 from jaxserve.loading.product import require_use
 from jaxserve.progress import stderr_bar
-from jaxserve.prompts import Prepared, Prompt, Prompts, is_conversation
-from jaxserve.sampling_params import SamplingFields, SamplingParams
 from jaxserve.sharding.mesh import MeshSpec
-from jaxserve.structure.grammars import DEFAULT_BOUNDS, Bounds, Grammars
+from jaxserve.structure.grammars import DEFAULT_BOUNDS, Bounds
 
 
 class LoadedLLM:
@@ -171,26 +158,25 @@ class LoadedLLM:
                     require_use(product, self.model.product)
                     self.draft = self._load_draft(draft_files, told, product)
                 self.engine, self.runner = self._build_engine(options, new_runner)
-            self.prompts = self._new_prompts(grammar_bounds)
+            self.prompts = prompts_of(self.model, self._chat, self.runner.config, grammar_bounds)
             self._guard = CallGuard()
             bar_of_steps = partial(self._bar, "compiling")
             self.steps = WarmUp(
                 *([model for model in (self.model, self.draft) if model], self.engine, self.runner),
                 *(self._guard, kept, bar_of_steps, on_compile),
             )
-            self._numbers = itertools.count(1)  # of requests, which are their ids
-            self._start_calls()
+            self._requests = RequestMaker(self.prompts, self._guard, self._start_calls())
             on_failure.pop_all()
 
     def _check_mesh(self, mesh: Mesh) -> None:
         """Raise ConfigError for a mesh that the calls of this class cannot run on."""
 
-    def _start_calls(self) -> None:
-        """Make what runs the calls of this class."""
-        raise NotImplementedError
+    def _start_calls(self) -> Callable[[], None]:
+        """Make what runs the calls of this class.
 
-    def _check_usable(self) -> None:
-        """Raise EngineError if no call can run any more."""
+        Returns a function that raises EngineError if no call can run any more. It may not refer to
+        this object, which has to be freed as soon as the program drops it.
+        """
         raise NotImplementedError
 
     def _load_draft(self, files: ModelFiles | None, told: Progress, product: str) -> Model | None:
@@ -206,23 +192,6 @@ class LoadedLLM:
         draft = DraftModel(self.draft.spec, self.draft.params) if self.draft else None
         return build_engine(
             model.spec, model.params, model.mesh, options, model.fingerprint, new_runner, draft
-        )
-
-    def _new_prompts(self, bounds: Bounds) -> Prompts:
-        """Make what checks prompts of the loaded model, and compiles their grammars."""
-        model = self.model
-        config = self.runner.config
-        vocab_size = model.spec.vocab_size
-        return Prompts(
-            model.tokenizer,
-            self._chat,
-            model.eos_ids,
-            vocab_size,
-            config.max_context,
-            config.capacity,
-            partial(max_new_tokens, config),
-            Grammars(model.tokenizer, model.eos_ids, vocab_size, bounds),
-            config.embeds,
         )
 
     @property
@@ -262,82 +231,6 @@ class LoadedLLM:
             f"{model.params['embed'].dtype}, context {self.runner.config.max_context}, "
             f"{devices} {model.mesh.devices.flat[0].platform}>"
         )
-
-    # ---- what calls have in common; any thread may use it
-
-    def _check_use(self, embed: bool) -> None:
-        """Raise an error when the engine is closed, or the model does not do what is asked."""
-        self._check_usable()
-        self.prompts.check_purpose(embed)
-
-    def _prepare_prompts(
-        self,
-        named: Mapping[str, Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None,
-        sampling: SamplingFields,
-    ) -> list[Prepared]:
-        """Tokenize and check prompts of any kind, given by their names for errors."""
-        self._check_use(embed=False)
-        return self._check_each(self._encode(named), params, sampling)
-
-    def _prepare_conversations(
-        self,
-        named: Mapping[str, Sequence[Message]],
-        params: SamplingParams | Sequence[SamplingParams] | None,
-        fields: ChatFields,
-    ) -> list[Prepared]:
-        """Render, tokenize and check conversations, given by their names for errors."""
-        options, sampling = split_fields(fields)
-        self._check_use(embed=False)
-        rendered = {}
-        for name, conversation in named.items():
-            self._guard.pass_on()
-            rendered[name] = self.prompts.chat.render(conversation, name, options=options)
-        return self._check_each(rendered, params, sampling)
-
-    def _prepare_one(
-        self, name: str, prompt: Prompt, params: SamplingParams | None, fields: ChatFields
-    ) -> Prepared:
-        """Tokenize and check a prompt of any kind, given by its name for errors."""
-        options, sampling = split_fields(fields)
-        if options != TemplateOptions() and not is_conversation(prompt):
-            problem = "is for a conversation, and the prompt is none (leave it out)"
-            raise RequestError(next(name for name in fields if name in TEMPLATE_FIELDS), problem)
-        self._check_use(embed=False)
-        rendered = self.prompts.encode(prompt, name, options=options)
-        return self._check_one(rendered, params_of(params, sampling), name)
-
-    def _prepare_embedded(self, named: Mapping[str, Prompt]) -> list[Prepared]:
-        """Tokenize and check what is to be embedded, given by the names for errors."""
-        self._check_use(embed=True)
-        for name, prompt in named.items():
-            if is_conversation(prompt):
-                raise RequestError(name, "is a conversation; give a text or its token ids")
-        return self._check_each(self._encode(named), None, {})
-
-    def _encode(self, named: Mapping[str, Prompt]) -> dict[str, Rendered]:
-        encoded = {}
-        for name, prompt in named.items():
-            self._guard.pass_on()
-            encoded[name] = self.prompts.encode(prompt, name)
-        return encoded
-
-    def _check_each(
-        self,
-        prompts: Mapping[str, Rendered],
-        params: SamplingParams | Sequence[SamplingParams] | None,
-        sampling: SamplingFields,
-    ) -> list[Prepared]:
-        each = params_of_each(params, sampling, len(prompts))
-        return list(map(self._check_one, prompts.values(), each, prompts))
-
-    def _check_one(self, prompt: Rendered, params: SamplingParams, name: str) -> Prepared:
-        """Compile the grammar, if any, and check the request under an id of its own."""
-        self._guard.pass_on()
-        id = str(next(self._numbers))
-        params = self.prompts.constrain(prompt, params)
-        grammar = self.prompts.grammars.compile(params.structure) if params.structure else None
-        return self.prompts.check(prompt, params, name, id=id, grammar=grammar)
 
     def _free(self) -> None:
         """Free parameters, pages and rows, and end the processes of templates and grammars."""

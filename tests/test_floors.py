@@ -46,7 +46,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "progress": ("jaxserve.progress",),
     "llm": (
         *("jaxserve.llm", "jaxserve.async_llm", "jaxserve.loaded_llm", "jaxserve.llm_arguments"),
-        *("jaxserve.llm_folder", "jaxserve.llm_warm_up"),
+        *("jaxserve.llm_folder", "jaxserve.llm_requests", "jaxserve.llm_warm_up"),
         *("jaxserve.delta_streams", "jaxserve.async_calls", "jaxserve.call_guard"),
     ),
     "generate": ("jaxserve.generate",),

@@ -10,7 +10,8 @@ from jaxserve.config.options import (
     Preset,
     check_draft_model,
 )
-from jaxserve.config.resolution import check_options, check_snapshots, resolve
+from jaxserve.config.resolution import check_options, resolve
+from jaxserve.config.snapshots import check_snapshots
 
 __all__ = [
     "EIGHT_BITS",

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxserve.config.option import UNBOUNDED, option
+from jaxserve.config.option import UNBOUNDED, bounds_of, check_bounds, option
 from jaxserve.errors import flag_error
 
 MAX_DECODE_STEPS = 64
@@ -185,6 +185,15 @@ class EngineOptions:
     grouped_matmul: str = option("auto", _kernel("the experts of a mixture"))
     quantized_matmul: str = option("auto", _kernel("weights in int4 groups"))
     recurrence: str = option("auto", _kernel("recurrent states"))
+
+
+def given_or(options: EngineOptions, name: str, default: int) -> int:
+    """Return an option within its bounds, or the default where it was left open."""
+    value = getattr(options, name)
+    if value is None:
+        return default
+    check_bounds(name, value, bounds_of(EngineOptions, name))
+    return value
 
 
 def check_draft_model(options: EngineOptions, draft_model: object) -> None:

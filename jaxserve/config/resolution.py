@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from jaxserve.config.engine_config import EngineConfig, Pool, SlotPool, StateSize
-from jaxserve.config.option import UNBOUNDED, bounds_of, check_bounds, flag_of
+from jaxserve.config.engine_config import EngineConfig, Pool, StateSize
+from jaxserve.config.option import UNBOUNDED, flag_of
 from jaxserve.config.options import (
     ATTENTION_KERNELS,
     DRAFT_TOKENS,
@@ -16,10 +16,15 @@ from jaxserve.config.options import (
     PAGE_SIZE_8_BITS,
     PRESETS,
     PROPOSERS,
-    SNAPSHOT_INTERVAL,
-    SNAPSHOT_SHARE,
     EngineOptions,
     Preset,
+    given_or,
+)
+from jaxserve.config.snapshots import (
+    check_snapshots_for_others,
+    given_share,
+    slots_of_rows,
+    with_snapshots,
 )
 from jaxserve.errors import ConfigError, flag_error
 
@@ -77,11 +82,11 @@ def resolve(
     _check_page_exchange(options, embeds)
     _check_deterministic(config)
     pools = [Pool(_pool_pages(config, pages, window), window) for window in windows]
-    share = _given_share(options, config)
-    slots = _slots_of_rows(options, config)
-    pools += [_with_snapshots(slots, config, pages // len(states), share, s) for s in states]
+    share = given_share(options, config)
+    slots = slots_of_rows(options, config)
+    pools += [with_snapshots(slots, config, pages // len(states), share, s) for s in states]
     config = replace(config, pools=tuple(pools))
-    _check_snapshots_for_others(config, share)
+    check_snapshots_for_others(config, share)
     return config
 
 
@@ -106,15 +111,6 @@ def check_options(options: EngineOptions) -> None:
     resolve(options, max_positions=options.max_context or 1, lanes=1, affordable_tokens=UNBOUNDED)
 
 
-def check_snapshots(options: EngineOptions, has_states: bool) -> None:
-    """Raise ConfigError for an option of snapshots where no layer of a model has a state."""
-    for name in ("snapshot_share", "snapshot_interval"):
-        value = getattr(options, name)
-        if value is not None and not has_states:
-            problem = "no layer of the model has a recurrent state (leave it out)"
-            raise flag_error(flag_of(name), value, problem)
-
-
 def _sizes(
     options: EngineOptions, max_positions: int, embeds: bool, weights: str
 ) -> dict[str, Any]:
@@ -122,12 +118,12 @@ def _sizes(
     if options.prefer not in PRESETS:
         raise flag_error("--prefer", options.prefer, f"choose one of {', '.join(PRESETS)}")
     preset = PRESETS[options.prefer]
-    max_context = _given(options, "max_context", max_positions)
+    max_context = given_or(options, "max_context", max_positions)
     kv = _kv(options.kv, weights)
-    page_size = _given(options, "page_size", PAGE_SIZE_8_BITS if kv in EIGHT_BITS else PAGE_SIZE)
-    max_batch = _given(options, "max_batch", preset.max_batch)
+    page_size = given_or(options, "page_size", PAGE_SIZE_8_BITS if kv in EIGHT_BITS else PAGE_SIZE)
+    max_batch = given_or(options, "max_batch", preset.max_batch)
     # A preset's step may be smaller than a batch that was asked for, a step that was asked for not.
-    step_tokens = _given(options, "step_tokens", max(preset.step_tokens, max_batch))
+    step_tokens = given_or(options, "step_tokens", max(preset.step_tokens, max_batch))
     if step_tokens < max_batch:
         limit = f"--max-batch ({max_batch}), as every stream takes a token of each step"
         raise flag_error("--step-tokens", step_tokens, f"it must be at least {limit}")
@@ -154,15 +150,6 @@ def _check_context(options: EngineOptions, max_positions: int, note: str) -> Non
     raise flag_error(flag_of("max_context"), options.max_context, problem)
 
 
-def _given(options: EngineOptions, name: str, default: int) -> int:
-    """Return an option within its bounds, or the default where it was left open."""
-    value = getattr(options, name)
-    if value is None:
-        return default
-    check_bounds(name, value, bounds_of(EngineOptions, name))
-    return value
-
-
 def _kv(asked: str, weights: str) -> str:
     """Return the name in PAGE_DTYPES of what pages hold."""
     if asked not in ("auto", *PAGE_DTYPES):
@@ -186,7 +173,7 @@ def _decode_steps(options: EngineOptions, preset: Preset, step_tokens: int, embe
         default = 1
     else:
         default = min(preset.decode_steps, step_tokens)
-    steps = _given(options, "decode_steps", default)
+    steps = given_or(options, "decode_steps", default)
     # Pages behind a window are kept for as many tokens in flight as one step may have.
     if steps > step_tokens:
         limit = f"--step-tokens ({step_tokens}; lower the one, or raise the other)"
@@ -209,13 +196,13 @@ def _draft_tokens(options: EngineOptions, embeds: bool) -> int:
     if options.deterministic:
         problem = "--deterministic runs one kind of decode step (leave one of them out)"
         raise flag_error("--speculate", options.speculate, problem)
-    return _given(options, "draft_tokens", DRAFT_TOKENS)
+    return given_or(options, "draft_tokens", DRAFT_TOKENS)
 
 
 def _pages(options: EngineOptions, config: EngineConfig, affordable_tokens: int) -> int:
     """Return the pages of a pool without a window."""
     whole_batch = config.max_batch * config.pages_per_row * config.page_size
-    tokens = _given(options, "cache_tokens", min(affordable_tokens, whole_batch))
+    tokens = given_or(options, "cache_tokens", min(affordable_tokens, whole_batch))
     if tokens < config.page_size:
         limit = f"a page of {config.page_size} tokens (raise it, or lower --page-size)"
         raise flag_error("--cache-tokens", tokens, f"it must be at least {limit}")
@@ -257,70 +244,6 @@ def _check_page_exchange(options: EngineOptions, embeds: bool) -> None:
     if not options.prefix_cache:
         problem = "pages of another engine are found in the prefix cache (leave it out)"
         raise flag_error("--no-prefix-cache", "given", problem)
-
-
-def _check_snapshots_for_others(config: EngineConfig, share: float) -> None:
-    """Refuse to exchange the pages of a model with states where no snapshot has room."""
-    if config.page_exchange and config.states and config.slots <= config.max_batch:
-        tokens = config.page_pools[0].pages * config.page_size
-        raise ConfigError(
-            "--role: other servers go on from a prompt's pages only with a snapshot behind them, "
-            f"and a cache of {tokens:,} tokens with --snapshot-share {share:g} has room for none "
-            "(raise --cache-tokens or --snapshot-share)"
-        )
-
-
-def _slots_of_rows(options: EngineOptions, config: EngineConfig) -> SlotPool:
-    """Return the slots of a group without those of snapshots: one for every row."""
-    interval = _snapshot_interval(options, config)
-    return SlotPool(
-        config.max_batch,
-        interval=interval if config.prefix_cache else 0,
-        unit=_snapshot_unit(config),
-        # The bits of a state depend on the steps that computed it: those of decodes are not shared.
-        keeps_last=options.snapshot_answers and config.prefix_cache and not config.deterministic,
-    )
-
-
-def _with_snapshots(
-    slots: SlotPool, config: EngineConfig, pages: int, share: float, size: StateSize
-) -> SlotPool:
-    """Return the slots with those of snapshots, which take a share of the cache's memory.
-
-    Args:
-        pages: Pages of a pool without a window, as many for each group of slots.
-    """
-    of_pages = pages * config.page_size * size.token_bytes(config.kv)
-    snapshots = int(of_pages * share / (1 - share)) // size.slot_bytes
-    return replace(slots, pages=slots.pages + snapshots)
-
-
-def _given_share(options: EngineOptions, config: EngineConfig) -> float:
-    """Return the share of the cache's memory that snapshots take."""
-    share = options.snapshot_share
-    if share is None:
-        return SNAPSHOT_SHARE if config.prefix_cache else 0.0
-    check_bounds("snapshot_share", share, bounds_of(EngineOptions, "snapshot_share"))
-    if not config.prefix_cache:
-        problem = "snapshots are found by the prefix cache (leave out --no-prefix-cache)"
-        raise flag_error("--snapshot-share", share, problem)
-    return share
-
-
-def _snapshot_interval(options: EngineOptions, config: EngineConfig) -> int:
-    """Return the tokens between the snapshots of a long prompt."""
-    unit = _snapshot_unit(config)
-    interval = _given(options, "snapshot_interval", max(SNAPSHOT_INTERVAL // unit, 1) * unit)
-    if interval % unit:
-        of = "chunks that --deterministic cuts" if config.deterministic else "pages"
-        problem = f"it must be a multiple of {unit}, as of {of}"
-        raise flag_error("--snapshot-interval", interval, problem)
-    return interval
-
-
-def _snapshot_unit(config: EngineConfig) -> int:
-    """Return the tokens of which every snapshot ends at a multiple."""
-    return config.chunk_border if config.deterministic else config.page_size
 
 
 def _check_deterministic(config: EngineConfig) -> None:

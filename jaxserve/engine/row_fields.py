@@ -3,7 +3,7 @@
 RowSampling is the declaration. Derived from it are the bytes that the host packs and that follower
 hosts receive, the packed layout of the row writer, and the arrays on the device with their zeros.
 Inside the engine, a parameter that request.SamplingParams has needs one field here, and its use in
-device/sampling.py.
+device/sampling.py or device/token_choice.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence

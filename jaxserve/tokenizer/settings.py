@@ -6,22 +6,21 @@ them, and only without it the two older files count.
 """
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from jaxserve.tokenizer.companion_fields import (
-    LISTS,
-    NAMES,
-    USED,
-    check_fields,
-    flag,
-    names_token,
-    read_object,
-)
+from jaxserve.tokenizer.companion_fields import NAMES, USED, check_fields, flag, read_object
 from jaxserve.tokenizer.declared import DeclaredToken, token_of, tokens_by_name, tokens_with_ids
 from jaxserve.tokenizer.protocol import TokenizerError
+from jaxserve.tokenizer.token_fields import (
+    in_order,
+    kept_as_written,
+    listed_tokens,
+    named_tokens,
+    special_among,
+)
 
 SETTINGS_FILE: Final = "tokenizer_config.json"
 MAP_FILE: Final = "special_tokens_map.json"
@@ -94,7 +93,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
     return replace(
         tokens,
         additional=_additional(path, config, old_map),
-        declared=_special_among(tokens.declared, tokens.names.values()),
+        declared=special_among(tokens.declared, tokens.names.values()),
         empty=_empty(config, old_map),
         add_bos_token=flag(path, config, "add_bos_token"),
         add_eos_token=flag(path, config, "add_eos_token"),
@@ -123,15 +122,15 @@ def _by_decoder(
     path = folder / SETTINGS_FILE
     declared = tokens_with_ids(path, "added_tokens_decoder", config["added_tokens_decoder"])
     known = {token.name for token in declared}
-    named = _named(path, config)
+    named = named_tokens(path, config)
     names = _names(named)
-    old_end = _named(folder / MAP_FILE, old_map).get("eos_token")
+    old_end = named_tokens(folder / MAP_FILE, old_map).get("eos_token")
     if old_end:  # something has to end an answer
         names.setdefault("eos_token", old_end.name)
     return TokenizerSettings(
         names=names,
         declared=declared,
-        listed=_without_ids(named, _listed(path, config)),
+        listed=_without_ids(named, listed_tokens(path, config)),
         overrides=True,
         unused=tuple(t for t in tokens_by_name(folder / ADDED_FILE, added) if t.name not in known),
     )
@@ -146,17 +145,17 @@ def _by_older_files(
     """
     path = folder / SETTINGS_FILE
     map_path = folder / MAP_FILE
-    kept = {name: t for name, t in _named(path, config).items() if name not in old_map}
-    named = _in_order(kept | _named(map_path, old_map, special=True))
-    listed = _listed(path, config)
-    old_listed = _listed(map_path, old_map, special=True)
+    kept = {name: t for name, t in named_tokens(path, config).items() if name not in old_map}
+    named = in_order(kept | named_tokens(map_path, old_map, special=True))
+    listed = listed_tokens(path, config)
+    old_listed = listed_tokens(map_path, old_map, special=True)
     special = [token.name for token in (listed | old_listed).values() if token.special]
-    declared = tokens_by_name(folder / ADDED_FILE, added, _kept_as_written(config, old_map))
+    declared = tokens_by_name(folder / ADDED_FILE, added, kept_as_written(config, old_map))
     if not _map_adds(folder, config, old_map):
-        old_listed = _listed(map_path, old_map, special=True, names=("extra_special_tokens",))
+        old_listed = listed_tokens(map_path, old_map, special=True, names=("extra_special_tokens",))
     return TokenizerSettings(
         names=_names(named),
-        declared=_special_among(declared, special),
+        declared=special_among(declared, special),
         listed=_without_ids(named, listed | old_listed),
     )
 
@@ -197,75 +196,6 @@ def affix(
             f"{SETTINGS_FILE}: {name} is true, but no {token} is known; name it or set {name} false"
         )
     return (token_id,) if flag and token_id is not None else ()
-
-
-def _named(
-    path: Path, fields: Mapping[str, Any], special: bool = False
-) -> dict[str, DeclaredToken]:
-    """Return the tokens of fields such as eos_token, and of objects with such fields.
-
-    Args:
-        special: Value for tokens that are objects and do not say it.
-    """
-    named = {name: value for name, value in fields.items() if names_token(name, value)}
-    for name in LISTS:
-        if isinstance(fields.get(name), dict):
-            named |= fields[name]
-    tokens = {
-        name: token_of(path, name, value, special=special or isinstance(value, str))
-        for name, value in named.items()
-    }
-    return _in_order(tokens)
-
-
-def _in_order(named: Mapping[str, DeclaredToken]) -> dict[str, DeclaredToken]:
-    """Return the named tokens, those of NAMES first, in the order in which they get ids."""
-    ordered = [*(name for name in NAMES if name in named), *named]
-    return {name: named[name] for name in ordered}
-
-
-def _listed(
-    path: Path, fields: Mapping[str, Any], special: bool = False, names: Sequence[str] = LISTS
-) -> dict[str, DeclaredToken]:
-    """Return the tokens in lists such as additional_special_tokens, by their names.
-
-    Args:
-        special: Value for tokens that are objects and do not say it.
-        names: Names of the lists.
-    """
-    tokens = dict[str, DeclaredToken]()
-    for name in names:
-        value = fields.get(name) or []
-        if not isinstance(value, list | dict):
-            raise TokenizerError(f"{path}: {name} is {value!r:.80}; expected a list of tokens")
-        for entry in value if isinstance(value, list) else []:
-            token = token_of(path, name, entry, special=special or isinstance(entry, str))
-            tokens.setdefault(token.name, token)
-    return tokens
-
-
-def _special_among(
-    tokens: tuple[DeclaredToken, ...], names: Collection[str]
-) -> tuple[DeclaredToken, ...]:
-    """Return the tokens, special where they have one of the names."""
-    return tuple(token.as_special() if token.name in names else token for token in tokens)
-
-
-def _kept_as_written(config: Mapping[str, Any], old_map: Mapping[str, Any]) -> frozenset[str]:
-    """Return the names in added_tokens.json that are looked for in text as it is written.
-
-    All others are looked for in normalized text. transformers decides by which fields name a token,
-    and in which form, when it reads added_tokens.json.
-    """
-    plain = [config.get(name) for name in NAMES]
-    for name in ("additional_special_tokens", "extra_special_tokens"):
-        value = config.get(name)
-        plain += value if isinstance(value, list) else []
-    mapped = [old_map.get(name) for name in NAMES]
-    extra = old_map.get("extra_special_tokens")
-    mapped += extra if isinstance(extra, list) else []
-    named = (value.get("content") if isinstance(value, dict) else value for value in mapped)
-    return frozenset(name for name in (*plain, *named) if isinstance(name, str))
 
 
 def _empty(config: Mapping[str, Any], old_map: Mapping[str, Any]) -> frozenset[str]:

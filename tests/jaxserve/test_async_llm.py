@@ -426,7 +426,7 @@ def test_calls_begin_with_the_fewest_steps(alone: dict[str, Tokens]) -> None:
         async with AsyncLLM(MODEL, options=OPTIONS) as llm:
             answers = await asyncio.gather(*(tokens_of(llm, prompt) for prompt in PROMPTS))
             assert answers == [alone[prompt] for prompt in PROMPTS]
-            prepared = llm._prepare_prompts({"prompt": PROMPTS[0]}, GREEDY, {})
+            prepared = llm._requests.of_prompts({"prompt": PROMPTS[0]}, GREEDY, {})
             needed = list(llm.steps._needed(prepared))
             while llm.runner.missing(needed):
                 assert await tokens_of(llm, PROMPTS[0]) == alone[PROMPTS[0]]

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import batched
 
 import jax
 import numpy as np
@@ -17,20 +16,15 @@ from jaxserve.engine.device.drafting import Drafter
 from jaxserve.engine.device.executables import Executables, Progress
 from jaxserve.engine.device.lowering import Lowering, abstract_params
 from jaxserve.engine.device.page_store import PageStore
-from jaxserve.engine.device.row_packing import (
-    allowed_bits,
-    pack_admission,
-    pack_masks,
-    token_counts,
-)
+from jaxserve.engine.device.plan_checks import check_plan
+from jaxserve.engine.device.row_updates import RowUpdates
 from jaxserve.engine.device.state import StateHolder, new_state
 from jaxserve.engine.empty_step import empty_step
-from jaxserve.engine.plan import MEASURED, Admission, StepOutput, StepPlan
+from jaxserve.engine.plan import MEASURED, StepOutput, StepPlan
 from jaxserve.errors import EngineError
 from jaxserve.models.quant import scheme_in
 from jaxserve.models.spec import ModelSpec
 from jaxserve.models.summed_last import product_in
-from jaxserve.sampling_params import MAX_BIASES
 from jaxserve.sharding.mesh import platform
 
 # Launches without sequences before a step is used. XLA:GPU executes a step's kernels one by one the
@@ -85,6 +79,13 @@ class DeviceRunner:
         # Access for KV transfer.
         self.pages = PageStore(
             config, self.lowering.page_io, self.executables.page_programs, self._state
+        )
+        self.rows = RowUpdates(
+            spec.vocab_size,
+            config,
+            self.lowering.masks_shape,
+            self.executables.writers,
+            self._state,
         )
         self.padding: dict[Bucket, Padding] = {}  # use of each compiled bucket
         self.total = Padding()  # use of all buckets
@@ -177,16 +178,13 @@ class DeviceRunner:
 
     def launch(self, plan: StepPlan) -> Launched:
         """Write the plan's admissions and start its step; returns before the device is done."""
-        if plan.kind == "decode":
-            _check_decodes(plan)
-        else:
-            _check_chunks(plan)
+        check_plan(plan)
         with self.executables.compiles.watching():
             # The device runs launches in their order, so rows are written before the step reads
             # them.
             for admission in plan.admissions:
-                self.admit(admission)
-            self._write_masks(
+                self.rows.admit(admission)
+            self.rows.write_masks(
                 [(i, row, mask) for i, lane in enumerate(plan.lanes) for row, mask in lane.masks]
             )
             steps = self.executables.steps
@@ -214,40 +212,6 @@ class DeviceRunner:
         upload = np.stack([pack(lane) for lane in plan.lanes])
         self._state.current, output = step(self._params, self._state.current, upload)
         return output
-
-    def admit(self, admission: Admission) -> None:
-        """Write a row's fields, before any step that has it."""
-        a = admission
-        vocab = self.spec.vocab_size
-        where = np.array([a.lane, a.row], np.int32)
-        self._write("admit_row", pack_admission(a, self.config.pages_per_row))
-        if a.history is not None:
-            self._write("set_counts", where, token_counts(a, vocab))
-        if a.bias:
-            ids = np.full(MAX_BIASES, vocab, np.int32)
-            values = np.zeros(MAX_BIASES, np.float32)
-            ids[: len(a.bias)], values[: len(a.bias)] = zip(*a.bias, strict=True)
-            self._write("set_bias", where, ids, values)
-        if a.allowed is not None:
-            _, slots, _ = self.lowering.masks_shape
-            # The allowed tokens are the same in every sampling slot, unlike those of a grammar.
-            mask = allowed_bits(a.allowed, vocab).tobytes()
-            self._write_masks([(a.lane, a.row, slots * mask)])
-
-    def _write_masks(self, entries: Sequence[tuple[int, int, bytes]]) -> None:
-        """Write masks of allowed tokens.
-
-        Args:
-            entries: Lane, row, and masks of the sampling slots.
-        """
-        rows, slots, words = self.lowering.masks_shape
-        for some in batched(entries, rows):
-            where, masks = pack_masks(some, rows, slots, words, padding_row=self.config.max_batch)
-            self._write("set_masks", where, masks)
-
-    def _write(self, name: str, *values: np.ndarray) -> None:
-        writer = self.executables.writers[name]
-        self._state.current = writer(self._state.current, *values)
 
     def collect(self, plan: StepPlan, handle: Launched) -> StepOutput:
         """Return a step's results on the host; waits for the device."""
@@ -298,26 +262,3 @@ class DeviceRunner:
         self._state.free()
         self._coming.clear()
         self.executables.clear()
-
-
-def _check_decodes(plan: StepPlan) -> None:
-    """Raise EngineError for what the compiled decode steps cannot take."""
-    for lane in plan.lanes:
-        if lane.sizes != lane.samples or max(lane.sizes, default=1) > plan.steps:
-            raise EngineError(
-                f"a decode step of {plan.steps} was given rows of {lane.sizes} that sample "
-                f"{lane.samples}; it takes at most {plan.steps} decodes per row and samples in each"
-            )
-
-
-def _check_chunks(plan: StepPlan) -> None:
-    """Raise EngineError for what the compiled steps of other kinds cannot take."""
-    samples = [samples for lane in plan.lanes for samples in lane.samples]
-    if plan.kind != "verify" and max(samples, default=0) > 1:
-        raise EngineError(
-            f"a {plan.kind} step samples one token per row; drafted tokens are verified by "
-            "verify steps"
-        )
-    for lane in plan.lanes:
-        if lane.sizes != sorted(lane.sizes, key=lambda size: size != 1):
-            raise EngineError("chunks of one token have to come first in a plan")

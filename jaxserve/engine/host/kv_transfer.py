@@ -133,10 +133,10 @@ class KVTransfers:
         """Return the prompt with the digests of its first `length` tokens, in every page group."""
         prompt = HashedPrompt(list(tokens), [DigestChain() for _ in self._config.pools])
         # Digests do not depend on the lane.
-        self._lanes[0].extend_chains(prompt.chains, prompt.tokens, salt, length)
+        self._lanes[0].prefixes.extend_chains(prompt.chains, prompt.tokens, salt, length)
         return prompt
 
     def _cached(self, lane: Lane, prompt: HashedPrompt) -> int:
         """Return how many tokens of the prompt a request would find in the lane."""
-        pages = lane.cached(prompt.tokens, prompt.chains)[0]
+        pages = lane.prefixes.cached(prompt.tokens, prompt.chains)[0]
         return len(pages) * self._config.page_size

@@ -5,11 +5,11 @@ from heapq import heappop, heappush
 
 from jaxserve.config import EngineConfig
 from jaxserve.config.kv_policy import NO_PAGE, KVPolicy, StateSlots
-from jaxserve.engine.events import FinishReason
 from jaxserve.engine.host.kv_group import KVGroup
 from jaxserve.engine.host.page_pool import PagePool
-from jaxserve.engine.host.prefix_cache import DigestChain, root_digest
+from jaxserve.engine.host.prefix_cache import DigestChain
 from jaxserve.engine.host.sequence import Sequence
+from jaxserve.engine.host.shared_prefixes import SharedPrefixes
 from jaxserve.engine.host.state_group import StateGroup
 from jaxserve.errors import EngineError
 
@@ -30,6 +30,7 @@ class Lane:
             for policy, pool in zip(config.policies, config.pools, strict=True)
         ]
         self.caches = [group.cache for group in self.groups]
+        self.prefixes = SharedPrefixes(config, self.groups, fingerprint)
         self.running: list[Sequence] = []  # sequences with a row, in order of service
         # The sequence that lacked pages in the step before: it goes first, and none is admitted.
         self.blocked: Sequence | None = None
@@ -39,7 +40,6 @@ class Lane:
         self._kept = [
             i for i in range(len(self.groups)) if i not in self._states and i not in self._sliding
         ]
-        self._fingerprint = fingerprint
         # Pages of the full group that the draft model has filled as well.
         self._filled_by_drafter: set[int] = set()
         self._free_rows = list(range(config.max_batch))  # ascending, and so a heap
@@ -73,54 +73,11 @@ class Lane:
         """Return the pools of the groups that keep states."""
         return [group.pool for group in self._states.values()]
 
-    # ---- Finding cached prefixes
+    # ---- Rows and pages of sequences
 
     def hit(self, seq: Sequence) -> list[list[int]]:
-        """Return the pages per group of the longest cached prefix of a waiting sequence.
-
-        At least one token is left to compute, since its logits are needed. NO_PAGE stands for pages
-        that the next token does not attend to.
-        """
-        # Scoring a prompt takes the hidden states of all its tokens, which pages do not hold.
-        if not self._config.prefix_cache or seq.scores_prompt:
-            return [[] for _ in self.groups]
-        self.extend_chains(seq.chains, seq.tokens, seq.request.salt, len(seq.tokens) - 1)
-        return self.cached(seq.tokens, seq.chains)
-
-    def cached(self, tokens: list[int], chains: list[DigestChain]) -> list[list[int]]:
-        """Return the pages per group of the longest cached prefix that leaves a token to compute.
-
-        Args:
-            chains: Digests of `tokens`, as far as the prefix may reach.
-        """
-        size = self._config.page_size
-        limit = (len(tokens) - 1) // size
-        found = [
-            group.cache.lookup(chain.digests[:limit], tokens)
-            for group, chain in zip(self.groups, chains, strict=True)
-        ]
-        length = self._covered(found, limit)
-        firsts = [group.policy.first_needed(length * size) for group in self.groups]
-        return [
-            [NO_PAGE] * first + pages[first:length]
-            for pages, first in zip(found, firsts, strict=True)
-        ]
-
-    def _covered(self, found: list[list[int]], limit: int) -> int:
-        """Return the longest prefix, in pages and at most `limit`, that every group covers."""
-        # Deterministic chunks begin at fixed borders, so a prefix has to end at one.
-        step = 1
-        if self._config.deterministic:
-            step = self._config.chunk_border // self._config.page_size
-        covered = limit // step * step
-        while True:
-            length = covered
-            for group, pages in zip(self.groups, found, strict=True):
-                covered = group.policy.covered(pages, covered) // step * step
-            if covered == length:
-                return length
-
-    # ---- Rows and pages of sequences
+        """Return the cached pages per group that a waiting sequence would share, see `enter`."""
+        return self.prefixes.hit(seq)
 
     def fits(self, seq: Sequence, hit: list[list[int]], tokens: int) -> bool:
         """Return whether a sequence that gets `hit` finds pages for `tokens` positions."""
@@ -229,7 +186,7 @@ class Lane:
             )
         if seq.draft_computed:
             self.note_drafted(seq, seq.draft_computed)
-        self._publish_last_states(seq)
+        self.prefixes.publish_last_states(seq)
         for group, pages in zip(self.groups, seq.pages, strict=True):
             group.give_back(pages)
         heappush(self._free_rows, seq.row)
@@ -252,42 +209,12 @@ class Lane:
         filled = seq.settled // page_size < position // page_size
         seq.settled = position
         if filled:
-            self.publish(seq)
+            self.prefixes.publish(seq)
         for i in self._sliding:
             self.groups[i].slide(seq.pages[i], position)
         if filled:
             for i, group in self._states.items():
                 group.leave_behind(seq.pages[i], position, seq.prompt_len)
-
-    def publish(self, seq: Sequence) -> None:
-        """Make the sequence's settled full pages findable."""
-        if not self._config.prefix_cache:
-            return
-        length = self._publishable(seq)
-        for group, chain, pages in zip(self.groups, seq.chains, seq.pages, strict=True):
-            full = length // group.policy.page_size
-            if chain.published < full:
-                self.extend_chains(seq.chains, seq.tokens, seq.request.salt, length)
-                group.publish(chain, seq.tokens, pages, full, seq.prompt_len)
-
-    def _publish_last_states(self, seq: Sequence) -> None:
-        """Make the states behind the last whole page of a sequence findable that leaves its row."""
-        if seq.finish and seq.finish.reason == FinishReason.ERROR:
-            return  # Its numbers may not be finite.
-        for i, group in self._states.items():
-            if group.states.keeps_last:
-                self.extend_chains(seq.chains, seq.tokens, seq.request.salt, seq.settled)
-                group.publish_last(seq.chains[i], seq.tokens, seq.pages[i], seq.settled)
-
-    def _publishable(self, seq: Sequence) -> int:
-        """Return how many settled positions other sequences may share."""
-        if not self._config.deterministic:
-            return seq.settled
-        # The bits of a page are known only if prefill steps computed it between fixed borders.
-        if seq.scores_prompt:
-            return 0
-        border = self._config.chunk_border
-        return min(seq.settled, seq.prompt_len // border * border)
 
     def adopt(
         self,
@@ -304,18 +231,6 @@ class Lane:
             write(taken)
 
         return self.groups[group].adopt(tokens, chain, pages, fill)
-
-    def extend_chains(
-        self, chains: list[DigestChain], tokens: list[int], salt: str, length: int
-    ) -> None:
-        """Extend the chains of every group to the full pages of the first `length` tokens.
-
-        The result is alike in every lane.
-        """
-        for group, chain in enumerate(chains):
-            root = root_digest(self._fingerprint, self._config.kv, group, salt)
-            size = self.groups[group].policy.page_size
-            chain.extend(root, tokens, size, length // size)
 
     # ---- Pages of the draft model, which uses the tables of the first full group
 

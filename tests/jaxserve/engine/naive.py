@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import jax
 import numpy as np
 
-from jaxserve.engine.device.sampling import gumbel
+from jaxserve.engine.device.token_choice import gumbel
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import Request
 

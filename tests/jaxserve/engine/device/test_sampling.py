@@ -12,14 +12,8 @@ from scipy.special import log_softmax
 
 from jaxserve.engine.device.logprobs import log_probabilities
 from jaxserve.engine.device.row_packing import allowed_bits
-from jaxserve.engine.device.sampling import (
-    _ordered,
-    apply_constraints,
-    apply_penalties,
-    choose_tokens,
-    sample,
-    truncate,
-)
+from jaxserve.engine.device.sampling import apply_constraints, apply_penalties, sample
+from jaxserve.engine.device.token_choice import choose_tokens, ordered, truncate
 from tests.jaxserve.engine.device.sampling_rows import (
     EVERYTHING,
     PLAIN,
@@ -34,7 +28,7 @@ from tests.jaxserve.engine.device.sampling_rows import (
 
 VOCAB = 67  # two words of the mask and a bit
 SAMPLE = jax.jit(sample)
-ORDERED = jax.jit(_ordered)
+ORDERED = jax.jit(ordered)
 
 
 def random_logits(rows: int, vocab: int = VOCAB, seed: int = 0) -> np.ndarray:

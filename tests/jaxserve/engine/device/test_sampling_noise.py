@@ -9,7 +9,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from scipy.stats import chisquare, gumbel_r, kstest
 
-from jaxserve.engine.device.sampling import Sampled, gumbel, sample
+from jaxserve.engine.device.sampling import Sampled, sample
+from jaxserve.engine.device.token_choice import gumbel
 from jaxserve.sharding.mesh import MeshSpec
 from tests.jaxserve.engine.device.sampling_rows import (
     EVERYTHING,
