@@ -46,6 +46,9 @@ INSTALL   = sed '$(PINS)' $(or $(CONSTRAINTS),/dev/null) >$(VENV)/constraints.tx
   $(UV) pip install --quiet --python $(VENV)/bin/python --constraints $(VENV)/constraints.txt \
     --build-constraints $(VENV)/constraints.txt --editable
 
+# Every process that a test starts would compile each module again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test test-repeat mutants test-slow test-lm-eval test-agents test-oldest test-kernels test-cluster support-matrix feature-pairs deviceless deviceless-full soak check protos completions wheel lock fmt clean links
 
 help: ## list these targets

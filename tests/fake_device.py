@@ -284,37 +284,50 @@ class DeviceLane:
         What it sees in the other groups must be the same, and so must be what layers see that
         read the entries of another one.
         """
-        groups = [
-            {p: self._slot(row, i, p) for p in window_of(window, query)}
+        seen, *others = (
+            self._slots(row, i, window_of(window, query))
             for i, group in enumerate(self.groups)
             for window in (group.window, *group.readers)
-        ]
-        for other in groups[1:]:
-            common = groups[0].keys() & other.keys()
-            assert all(groups[0][p][:2] == other[p][:2] for p in common), "page groups differ"
-        # Times 0, so that a NaN in any group shows.
-        unseen = sum(0 * slot[2] for other in groups[1:] for slot in other.values())
-        return sum(weight(p, slot[1]) + slot[2] for p, slot in groups[0].items()) + unseen
-
-    def _slot(self, row: Row, group: int, position: int) -> Slot:
-        """Return what a group has of a position."""
-        if self.groups[group].slot:
-            slot = row.states[group][position]
-        else:
-            page = row.tables[group][position // self.page_size]
-            assert page != NO_PAGE, f"position {position} is not kept in group {group}"
-            slot = self.pages[group][page][position % self.page_size]
-        assert slot[0] == position, (
-            f"position {position} reads what was written for position {slot[0]}"
         )
-        return slot
+        unseen = 0.0
+        for other in others:
+            # Windows of any length end with the query.
+            common = zip(reversed(seen), reversed(other), strict=False)
+            assert all(one[:2] == two[:2] for one, two in common), "page groups differ"
+            # Times 0, so that a NaN in any group shows.
+            unseen += sum(0 * slot[2] for slot in other)
+        return sum(weight(p, token) + error for p, token, error in seen) + unseen
+
+    def _slots(self, row: Row, group: int, positions: range) -> list[Slot]:
+        """Return what a group has of neighbouring positions."""
+        if self.groups[group].slot:
+            slots = row.states[group][positions.start : positions.stop]
+        else:
+            slots = self._slots_of_pages(row, group, positions)
+        for position, slot in zip(positions, slots, strict=True):
+            assert slot[0] == position, (
+                f"position {position} reads what was written for position {slot[0]}"
+            )
+        return slots
+
+    def _slots_of_pages(self, row: Row, group: int, positions: range) -> list[Slot]:
+        size = self.page_size
+        first = positions.start // size
+        slots: list[Slot] = []
+        for number in range(first, (positions.stop - 1) // size + 1):
+            page = row.tables[group][number]
+            assert page != NO_PAGE, f"position {number * size} is not kept in group {group}"
+            slots += self.pages[group][page]
+        return slots[positions.start - first * size : positions.stop - first * size]
 
     def verify(self, chunk: Chunk, offset: int) -> tuple[list[int], bool]:
         """Return the accepted tokens and the one behind them, and whether all was finite."""
         row = chunk.row
         new: list[int] = []
-        self.read(row, chunk.start)  # the query that reaches back furthest
-        for position in range(chunk.end - max(chunk.samples, 1), chunk.end):
+        sampled = range(chunk.end - max(chunk.samples, 1), chunk.end)
+        if chunk.start < sampled.start:
+            self.read(row, chunk.start)  # the query that reaches back furthest
+        for position in sampled:
             total = self.read(row, position) + (nan if chunk.spoilt else 0)
             if not isfinite(total):
                 return [0] * min(chunk.samples, 1), False
