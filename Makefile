@@ -8,12 +8,13 @@
 #   MUTANTS         which faults `make mutants` tries, by name or area; all without
 #   RUNS            how often `make test-repeat` runs the tests
 #   JAXSERVE_TEST_CACHE  folder of the tests' compiled steps; otherwise one below ~/.cache/jaxserve/tests
-#   JOBS            processes that run the tests: 8 at most, by default as many as there are cores
+#   JOBS            processes that run the tests: 8 at most, by default three for two cores
 VENV       ?= .venv
 CANDIDATES := python3.12 python3.13 python3
 OLDEST_JAX := 0.11.2
 DEVICELESS_JAX ?= $(OLDEST_JAX)
-JOBS           ?= auto
+# A third of their time tests wait: for processes that they start, for timers, for peers.
+JOBS           ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 3 / 2)
 CONSTRAINTS    ?= constraints.txt
 RUNS           ?= 2
 DEVICELESS := .venv-deviceless-$(DEVICELESS_JAX)

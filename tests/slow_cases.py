@@ -18,7 +18,14 @@ def slow_but[Case](cases: Sequence[Case], quick: Collection[Case]) -> list[Param
         pytest.param(
             case,
             marks=[] if case in quick else [pytest.mark.slow],
-            id="-".join(case) if isinstance(case, tuple) else None,
+            id=_joined(case),
         )
         for case in cases
     ]
+
+
+def _joined(case: object) -> str | None:
+    """Return the name of a case of several strings."""
+    if isinstance(case, tuple) and case and all(isinstance(part, str) for part in case):
+        return "-".join(case)
+    return None

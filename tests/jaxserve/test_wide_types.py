@@ -30,6 +30,7 @@ from tests.jaxserve.engine.tiny import (
     largest_of_each_kind,
     make_engine,
 )
+from tests.slow_cases import slow_but
 
 MODEL = Path(__file__).parents[2] / "checkpoints" / "bundled" / "tiny-chat-draft"
 STORY = "Once upon a time"
@@ -43,7 +44,7 @@ def texts_of(lowering: Lowering, buckets: list) -> list[str]:
     return [program.as_text() for program in lowered]
 
 
-@pytest.mark.parametrize("spec", [SPEC, WINDOWED, EXPERTS, LATENT])
+@pytest.mark.parametrize("spec", slow_but([SPEC, WINDOWED, EXPERTS, LATENT], [EXPERTS]))
 def test_steps_are_the_same(spec) -> None:
     """Also where the engine is made with the switch on."""
     options = replace(BASE, page_exchange=True, speculate="ngram")

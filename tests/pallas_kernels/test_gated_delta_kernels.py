@@ -26,6 +26,7 @@ from tests.pallas_kernels.delta_case import (
     step,
 )
 from tests.pallas_kernels.hopper_kernels import interpreted_or_run, on_gpu
+from tests.slow_cases import slow_but
 
 KERNELS = {"tpu": tpu, "gpu": gpu}
 BOUND = 2e-5
@@ -128,7 +129,7 @@ def test_a_new_row_begins_with_an_empty_state(kernel: str) -> None:
 
 @pytest.mark.parametrize(
     "running",
-    [(), (0,), (3,), (1, 2), (0, 3), (0, 1, 2, 3)],
+    slow_but([(), (0,), (3,), (1, 2), (0, 3), (0, 1, 2, 3)], [(), (1, 2), (0, 3)]),
     ids=lambda rows: "rows" + "".join(map(str, rows)),
 )
 def test_rows_that_do_not_run(kernel: str, running: tuple[int, ...]) -> None:

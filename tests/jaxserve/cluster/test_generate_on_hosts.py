@@ -20,6 +20,7 @@ from jaxserve.completion import Completion
 from jaxserve.convert import main as convert
 from tests.fake_hub import FakeHub
 from tests.jaxserve.cluster.processes import DRAFT, ROOT, Host, Pod
+from tests.slow_cases import slow_but
 
 pytestmark = pytest.mark.system
 BUNDLED = ROOT / "checkpoints" / "bundled" / "tiny-chat"
@@ -247,7 +248,7 @@ def test_a_host_with_other_flags_is_refused(theirs: tuple[str, ...], problem: st
 
 
 @pytest.mark.parametrize(
-    "mesh", [("--data", "2", "--tensor", "2"), ("--tensor", "4")], ids="-".join
+    "mesh", slow_but([("--data", "2", "--tensor", "2"), ("--tensor", "4")], [("--tensor", "4")])
 )
 def test_a_host_with_one_other_number_is_refused_by_the_tensor(
     mesh: tuple[str, ...], tmp_path: Path
