@@ -26,6 +26,7 @@ from tests.jaxserve.engine.test_states import (
 )
 from tests.jaxserve.engine.tiny import STATES
 from tests.pallas_kernels.hopper_kernels import on_gpu
+from tests.slow_cases import slow_but
 
 MODES = {
     "tpu": partial(pltpu.force_tpu_interpret_mode, pltpu.InterpretParams()),
@@ -45,7 +46,7 @@ def alone() -> Answers:
     return answers(ALONE, asked=ASKED, spec=WIDE)[0]
 
 
-@pytest.fixture(params=MODES)
+@pytest.fixture(params=slow_but(list(MODES), ["tpu"]))
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Interpret a kernel on a CPU, where no platform list offers it; on a GPU its own runs."""
     alone()
