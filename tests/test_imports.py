@@ -74,7 +74,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.tokenizer",
     ),
     "jaxserve.structure.schemas": ("jaxserve.structure.schemas",),
-    "jaxserve.structure.lark": ("jaxserve.structure.lark",),
+    "jaxserve.structure.lark": ("jaxserve.structure.lark", "jaxserve.structure.schemas.patterns"),
     "jaxserve.structure.worker": (),
     "jaxserve.tokenizer": ("jaxserve.tokenizer",),
     "jaxserve.cpu_kernels": ("jaxserve.cpu_kernels", "jaxserve.errors"),

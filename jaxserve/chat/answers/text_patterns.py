@@ -5,6 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 from jaxserve.chat.answers.call_grammar import ANY_TEXT, literal
+from jaxserve.structure.lark import check_ends
 from jaxserve.structure.schemas.patterns import exact_pattern, has_bare_alternatives, parts_of
 
 # Some of the texts of a format, and no others. None of them has a line end or "<".
@@ -53,6 +54,10 @@ def _pattern(pattern: Any, closing: str) -> str:
     """
     if not (isinstance(pattern, str) and pattern.startswith("^") and pattern.endswith("$")):
         raise ValueError(f"has the pattern {pattern!r:.80}, which does not match whole strings")
+    try:
+        check_ends(pattern[1:-1])
+    except ValueError as error:
+        raise ValueError(f"has the pattern {pattern!r:.80}, which {error}") from None
     inner = list(parts_of(exact_pattern(pattern[1:-1])))
     if has_bare_alternatives(inner):
         raise ValueError(f"has the pattern {pattern!r:.80}, whose ends belong to parts of it")

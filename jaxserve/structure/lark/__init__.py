@@ -5,6 +5,7 @@ expression.py writes them as one expression.
 """
 
 from jaxserve.structure.lark.errors import LarkError
-from jaxserve.structure.lark.expression import check_classes, expression_of
+from jaxserve.structure.lark.expression import expression_of
+from jaxserve.structure.lark.parts import check_ends, check_part
 
-__all__ = ["LarkError", "check_classes", "expression_of"]
+__all__ = ["LarkError", "check_ends", "check_part", "expression_of"]

@@ -21,9 +21,7 @@ from jaxserve.structure.lark.nodes import (
     Repeated,
     Sequel,
 )
-from jaxserve.structure.lark.parser import check_classes, parse
-
-__all__ = ["check_classes", "expression_of"]
+from jaxserve.structure.lark.parser import parse
 
 START: Final = "start"
 MAX_DEPTH: Final = 100  # of rules that use rules

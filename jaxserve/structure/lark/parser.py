@@ -17,6 +17,7 @@ from jaxserve.structure.lark.nodes import (
     Repeated,
     Sequel,
 )
+from jaxserve.structure.lark.parts import check_part
 from jaxserve.structure.lark.tokens import END, Token, tokens_of
 
 MAX_DEPTH: Final = 30  # of groups inside of each other, as the library has it
@@ -24,23 +25,11 @@ COUNTS: Final = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 FLAGS: Final = frozenset("ims")
 HEXADECIMAL: Final = re.compile(r'\\(?:x([0-9a-fA-F]{2})|(u[0-9a-fA-F]{4}|["\\/bfnrt]))')
 CONTROL: Final = re.compile(r"\\?([\x00-\x1f\x7f])")
-OPERATOR: Final = re.compile(r"&&|--|~~|\[")
-CLASS: Final = re.compile(r"\\.|\[\^?\]?((?:\\.|[^\]\\])*)\]", re.DOTALL)
 
 
 def parse(grammar: str) -> Grammar:
     """Return the parts of a grammar; LarkError names the line of what is not supported."""
     return Parser(tokens_of(grammar)).grammar()
-
-
-def check_classes(expression: str) -> None:
-    """Raise ValueError for an expression with a class that has operators, or another one in it.
-
-    Expressions are followed as patterns of JSON schemas, in which such signs stand for themselves.
-    """
-    for found in CLASS.finditer(expression):
-        if found[1] and (operator := OPERATOR.search(re.sub(r"\\.", "", found[1]))):
-            raise ValueError(f"{found[0]!r:.80} has {operator[0]!r} in a class; escape it")
 
 
 class Parser:
@@ -226,9 +215,9 @@ def _expression(token: Token) -> Pattern:
     if unknown := set(flags) - FLAGS:
         raise LarkError(token.line, f"flag {min(unknown)!r} of an expression is not supported here")
     try:
-        check_classes(written)
+        check_part(written)
     except ValueError as error:
-        raise LarkError(token.line, str(error)) from None
+        raise LarkError(token.line, f"{token.text!r:.80} {error}") from None
     return Pattern(f"(?{flags}:{written})")
 
 

@@ -11,11 +11,15 @@ SPACES: Final = (
     r"\x{feff}"
 )
 ESCAPE: Final = (
-    r"\\(?:[pP](?:\{[^}]*\}|.)|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}"
+    r"\\(?:[pP](?:\{[^}]{0,64}\}|.)|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}"
     r"|[xuU]\{[0-9a-fA-F]+\}|c[a-zA-Z]|.)"
 )
+# A class that has no end goes on to that of the pattern: it is looked for once.
 TOKEN: Final = re.compile(
-    rf"(?P<escape>{ESCAPE})|\[(?P<negated>\^?)(?P<inside>\]?(?:{ESCAPE}|[^\]\\])*)\]|.", re.DOTALL
+    rf"(?P<escape>{ESCAPE})"
+    rf"|\[(?P<negated>\^?)(?P<inside>\]?(?:{ESCAPE}|[^\]\\])*+)(?P<end>\]|\\?\Z)"
+    r"|.",
+    re.DOTALL,
 )
 ATOM: Final = re.compile(rf"{ESCAPE}|.", re.DOTALL)
 NAMED_CONTROLS: Final = {"a": 7, "b": 8, "t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
@@ -68,7 +72,7 @@ def _exact(token: re.Match[str]) -> str:
         if letter in "pP":
             return _without_nul(f"[{token['escape']}]")
         return {"s": f"[{SPACES}]", "S": f"[^{SPACES}]"}.get(letter, token["escape"])
-    if token["inside"] is None:
+    if token["inside"] is None or token["end"] != "]":
         return token[0]
     items = list(_items(token["inside"]))
     negated = token["negated"]

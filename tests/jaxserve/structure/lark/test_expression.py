@@ -5,7 +5,7 @@ import json
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from jaxserve.structure.lark import LarkError, check_classes, expression_of
+from jaxserve.structure.lark import LarkError, check_part, expression_of
 from jaxserve.structure.lark.common import COMMON
 from jaxserve.structure.schemas.texts import as_the_library_takes_it
 from jaxserve.structure.worker import JSON_OPTIONS
@@ -180,6 +180,7 @@ def test_imported_terminals_are_those_of_the_library(name: str) -> None:
         ('start: "a")', 1, "')'"),
         ("start: /a/x", 1, "flag 'x'"),
         ("start: /[a-z&&[^b]]/", 1, "'&&' in a class"),
+        ("start: /a)|(b/", 1, "'/a)|(b/' has a ) without a ("),
         ("start: /[[:alpha:]]/", 1, "'[' in a class"),
         ('start: "ab".."c"', 1, "no range"),
         ('start: "c".."a"', 1, "no range"),
@@ -206,9 +207,22 @@ def test_expressions_have_a_bound() -> None:
         expression_of(f"start: r0\n{chained}\nr200: /a/", MAX_BYTES)
 
 
+def test_a_class_without_an_end_is_read_once() -> None:
+    """Looking for each of these ends by itself would take minutes."""
+    for expression in ("[" * 1_000_000, "[" + "\\" * 1_000_001, "(" * 1_000_000):
+        with pytest.raises(ValueError, match=r"no end|without"):
+            check_part(expression)
+
+
 @pytest.mark.parametrize("expression", [r"[a\]b]", "[^]a]", r"a[\[b]+", r"\[[a-z]", "[a-]", "[]]"])
 def test_plain_classes_pass(expression: str) -> None:
-    check_classes(expression)
+    check_part(expression)
+
+
+@pytest.mark.parametrize("expression", ["a)|(b", "(a", "a)", "a\\", "[a", "[a\\]", "(?:a))("])
+def test_what_would_change_the_expression_around_it_is_refused(expression: str) -> None:
+    with pytest.raises(ValueError, match=r"without|ends with|has no end"):
+        check_part(expression)
 
 
 def test_what_is_ignored_may_also_stand_before_the_first_terminal() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from jaxserve.errors import GrammarError
 from jaxserve.structure import Structure
 from jaxserve.structure.grammars import Grammars
+from jaxserve.structure.schemas.patterns import exact_pattern, parts_of
 from jaxserve.structure.schemas.rewriting import rewritten
 from tests.followed_texts import byte_grammars, follows, grammar_of
 
@@ -463,3 +464,11 @@ def test_random_schemas_are_judged_as_the_reference_judges_them(
         text = json.dumps(value, ensure_ascii=False)
         taken = follows(grammar, text)
         assert taken == judge.is_valid(value) or (not taken and '"b"' in text), (schema, value)
+
+
+@pytest.mark.parametrize("part", ["[", r"\p{", "[^]\\", r"[\p{", "("])
+def test_a_pattern_is_read_once_however_many_parts_have_no_end(part: str) -> None:
+    """Looking for each of these ends by itself would take minutes."""
+    pattern = part * (400_000 // len(part))
+    assert "".join(parts_of(pattern)) == pattern
+    assert len(exact_pattern(pattern)) >= len(pattern)

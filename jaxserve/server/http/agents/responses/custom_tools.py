@@ -8,7 +8,7 @@ from jaxserve.server.core.limits import Limits
 from jaxserve.server.http.agents.listed import Notes, parsed
 from jaxserve.server.http.agents.responses.tool_types import CustomFormat, CustomTool
 from jaxserve.server.http.errors import UnsupportedError
-from jaxserve.structure.lark import check_classes, expression_of
+from jaxserve.structure.lark import check_part, expression_of
 
 INPUT = "input"  # argument of the function
 
@@ -87,7 +87,7 @@ def _grammar(
     try:
         if format.syntax == "lark":
             return _of_lark(format.definition, limits)
-        check_classes(format.definition)
+        check_part(format.definition)
     except ValueError as error:
         raise RequestError(where, str(error)) from None
     return InputGrammar(format.definition, _pattern(format.definition))
