@@ -115,7 +115,7 @@ class _Arguments:
         """Return the expression of all forms that are text, and of the margin behind them."""
         margin = self._syntax.margin
         found: list[str] = []
-        for form in forms:
+        for form in {repr(form): form for form in forms}.values():  # references repeat them
             match form:
                 case Text(schema):
                     found.append(expression_of(schema, margin, self._syntax.closing))

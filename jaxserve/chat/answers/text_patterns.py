@@ -67,10 +67,15 @@ def _pattern(pattern: Any, closing: str) -> str:
 
 
 def _in_lark(part: str) -> str:
-    """Return a part of a pattern as it stands between slashes."""
+    """Return a part of a pattern as it stands between slashes; classes are spelled already."""
+    letter = part.removeprefix("\\")
+    if len(letter) == 1 and ord(letter) < ord(" "):
+        return f"\\x{{{ord(letter):x}}}"
     if part == "/":
         return r"\/"
-    return f"\\x{{{ord(part):x}}}" if len(part) == 1 and ord(part) < ord(" ") else part
+    if "/" in part and part != r"\/":
+        raise ValueError(f"has the pattern with {part!r:.80}, which no expression has")
+    return part
 
 
 def _of_length(least: Any, most: Any, margin: str) -> str:

@@ -6,6 +6,6 @@ expression.py writes them as one expression.
 
 from jaxserve.structure.lark.errors import LarkError
 from jaxserve.structure.lark.expression import expression_of
-from jaxserve.structure.lark.parts import check_ends, check_part
+from jaxserve.structure.lark.parts import check_ends, check_part, with_unicode_classes
 
-__all__ = ["LarkError", "check_ends", "check_part", "expression_of"]
+__all__ = ["LarkError", "check_ends", "check_part", "expression_of", "with_unicode_classes"]

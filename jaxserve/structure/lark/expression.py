@@ -24,7 +24,7 @@ from jaxserve.structure.lark.nodes import (
 from jaxserve.structure.lark.parser import parse
 
 START: Final = "start"
-MAX_DEPTH: Final = 100  # of rules that use rules
+MAX_DEPTH: Final = 150  # parts inside of each other: of rules that use rules, and of groups
 
 
 def expression_of(grammar: str, max_bytes: int) -> str:
@@ -32,7 +32,7 @@ def expression_of(grammar: str, max_bytes: int) -> str:
 
     Args:
         grammar: Grammar in llguidance's dialect of Lark.
-        max_bytes: Bytes of the expression, in UTF-8.
+        max_bytes: Most bytes of the expression, in UTF-8.
 
     Returns:
         Expression without anchors. It knows no longest terminals: a text is allowed if there is any
@@ -54,6 +54,7 @@ class _Writer:
     written: dict[str, str] = field(default_factory=dict)  # by name of the definition
     open_ones: list[str] = field(default_factory=list)  # definitions that are being written
     ignored: str = ""
+    depth: int = 0  # of the part that is being written
 
     def all(self) -> str:
         """Return the expression of the whole grammar."""
@@ -61,11 +62,21 @@ class _Writer:
         return self._of(Name(START, 1), in_terminal=False)
 
     def _of_ignored(self) -> str:
-        parts = [self._of(each, in_terminal=True) for each in self.grammar.ignored]
-        return f"(?:{'|'.join(parts)})*" if parts else ""
+        ignored = self.grammar.ignored
+        return f"(?:{self._joined(ignored, '|', in_terminal=True)})*" if ignored else ""
 
     def _of(self, node: Node, in_terminal: bool) -> str:
         """Return the expression of a part, which a count may follow or another part."""
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            line = self.grammar.definitions[self.open_ones[-1]].line if self.open_ones else 1
+            problem = f"rules and groups are more than {MAX_DEPTH} parts deep inside of each other"
+            raise LarkError(line, problem)
+        found = self._of_node(node, in_terminal)
+        self.depth -= 1
+        return found
+
+    def _of_node(self, node: Node, in_terminal: bool) -> str:
         match node:
             case Pattern(expression):
                 before = "" if in_terminal else self.ignored
@@ -110,8 +121,6 @@ class _Writer:
         return f"(?:{self.ignored}{self.written[use.name]})"
 
     def _of_definition(self, definition: Definition) -> str:
-        if len(self.open_ones) >= MAX_DEPTH:
-            raise LarkError(definition.line, f"more than {MAX_DEPTH} rules use each other")
         self.open_ones.append(definition.name)
         found = self._of(_without_itself(definition), definition.is_terminal)
         self.open_ones.pop()
@@ -121,7 +130,7 @@ class _Writer:
 
     def _refuse_length(self) -> None:
         problem = f"the grammar takes more than {self.max_bytes} bytes as a regular expression"
-        raise LarkError(1, f"{problem} (--max-grammar-bytes)")
+        raise LarkError(1, f"{problem}; --max-grammar-bytes bounds those of a request")
 
 
 def _without_itself(definition: Definition) -> Node:
@@ -147,7 +156,7 @@ def _without_itself(definition: Definition) -> Node:
             before.append(Sequel(parts[:-1]))
         elif not begins:
             bases.append(option)
-    if not (before or after or between):
+    if len(bases) == len(definition.body.options):
         return definition.body
     if not bases:
         raise LarkError(definition.line, f"{name!r:.80} never ends: it always needs itself")

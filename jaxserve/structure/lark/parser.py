@@ -17,14 +17,13 @@ from jaxserve.structure.lark.nodes import (
     Repeated,
     Sequel,
 )
-from jaxserve.structure.lark.parts import check_part
+from jaxserve.structure.lark.parts import check_part, with_unicode_classes, without_anchors
 from jaxserve.structure.lark.tokens import END, Token, tokens_of
 
 MAX_DEPTH: Final = 30  # of groups inside of each other, as the library has it
 COUNTS: Final = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 FLAGS: Final = frozenset("ims")
 HEXADECIMAL: Final = re.compile(r'\\(?:x([0-9a-fA-F]{2})|(u[0-9a-fA-F]{4}|["\\/bfnrt]))')
-CONTROL: Final = re.compile(r"\\?([\x00-\x1f\x7f])")
 
 
 def parse(grammar: str) -> Grammar:
@@ -173,9 +172,11 @@ class Parser:
     def _text(self, token: Token) -> Node:
         """Return a text, or the range that it begins."""
         if not self._takes(".."):
-            text = CONTROL.sub(_of_control, re.escape(_unquoted(token)))
+            text = "".join(map(_escaped, _unquoted(token)))
             return Pattern(f"(?i:{text})" if token.text.endswith("i") else text)
         last = self._take("text")
+        if token.text.endswith("i") or last.text.endswith("i"):
+            raise LarkError(token.line, f"{token.text}..{last.text} has a flag; a range has none")
         bounds = [_unquoted(each) for each in (token, last)]
         if any(len(bound) != 1 for bound in bounds) or bounds[0] > bounds[1]:
             raise LarkError(token.line, f"{token.text}..{last.text} is no range of characters")
@@ -201,7 +202,7 @@ class Parser:
         return _repeated(part, least, most, token)
 
     def _number(self) -> int:
-        return int(self._take("number").text[:10])
+        return int(self._take("number").text.lstrip("0")[:10] or "0")
 
 
 def _repeated(part: Node, least: int, most: int | None, token: Token) -> Repeated:
@@ -216,9 +217,10 @@ def _expression(token: Token) -> Pattern:
         raise LarkError(token.line, f"flag {min(unknown)!r} of an expression is not supported here")
     try:
         check_part(written)
+        written = with_unicode_classes(written)
     except ValueError as error:
         raise LarkError(token.line, f"{token.text!r:.80} {error}") from None
-    return Pattern(f"(?{flags}:{written})")
+    return Pattern(f"(?{flags}:{without_anchors(written)})")
 
 
 def _unquoted(token: Token) -> str:
@@ -230,8 +232,9 @@ def _unquoted(token: Token) -> str:
     return text
 
 
-def _of_control(character: re.Match[str]) -> str:
-    return f"\\x{{{ord(character[1]):x}}}"
+def _escaped(letter: str) -> str:
+    """Return the expression of one character."""
+    return re.escape(letter) if letter.isprintable() else f"\\x{{{ord(letter):x}}}"
 
 
 def _of_json(escape: re.Match[str]) -> str:

@@ -15,7 +15,7 @@ TOKEN: Final = re.compile(
     | (?P<newline>\n)
     | (?P<text>"(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2})|[^"\\\x00-\x1f\x7f])*"i?)
     | (?P<expression>/(?:\\.|[^/\\\n])+/[a-z]*)
-    | (?P<name>[!?]*_?[a-z][a-z0-9_\-]*|_?[A-Z][A-Z0-9_\-]*)
+    | (?P<name>[!?]{0,2}_?[a-z][a-z0-9_\-]*|_?[A-Z][A-Z0-9_\-]*)
     | (?P<number>[0-9]+)
     | (?P<keyword>%[a-z]+)
     | (?P<sign>->|\.\.|[:,.()\[\]{}|+*?~=&])

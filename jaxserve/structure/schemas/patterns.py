@@ -1,6 +1,7 @@
 """Patterns of ECMA-262, written as the grammar library needs them to follow what they mean."""
 
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -22,9 +23,10 @@ TOKEN: Final = re.compile(
     re.DOTALL,
 )
 ATOM: Final = re.compile(rf"{ESCAPE}|.", re.DOTALL)
+# Sets of ECMA-262 as they stand in a class; \d and \w are ASCII's.
+SETS: Final = {"s": SPACES, "d": "0-9", "w": "0-9A-Za-z_"}
 NAMED_CONTROLS: Final = {"a": 7, "b": 8, "t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
-# Control characters that a class has all of where the library lets quotation marks through.
-CONTROLS: Final = tuple(code for code in range(32) if chr(code) != "\n")
+# Characters that JSON escapes, as the library does not in some classes.
 QUOTES: Final = tuple(map(ord, '"\\'))
 
 
@@ -33,7 +35,8 @@ def exact_pattern(pattern: str) -> str:
 
     A class of ECMA-262 has no operators: &, ~ and [ stand for themselves in it. llguidance 1.9.1
     lets a quotation mark and a backslash, which JSON escapes, through a class that has all control
-    characters but not these two: "[^\\"]" matches them. Such a class loses NUL.
+    characters but not these two: "[^\\"]" matches them, and so do classes that together are such a
+    one. A class that has NUL and not both of these loses NUL.
     """
     return TOKEN.sub(_exact, pattern)
 
@@ -71,13 +74,13 @@ def _exact(token: re.Match[str]) -> str:
         letter = token["escape"][1]
         if letter in "pP":
             return _without_nul(f"[{token['escape']}]")
-        return {"s": f"[{SPACES}]", "S": f"[^{SPACES}]"}.get(letter, token["escape"])
+        return f"[{_named_set(token['escape'])}]" if letter in "dDwWsS" else token["escape"]
     if token["inside"] is None or token["end"] != "]":
         return token[0]
     items = list(_items(token["inside"]))
     negated = token["negated"]
     written = f"[{negated}{''.join(item.written for item in items)}]"
-    return _without_nul(written) if _takes_quotes(items, bool(negated)) else written
+    return _without_nul(written) if _may_take_quotes(items, bool(negated)) else written
 
 
 def _without_nul(found: str) -> str:
@@ -90,13 +93,14 @@ class Item:
     """One character, range or named set inside of a class."""
 
     written: str
-    codes: tuple[int, int] | None  # first and last character; None for a named set
+    codes: tuple[int, int] | None = None  # first and last character; None for a named set
+    letter: str = ""  # of a named set
 
     def has(self, code: int, unknown: bool) -> bool:
         """Return whether a character is in it, or `unknown` for a set of Unicode's."""
         if self.codes:
             return self.codes[0] <= code <= self.codes[1]
-        match self.written[1]:
+        match self.letter:
             case "d" | "w":
                 return False  # asked of control characters and quotes alone
             case "D" | "W":
@@ -104,7 +108,7 @@ class Item:
             case "p" | "P":
                 return unknown
         is_space = chr(code) in "\t\n\v\f\r "
-        return is_space != self.written.startswith("[^")
+        return is_space == (self.letter == "s")
 
 
 def _items(inside: str) -> Iterator[Item]:
@@ -115,7 +119,7 @@ def _items(inside: str) -> Iterator[Item]:
         is_range = place + 2 < len(atoms) and atoms[place + 1] == "-"
         last = _code(atoms[place + 2]) if is_range else None
         if first is None:
-            yield Item(_named_set(atoms[place]), None)
+            yield Item(_named_set(atoms[place]), letter=atoms[place][1])
             place += 1
         elif last is not None:
             yield Item(f"{_spelled(first)}-{_spelled(last)}", (first, last))
@@ -133,7 +137,10 @@ def _code(atom: str) -> int | None:
     if letter in "dDwWsSpP":
         return None
     if letter in "xuU" and len(atom) > 2:
-        return int(atom[2:].strip("{}"), 16)
+        code = int(atom[2:].strip("{}"), 16)
+        if code > sys.maxunicode:
+            raise ValueError(f"{atom:.40} is no character")
+        return code
     if letter == "c" and len(atom) > 2:
         return ord(atom[2].upper()) - 64
     if letter == "0":
@@ -142,7 +149,11 @@ def _code(atom: str) -> int | None:
 
 
 def _named_set(atom: str) -> str:
-    return {r"\s": SPACES, r"\S": f"[^{SPACES}]"}.get(atom, atom)
+    """Return a set as it stands inside of a class."""
+    if atom[1] in "pP":
+        return atom
+    codes = SETS[atom[1].lower()]
+    return codes if atom[1].islower() else f"[^{codes}]"
 
 
 def _spelled(code: int) -> str:
@@ -151,8 +162,8 @@ def _spelled(code: int) -> str:
     return letter if letter.isalnum() else f"\\x{{{code:x}}}"
 
 
-def _takes_quotes(items: list[Item], negated: bool) -> bool:
-    """Return whether the library would let quotation marks or backslashes through a class."""
+def _may_take_quotes(items: list[Item], negated: bool) -> bool:
+    """Return whether a class has NUL, perhaps, and not certainly both quotes."""
 
     def may_have(code: int) -> bool:
         if negated:
@@ -164,4 +175,4 @@ def _takes_quotes(items: list[Item], negated: bool) -> bool:
             return not any(item.has(code, unknown=True) for item in items)
         return any(item.has(code, unknown=False) for item in items)
 
-    return all(map(may_have, CONTROLS)) and not all(map(surely_has, QUOTES))
+    return may_have(0) and not all(map(surely_has, QUOTES))

@@ -1,6 +1,7 @@
 """Regular expressions of Lark grammars, held against the library that follows the grammars themselves."""
 
 import json
+import re
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
@@ -56,6 +57,12 @@ LEFT_AND_RIGHT = r"""
 start: unit
 unit: unit "," unit | "!" unit | unit "?" | "a".."c"
 """
+WORDS = r"""
+start: (NAME | NUMBER | OTHER)+
+NAME: /^[\w.]+$/
+NUMBER: /\d/ | /^\d$/ "x"
+OTHER: /[^\w\s]/ | /\W\S\D/
+"""
 COUNTS = r'start: "a"~2 "b"~1..2 "c"{2,3} ["d"] "e"* "\x41\u00e9\n\t\"\\" ("f" | "g"i){1,}'
 PATCHED = '*** Begin Patch\n*** Update File: a.py\n@@ def f():\n-a "b"\n+c\\d\n*** End Patch'
 CASES = (
@@ -74,6 +81,13 @@ CASES = (
         ("select * FROM t;", "SELECT a,b FROM t;", "SELECT * FROM t LIMIT;", "SELECT * FROM 1;"),
     ),
     (SUM, ("1", "1+2*3 - 4", "1.5e3 +   2"), ("1+", "*1", "1 2 +", "(1)", "")),
+    ('start: item\nitem: item | "a"', ("a",), ("", "aa")),
+    (
+        'start: ("a"{00000000000002,3} | "\\x00".."\\x0f" | "\\x10".."\\x1f")',
+        ("aa",),
+        ("", "a", '"', "\\"),
+    ),
+    (WORDS, ("\u00e9", "a.b\u0665", "\u0665x", "!", "\u2028ab"), ("", " ", "a b", "\u2028")),
     (LEFT_AND_RIGHT, ("a", "!!a??,b,!c", "!a?"), ("", "d", "a,", "a!", ",a", "?a")),
     (
         COUNTS,
@@ -184,6 +198,9 @@ def test_imported_terminals_are_those_of_the_library(name: str) -> None:
         ("start: /[[:alpha:]]/", 1, "'[' in a class"),
         ('start: "ab".."c"', 1, "no range"),
         ('start: "c".."a"', 1, "no range"),
+        ('start: "a"i.."c"', 1, "a range has none"),
+        ("start: /[\\W]/", 1, "has \\W in a class"),
+        ("start: " + "?" * 60_000, 1, "'?' stands where"),
         ('start: "a"{3,2}', 1, "repeated 3 to 2 times"),
         ('start: "a"~0', 1, "repeated 0 to 0 times"),
         ('start: "\\ud800"', 1, "half a surrogate pair"),
@@ -199,12 +216,34 @@ def test_what_is_no_regular_grammar_is_refused_by_its_line(
 
 
 def test_expressions_have_a_bound() -> None:
-    doubled = "\n".join(f"r{i}: r{i + 1} r{i + 1}" for i in range(60))
+    doubled = "\n".join(f"r{i}: r{i + 1} r{i + 1}" for i in range(20))
     with pytest.raises(LarkError, match="more than 1000 bytes as a regular expression"):
-        expression_of(f"start: r0\n{doubled}\nr60: /a/", 1000)
-    chained = "\n".join(f"r{i}: r{i + 1}" for i in range(200))
-    with pytest.raises(LarkError, match="more than 100 rules"):
-        expression_of(f"start: r0\n{chained}\nr200: /a/", MAX_BYTES)
+        expression_of(f"start: r0\n{doubled}\nr20: /a/", 1000)
+    ignored = f"start:\n{doubled.upper()}\nR20: /a/\n%ignore R15\n" + "%ignore R16\n" * 20
+    with pytest.raises(LarkError, match="more than 1000 bytes"):
+        expression_of(ignored, 1000)
+
+
+@pytest.mark.parametrize(("rules", "groups"), [(200, 0), (100, 1), (30, 9), (15, 28)])
+def test_depth_has_a_bound(rules: int, groups: int) -> None:
+    """Also on a stack of which a server has used a part."""
+    inner, outer = "(" * groups, ")" * groups
+    chained = "\n".join(f'r{i}: {inner}r{i + 1} "x"{outer} "y"' for i in range(rules))
+    grammar = f"start: r0\n{chained}\nr{rules}: /a/"
+
+    def ask(frames: int) -> str:
+        return ask(frames - 1) if frames else expression_of(grammar, MAX_BYTES)
+
+    with pytest.raises(LarkError, match="150 parts deep"):
+        ask(300)
+
+
+def test_letters_of_texts_stand_for_themselves() -> None:
+    for text in ("\\\u0001", "\u007f\\", "\n\\x{1}", "*\u00e9\u2028"):
+        found = expression_of(f"start: {json.dumps(text)}", MAX_BYTES)
+        assert re.fullmatch(
+            re.sub(r"\\x\{(\w+)\}", lambda code: re.escape(chr(int(code[1], 16))), found), text
+        )
 
 
 def test_a_class_without_an_end_is_read_once() -> None:

@@ -1,14 +1,16 @@
 """Parse custom tools: each becomes a function whose only argument is the tool's input."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jaxserve.errors import RequestError
-from jaxserve.server.core.limits import Limits
 from jaxserve.server.http.agents.listed import Notes, parsed
 from jaxserve.server.http.agents.responses.tool_types import CustomFormat, CustomTool
 from jaxserve.server.http.errors import UnsupportedError
-from jaxserve.structure.lark import check_part, expression_of
+from jaxserve.structure.lark import check_part, expression_of, with_unicode_classes
+from jaxserve.structure.schemas.control_characters import CONTROL
+from jaxserve.structure.schemas.patterns import literal_characters
 
 INPUT = "input"  # argument of the function
 
@@ -16,11 +18,13 @@ INPUT = "input"  # argument of the function
 class CustomFunction(NamedTuple):
     """Function that stands for a custom tool.
 
-    `followed` is the schema that its calls follow, where it is not the one that the model sees.
+    `followed` is the schema that its calls follow, where it is not the one that the model sees, and
+    `expression_bytes` the length of the regular expression in it.
     """
 
     function: dict[str, Any]
-    followed: dict[str, Any] | None
+    followed: dict[str, Any] | None = None
+    expression_bytes: int = 0
 
 
 class InputGrammar(NamedTuple):
@@ -34,19 +38,23 @@ class InputGrammar(NamedTuple):
     shown: dict[str, Any]
 
 
-def custom_function(tool: CustomTool, path: str, limits: Limits, notes: Notes) -> CustomFunction:
-    """Return the function of a custom tool; RequestError has the path of what is wrong."""
-    grammar = _grammar(tool.format, f"{path}.format", limits, notes) if tool.format else None
-    shown = grammar.shown if grammar else {}
+def custom_function(tool: CustomTool, path: str, max_bytes: int, notes: Notes) -> CustomFunction:
+    """Return the function of a custom tool; RequestError has the path of what is wrong.
+
+    Args:
+        max_bytes: Most bytes of the regular expression that its input follows.
+    """
+    grammar = _grammar(tool.format, f"{path}.format", max_bytes, notes) if tool.format else None
     function = {
         "name": tool.name,
         "description": tool.description,
-        "parameters": _parameters(shown),
+        "parameters": _parameters(grammar.shown if grammar else {}),
         "strict": grammar is not None,
     }
     if grammar is None:
-        return CustomFunction(function, None)
-    return CustomFunction(function, _parameters(_pattern(grammar.expression)))
+        return CustomFunction(function)
+    followed = _parameters(_pattern(grammar.expression))
+    return CustomFunction(function, followed, len(grammar.expression.encode()))
 
 
 def _parameters(of_input: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,7 +71,7 @@ def _pattern(expression: str) -> dict[str, Any]:
 
 
 def _grammar(
-    given: Mapping[str, Any], path: str, limits: Limits, notes: Notes
+    given: Mapping[str, Any], path: str, max_bytes: int, notes: Notes
 ) -> InputGrammar | None:
     """Return what the input of a custom tool follows; None for any text."""
     format = parsed(CustomFormat, given, notes, path)
@@ -73,7 +81,7 @@ def _grammar(
         raise UnsupportedError(
             f"{path}.type", f'is {format.type!r:.80}; only "text" and "grammar" are supported'
         )
-    if format.syntax not in ("regex", "lark"):
+    if format.syntax not in READERS:
         raise UnsupportedError(
             f"{path}.syntax", f'is {format.syntax!r:.80}; only "regex" and "lark" are supported'
         )
@@ -81,21 +89,35 @@ def _grammar(
     if format.definition is None:
         raise RequestError(where, "is missing; give the grammar")
     size = len(format.definition.encode())
-    if size > limits.max_grammar_bytes:
-        problem = f"has {size} bytes; the limit is {limits.max_grammar_bytes}"
+    if size > max_bytes:
+        problem = f"has {size} bytes; {max_bytes} are left for the grammars of custom tools"
         raise RequestError(where, f"{problem} (--max-grammar-bytes)")
     try:
-        if format.syntax == "lark":
-            return _of_lark(format.definition, limits)
-        check_part(format.definition)
+        found = READERS[format.syntax](format.definition, max_bytes)
+        _check_characters(found.expression)
     except ValueError as error:
         raise RequestError(where, str(error)) from None
-    return InputGrammar(format.definition, _pattern(format.definition))
+    return found
 
 
-def _of_lark(definition: str, limits: Limits) -> InputGrammar:
+def _of_lark(definition: str, max_bytes: int) -> InputGrammar:
     """Return a Lark grammar, which the model sees as it came."""
-    expression = expression_of(definition, limits.max_grammar_bytes)
-    return InputGrammar(
-        expression, {"description": f"Text that follows this Lark grammar:\n{definition}"}
-    )
+    shown = {"description": f"Text that follows this Lark grammar:\n{definition}"}
+    return InputGrammar(expression_of(definition, max_bytes), shown)
+
+
+def _of_regex(definition: str, max_bytes: int) -> InputGrammar:
+    check_part(definition)
+    return InputGrammar(with_unicode_classes(definition), _pattern(definition))
+
+
+def _check_characters(expression: str) -> None:
+    """Raise ValueError for a control character that a pattern in a JSON schema cannot have."""
+    found = next(filter(CONTROL.match, literal_characters(expression)), None)
+    if found is not None:
+        raise ValueError(f"has the control character U+{ord(found):04X}, which no call can hold")
+
+
+READERS: Mapping[str, Callable[[str, int], InputGrammar]] = MappingProxyType(
+    {"lark": _of_lark, "regex": _of_regex}
+)

@@ -43,13 +43,22 @@ class RequestTools:
     paths: list[str] = field(default_factory=list)
     origins: dict[str, Origin] = field(default_factory=dict)
     followed: dict[str, dict[str, Any]] = field(default_factory=dict)
+    expression_bytes: int = 0  # of the grammars of custom tools, as regular expressions
 
-    def add(self, function: dict[str, Any], origin: Origin, path: str) -> None:
-        """Add a function that the model sees."""
+    def add(
+        self,
+        function: dict[str, Any],
+        origin: Origin,
+        path: str,
+        followed: dict[str, Any] | None = None,
+    ) -> None:
+        """Add a function that the model sees; a name that is none is refused later."""
         self.functions.append(function)
         self.paths.append(path)
         if isinstance(function["name"], str):
             self.origins[function["name"]] = origin
+            if followed is not None:
+                self.followed[function["name"]] = followed
 
 
 def name_shown(name: str, namespace: str | None) -> str:
@@ -182,9 +191,9 @@ def _add_custom(
     limits: Limits,
     notes: Notes,
 ) -> None:
-    function, followed = custom_function(tool, path, limits, notes)
+    most = limits.max_grammar_bytes - found.expression_bytes
+    function, followed, size = custom_function(tool, path, most, notes)
+    found.expression_bytes += size
     if namespace and isinstance(tool.name, str):
         function["name"] = name_shown(tool.name, namespace)
-    found.add(function, Origin(str(tool.name), namespace, True), path)
-    if followed is not None:
-        found.followed[function["name"]] = followed
+    found.add(function, Origin(str(tool.name), namespace, True), path, followed)

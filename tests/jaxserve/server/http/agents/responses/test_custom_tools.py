@@ -113,9 +113,12 @@ def test_what_the_model_sees_of_a_grammar() -> None:
         ("regex", None, "is missing"),
         ("lark", 'start: "(" start ")" |', "line 1: 'start' is used inside of itself"),
         ("lark", PATCH.replace("LF?", "NL?"), "line 4: 'NL' is not defined"),
-        ("lark", f'start: "{"a" * 70_000}"', "the limit is 65536 (--max-grammar-bytes)"),
-        ("lark", "start: a a\na: b b\nb: /" + "a" * 30_000 + "/", "(--max-grammar-bytes)"),
-        ("regex", "a" * 70_000, "has 70000 bytes; the limit is 65536 (--max-grammar-bytes)"),
+        ("lark", f'start: "{"a" * 70_000}"', "65536 are left for the grammars"),
+        ("lark", "start: a a\na: b b\nb: /" + "a" * 30_000 + "/", "--max-grammar-bytes bounds"),
+        ("regex", "a" * 70_000, "has 70000 bytes; 65536 are left for the grammars of custom tools"),
+        ("regex", r"[\x{110000}]", r"\x{110000} is no character"),
+        ("regex", r"\x0b", "has the control character U+000B"),
+        ("lark", r'start: "\u0001"', "has the control character U+0001"),
         ("regex", "[a-z&&[^b]]", "'&&' in a class"),
     ],
 )
@@ -124,3 +127,20 @@ def test_a_grammar_that_is_refused(syntax: str, definition: str | None, problem:
         read_tools([custom(syntax, definition)], Limits(), Notes(UNKNOWN))
     assert refused.value.field == "tools[0].format.definition"
     assert problem in str(refused.value)
+
+
+def test_the_grammars_of_a_request_have_a_bound_together() -> None:
+    grammar = "start: a a\na: b b\nb: /" + "a" * 5_000 + "/"
+    tools = [custom("lark", grammar) | {"name": f"t{i}"} for i in range(4)]
+    assert len(read_tools(tools[:3], Limits(), Notes(UNKNOWN)).followed) == 3
+    with pytest.raises(RequestError, match="--max-grammar-bytes") as refused:
+        read_tools(tools, Limits(), Notes(UNKNOWN))
+    assert refused.value.field == "tools[3].format.definition"
+
+
+@pytest.mark.parametrize("name", [["x"], {"a": 1}, 5])
+def test_a_name_that_is_none(name: Any) -> None:
+    """It is refused with the other fields of the tool."""
+    found = read_tools([custom("lark", 'start: "a"') | {"name": name}], Limits(), Notes(UNKNOWN))
+    with pytest.raises(RequestError, match=r"tools\[0\].name"):
+        choose(found, None, False, Notes(UNKNOWN))
