@@ -81,7 +81,8 @@ def _grammar(
         raise UnsupportedError(
             f"{path}.type", f'is {format.type!r:.80}; only "text" and "grammar" are supported'
         )
-    if format.syntax not in READERS:
+    read = READERS.get(format.syntax or "")
+    if read is None:
         raise UnsupportedError(
             f"{path}.syntax", f'is {format.syntax!r:.80}; only "regex" and "lark" are supported'
         )
@@ -93,7 +94,7 @@ def _grammar(
         problem = f"has {size} bytes; {max_bytes} are left for the grammars of custom tools"
         raise RequestError(where, f"{problem} (--max-grammar-bytes)")
     try:
-        found = READERS[format.syntax](format.definition, max_bytes)
+        found = read(format.definition, max_bytes)
         _check_characters(found.expression)
     except ValueError as error:
         raise RequestError(where, str(error)) from None
