@@ -14,7 +14,7 @@ CANDIDATES := python3.12 python3.13 python3
 OLDEST_JAX := 0.11.2
 DEVICELESS_JAX ?= $(OLDEST_JAX)
 # A third of their time tests wait: for processes that they start, for timers, for peers.
-JOBS           ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 3 / 2)
+JOBS           ?= $(shell expr $$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) \* 3 / 2)
 CONSTRAINTS    ?= constraints.txt
 RUNS           ?= 2
 DEVICELESS := .venv-deviceless-$(DEVICELESS_JAX)
