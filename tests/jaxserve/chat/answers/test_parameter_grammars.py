@@ -100,6 +100,11 @@ VALUES: list[tuple[Any, list[str], list[str]]] = [
     ({"type": "string", "maxLength": 524288}, ["a" * 5000], []),
     ({"type": "string", "pattern": "^wf_[a-z0-9-]{6,}$"}, ["wf_abc-12"], ["wf_a", "xwf_abcdef"]),
     ({"type": "string", "pattern": r"^(?:a|b\.c)+$"}, ["ab.ca"], ["b,c", ""]),
+    (
+        {"type": "string", "pattern": r"^\d[\w/]+\s$"},
+        ["5a_ ", "5/\u00a0"],
+        ["\u0665a ", "5\u00e9 ", "5a\u0085"],
+    ),
     ({"type": "string", "pattern": "^(?:.|[^a])$"}, ["x", "\u00e9", "a", "<", "\n"], ["", "xx"]),
     (
         {"type": "string", "pattern": r"^(?:[+/<-][^\n]*\n)+end\n?$"},
