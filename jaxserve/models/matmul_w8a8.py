@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
-from jaxserve.errors import ModelError, flag_text
 from jaxserve.models.matmul import contract
 from jaxserve.models.quant import Quantized, QuantScheme
 from jaxserve.sharding.mesh import device_kind
@@ -59,4 +58,4 @@ def check_chip(scheme: QuantScheme | None, mesh: Mesh) -> None:
             f"{device_kind(mesh)} does not multiply {scheme.numbers} numbers with each other "
             f"(choose {scheme.weights_alone}, which rounds weights alone)"
         )
-        raise ModelError(flag_text("--weights", scheme, problem))
+        raise scheme.flag_error(problem)

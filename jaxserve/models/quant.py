@@ -75,6 +75,10 @@ class QuantScheme:
         """Name of the kind of numbers for errors and chip figures, such as int8."""
         return self.name.removeprefix(W8A8)
 
+    def flag_error(self, problem: str) -> ModelError:
+        """Return the error of a model or of chips that do not allow this scheme."""
+        return ModelError(flag_text("--weights", self, problem))
+
 
 INT8: Final = QuantScheme("int8", np.dtype(np.int8), 127)
 FP8: Final = QuantScheme("fp8", np.dtype(jnp.float8_e4m3fn), 448)
@@ -141,10 +145,9 @@ def quantized_specs(spec: ModelSpec, specs: dict, scheme: QuantScheme) -> dict:
     """
     if spec.mixture and scheme.activations:
         problem = f"it is not built in for mixtures of experts (choose {scheme.weights_alone})"
-        raise ModelError(flag_text("--weights", scheme, problem))
+        raise scheme.flag_error(problem)
     if scheme.head and not spec.has_head:
-        problem = f"this model has no head beside its embedding (leave {HEAD} out)"
-        raise ModelError(flag_text("--weights", scheme, problem))
+        raise scheme.flag_error(f"this model has no head beside its embedding (leave {HEAD} out)")
 
     def declare(path: tuple[Any, ...], param: ParamSpec) -> ParamSpec | Quantized:
         name = path[-1].key
@@ -180,11 +183,11 @@ def _check_sum(name: str, summed: int, scheme: QuantScheme) -> None:
         fitting = [str(size) for size in GROUPS if summed % size == 0]
         hint = f"groups of {' or '.join(fitting)} do" if fitting else "choose one without groups"
         problem = f"{name} sums {summed} numbers, no multiple of {scheme.group} ({hint})"
-        raise ModelError(flag_text("--weights", scheme, problem))
+        raise scheme.flag_error(problem)
     is_int8_product = scheme.activations and scheme.numbers == INT8.name
     if is_int8_product and summed * INT8.largest**2 >= 2**31:
         problem = f"{name} sums {summed} products, more than int32 holds (choose int8)"
-        raise ModelError(flag_text("--weights", scheme, problem))
+        raise scheme.flag_error(problem)
 
 
 def scale_axes(name: str, axes: str, scheme: QuantScheme) -> str:
