@@ -124,7 +124,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.loading.spec": ("checkpoints", "jaxserve.models", "jaxserve.errors"),
     "jaxserve.loading.tensor_names": (),
     "jaxserve.loading.match": (
-        "checkpoints",
         "jaxserve.loading.tensor_names",
         "jaxserve.models",
         "jaxserve.errors",

@@ -23,14 +23,13 @@ from jaxserve.checkpoints.orbax_store import (
     write_manifest,
 )
 from jaxserve.checkpoints.orbax_writer import CHUNK_BYTES, Writer
-from jaxserve.checkpoints.quantized import dequantized
 from jaxserve.interrupts import HeldInterrupts, interrupts_raise
 from jaxserve.loading.export import PublishedTensor, published_tensors
 from jaxserve.loading.load_plan import plan_load
 from jaxserve.loading.match import note_on_towers
 from jaxserve.loading.model_folder import model_folder
 from jaxserve.loading.parameters import load_params
-from jaxserve.loading.spec import Checkpoint, open_checkpoint, read_architecture
+from jaxserve.loading.spec import ModelCheckpoint, open_checkpoint, read_architecture
 from jaxserve.progress import Bar
 from jaxserve.sharding.mesh import MeshSpec
 
@@ -106,16 +105,15 @@ def to_orbax(
         copy_other_files(source, folder)
         # The manifest comes last: it has the hashes of all other files, and a folder without it
         # is refused.
-        write_manifest(folder, _source_dtypes(checkpoint), weights)
+        write_manifest(folder, _source_dtypes(architecture), weights)
     return note_on_towers(architecture.family, checkpoint.tensors)
 
 
-def _source_dtypes(checkpoint: Checkpoint) -> Mapping[str, str]:
+def _source_dtypes(source: ModelCheckpoint) -> Mapping[str, str]:
     """Return the dtype of every tensor of the Hugging Face checkpoint, by name."""
-    if isinstance(checkpoint, OrbaxCheckpoint):
-        return checkpoint.source
-    tensors = dequantized(checkpoint.tensors, checkpoint.config)
-    return {name: tensor.dtype.name for name, tensor in tensors.items()}
+    if isinstance(source.checkpoint, OrbaxCheckpoint):
+        return source.checkpoint.source
+    return {name: tensor.dtype.name for name, tensor in source.stored.items()}
 
 
 def to_hf(source: Path, target: Path, report: Report, file_bytes: int = FILE_BYTES) -> None:

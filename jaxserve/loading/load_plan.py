@@ -17,8 +17,8 @@ from jax.sharding import Mesh
 
 from jaxserve.checkpoints.orbax_store import AS_STORED, OrbaxCheckpoint
 from jaxserve.errors import ModelError, flag_text
-from jaxserve.loading.match import by_parameter, match_tensors, stored_tensors
-from jaxserve.loading.orbax_layout import match_parameters, unquantized_dtypes
+from jaxserve.loading.match import by_parameter, match_tensors
+from jaxserve.loading.orbax_layout import match_parameters
 from jaxserve.loading.spec import ModelCheckpoint
 from jaxserve.models.declarations import Declaration, declarations
 from jaxserve.models.decoder import param_specs, stored_float32
@@ -123,51 +123,45 @@ def plan_load(
             do not fit each other (one line).
     """
     check_dtype(dtype)
-    checkpoint = source.checkpoint
     spec = source.spec
     held = spec.on(mesh.shape["tensor"])
-    scheme = choose_scheme(checkpoint.folder, weights, source.scheme)
+    scheme = choose_scheme(source.checkpoint.folder, weights, source.scheme)
     check_chip(scheme, mesh)
-    if isinstance(checkpoint, OrbaxCheckpoint):
-        tensors: Mapping[str, Stored] = checkpoint.tensors
-        kept = _dtype(dtype, unquantized_dtypes(checkpoint), spec)
-        # A folder has every parameter in the order in which it is declared for XLA.
-        table = match_parameters(source, param_specs(held, kept, scheme), held)
+    tensors = source.stored
+    if isinstance(source.checkpoint, OrbaxCheckpoint):
+        table = match_parameters(source, held)
     else:
-        tensors = stored_tensors(checkpoint)
         table = match_tensors(source.family, spec, tensors)
-        stored = [(row.path, tensors[row.name].dtype) for row in table]
-        kept = _dtype(dtype, stored, spec)
+    kept = _dtype(dtype, table, tensors, spec)
     declared = param_specs(held, kept, scheme, product)
-    published = source.family.tensors(spec)
-    parameters = _plan_parameters(declared, by_parameter(table), by_parameter(published))
+    parameters = _plan_parameters(declared, table, source.family.tensors(spec))
     for parameter in parameters:
         _check(parameter, held, tensors)
     return LoadPlan(mesh, spec, held, scheme, declared, parameters, tensors)
 
 
-def _dtype(asked: str, stored: Sequence[tuple[ParamPath, np.dtype]], spec: ModelSpec) -> jnp.dtype:
+def _dtype(
+    asked: str, table: Sequence[Tensor], tensors: Mapping[str, Stored], spec: ModelSpec
+) -> jnp.dtype:
     """Return the dtype of weights that are not quantized.
 
-    Of auto it is float32 if any weight is stored wider than 16 bits, else bfloat16. Parameters that
-    files have in float32 whatever the others are say nothing about that.
-
-    Args:
-        stored: Paths of parameters, each with its dtype.
+    Of auto it is float32 if any weight is stored wider than 16 bits, else bfloat16. Scales, and
+    parameters that files have in float32 whatever the others are, say nothing about that.
     """
     if asked in DTYPES:
         return jnp.dtype(DTYPES[asked])
     apart = stored_float32(spec)
-    wide = any(dtype.itemsize > 2 for path, dtype in stored if path[-1] not in apart)
+    weights = [row for row in table if not row.scales and row.path[-1] not in apart]
+    wide = any(tensors[row.name].dtype.itemsize > 2 for row in weights)
     return jnp.dtype(DTYPES["float32" if wide else "bfloat16"])
 
 
 def _plan_parameters(
-    declared: dict,
-    rows: Mapping[ParamPath, Sequence[Tensor]],
-    published: Mapping[ParamPath, Sequence[Tensor]],
+    declared: dict, table: Sequence[Tensor], published_table: Sequence[Tensor]
 ) -> list[ParameterPlan]:
     leaves = declarations(declared)
+    rows = by_parameter(table)
+    published = by_parameter(published_table)
     undeclared = rows.keys() - {path for path, _ in leaves}
     if undeclared:
         names = ", ".join(sorted(map(str, undeclared)))

@@ -11,8 +11,6 @@ from math import prod
 
 import numpy as np
 
-from jaxserve.checkpoints.hf import HFCheckpoint
-from jaxserve.checkpoints.quantized import dequantized
 from jaxserve.errors import ModelError
 from jaxserve.loading.tensor_names import Naming, is_of, naming_of
 from jaxserve.models.families.weight_table import Family, ParamPath, Stored, Tensor
@@ -22,11 +20,6 @@ from jaxserve.models.spec import ModelSpec
 # Plain names, as of tensor_names.PLAIN.
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
-
-
-def stored_tensors(checkpoint: HFCheckpoint) -> Mapping[str, Stored]:
-    """Return the published tensors by their names, dequantized as they are read."""
-    return dequantized(checkpoint.tensors, checkpoint.config)
 
 
 def by_parameter(table: Sequence[Tensor]) -> dict[ParamPath, list[Tensor]]:

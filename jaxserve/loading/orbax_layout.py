@@ -3,13 +3,15 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.checkpoints.orbax_store import CONVERT_AGAIN, MANIFEST, OrbaxCheckpoint
+from jaxserve.checkpoints.orbax_store import CONVERT_AGAIN, MANIFEST
 from jaxserve.errors import ModelError
 from jaxserve.loading.match import first_names
 from jaxserve.loading.spec import ModelCheckpoint
 from jaxserve.models.declarations import Declaration, declarations
+from jaxserve.models.decoder import param_specs
 from jaxserve.models.families.weight_table import ParamPath, Tensor
 from jaxserve.models.fused import PARTS
 from jaxserve.models.quant import QuantScheme, contracted
@@ -21,8 +23,8 @@ VALUES = "values"  # last part of the names of a quantized parameter's two array
 SCALES = "scales"
 
 
-def match_parameters(source: ModelCheckpoint, declared: dict, held: ModelSpec) -> list[Tensor]:
-    """Return the weight table of a converted folder for parameters that are declared like this.
+def match_parameters(source: ModelCheckpoint, held: ModelSpec) -> list[Tensor]:
+    """Return the weight table of a converted folder.
 
     ModelError when a parameter is left over, missing, or not stored in the manifest's scheme.
 
@@ -31,11 +33,10 @@ def match_parameters(source: ModelCheckpoint, declared: dict, held: ModelSpec) -
     alike.
     """
     folder = source.checkpoint.folder
-    stored = source.checkpoint.tensors
-    parameters = declarations(declared)
-    is_stored_quantized = source.scheme is not None
-    table = [row for path, leaf in parameters for row in _rows(path, leaf, is_stored_quantized)]
-    only_in_one = sorted({row.name for row in table} ^ stored.keys())
+    # The table has no dtypes, so that any will do here.
+    declared = declarations(param_specs(held, jnp.dtype(jnp.float32), source.scheme))
+    table = [row for path, leaf in declared for row in _rows(path, leaf)]
+    only_in_one = sorted({row.name for row in table} ^ source.stored.keys())
     if only_in_one:
         config = "config.json"
         if source.scheme:
@@ -49,29 +50,17 @@ def match_parameters(source: ModelCheckpoint, declared: dict, held: ModelSpec) -
     return table if held == source.spec else [part for row in table for part in _parts(row)]
 
 
-def unquantized_dtypes(checkpoint: OrbaxCheckpoint) -> list[tuple[ParamPath, np.dtype]]:
-    """Return the dtypes of stored parameters that are not quantized, behind their paths."""
-    stored = [(tuple(name.split(".")), array.dtype) for name, array in checkpoint.tensors.items()]
-    return [(path, dtype) for path, dtype in stored if path[-1] not in (VALUES, SCALES)]
-
-
 def parameter_name(path: ParamPath) -> str:
     """Return the stored name of a parameter: ("layers", 0, "qkv") -> "layers.0.qkv"."""
     return ".".join(map(str, path))
 
 
-def _rows(path: ParamPath, param: Declaration, is_stored_quantized: bool) -> Iterator[Tensor]:
-    """Yield a parameter's table row; a stored quantized one has a row for values, one for scales.
-
-    Args:
-        is_stored_quantized: False where a declared quantized parameter is still to be rounded.
-    """
+def _rows(path: ParamPath, param: Declaration) -> Iterator[Tensor]:
+    """Yield a parameter's table row; a quantized one has a row for values and one for scales."""
     assert not isinstance(param, SummedLast), "folders have parameters as declared for XLA"
     name = parameter_name(path)
     if isinstance(param, ParamSpec):
         yield Tensor(name, path, param.axes)
-    elif not is_stored_quantized:
-        yield Tensor(name, path, param.values.axes)
     else:
         at = contracted(str(path[-1]), param.values.axes).start
         scales = param.scales.axes[at], param.scales.shape[at]
@@ -98,7 +87,7 @@ def _check_scheme(source: ModelCheckpoint, scheme: QuantScheme, table: Sequence[
         part = row.name.rpartition(".")[2]
         if part not in dtypes:
             continue
-        stored = source.checkpoint.tensors[row.name]
+        stored = source.stored[row.name]
         shape = row.shape(row.sizes(source.spec))
         if stored.dtype != dtypes[part] or list(stored.shape) != shape:
             raise ModelError(

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from jaxserve.checkpoints.orbax_store import (
     is_orbax,
     read_manifest,
 )
-from jaxserve.checkpoints.quantized import check_method
+from jaxserve.checkpoints.quantized import check_method, dequantized
 from jaxserve.errors import ModelError
 from jaxserve.models.families import FAMILIES
 from jaxserve.models.families.needs import NEEDS
@@ -46,6 +47,17 @@ class ModelCheckpoint:
     spec: ModelSpec
     # Scheme of weights that are stored quantized as models/quant.py has them; None without one.
     scheme: QuantScheme | None
+
+    @cached_property
+    def stored(self) -> Mapping[str, Stored]:
+        """Tensors by their names; those that the publisher quantized are dequantized when read.
+
+        CheckpointError where quantized tensors and their scales do not fit each other.
+        """
+        checkpoint = self.checkpoint
+        if isinstance(checkpoint, OrbaxCheckpoint):
+            return checkpoint.tensors
+        return dequantized(checkpoint.tensors, checkpoint.config)
 
 
 def read_architecture(checkpoint: Checkpoint) -> ModelCheckpoint:
