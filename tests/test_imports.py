@@ -122,7 +122,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "sharding",
     ),
     "jaxserve.loading.spec": ("checkpoints", "jaxserve.models", "jaxserve.errors"),
-    "jaxserve.loading.tensor_names": (),
+    "jaxserve.loading.tensor_names": ("jaxserve.models",),
     "jaxserve.loading.match": (
         "jaxserve.loading.tensor_names",
         "jaxserve.models",
@@ -185,7 +185,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "jaxserve.loading.export": (
         "checkpoints",
-        "jaxserve.loading.match",
         "jaxserve.loading.orbax_layout",
         "jaxserve.loading.spec",
         "jaxserve.loading.tensor_names",

@@ -14,13 +14,12 @@ import numpy as np
 from jaxserve.checkpoints.orbax_store import AS_STORED, OrbaxCheckpoint
 from jaxserve.checkpoints.safetensors_reader import check_finite
 from jaxserve.errors import ModelError
-from jaxserve.loading.match import by_parameter, weight_table
 from jaxserve.loading.orbax_layout import parameter_name
 from jaxserve.loading.spec import read_spec
-from jaxserve.loading.tensor_names import naming_of
+from jaxserve.loading.tensor_names import naming_of, weight_table
 from jaxserve.models.declarations import declarations
 from jaxserve.models.decoder import param_specs
-from jaxserve.models.families.weight_table import Family, Stored, Tensor
+from jaxserve.models.families.weight_table import Family, Stored, Tensor, by_parameter
 from jaxserve.models.spec import ModelSpec
 from jaxserve.sharding.params import ParamSpec
 
@@ -78,23 +77,21 @@ def published_tensors(checkpoint: OrbaxCheckpoint) -> Iterator[PublishedTensor]:
             f"{checkpoint.folder} has the text part of a model with {' and '.join(family.towers)}; "
             "the source's tensors of those are not in it"
         )
-    naming = naming_of(checkpoint.source)
     by_tensor: dict[str, list[tuple[Tensor, str, Stored]]] = {}
     # One published tensor can be parts of several parameters, such as a fused qkv_proj.
     for row, axes, stored in _rows(checkpoint, family, spec):
         by_tensor.setdefault(row.name, []).append((row, axes, stored))
     for name, rows in by_tensor.items():
         row, _, stored = rows[0]
-        own = naming.from_plain(name)
-        if own not in checkpoint.source:
+        if name not in checkpoint.source:
             raise ModelError(
-                f"{checkpoint.folder}: its manifest.json does not name {own} among the source's "
+                f"{checkpoint.folder}: its manifest.json does not name {name} among the source's "
                 f"tensors"
             )
-        source = jnp.dtype(checkpoint.source[own])
+        source = jnp.dtype(checkpoint.source[name])
         narrower = source.itemsize < stored.dtype.itemsize
         dtype = source if source == stored.dtype or narrower else stored.dtype
-        yield PublishedTensor(own, tuple(row.shape(row.sizes(spec))), dtype, spec, rows)
+        yield PublishedTensor(name, tuple(row.shape(row.sizes(spec))), dtype, spec, rows)
 
 
 def _rows(

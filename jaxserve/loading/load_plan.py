@@ -17,12 +17,12 @@ from jax.sharding import Mesh
 
 from jaxserve.checkpoints.orbax_store import AS_STORED, OrbaxCheckpoint
 from jaxserve.errors import ModelError, flag_text
-from jaxserve.loading.match import by_parameter, match_tensors
+from jaxserve.loading.match import match_tensors
 from jaxserve.loading.orbax_layout import match_parameters
 from jaxserve.loading.spec import ModelCheckpoint
 from jaxserve.models.declarations import Declaration, declarations
 from jaxserve.models.decoder import param_specs, stored_float32
-from jaxserve.models.families.weight_table import ParamPath, Stored, Tensor
+from jaxserve.models.families.weight_table import ParamPath, Stored, Tensor, by_parameter
 from jaxserve.models.matmul_w8a8 import check_chip
 from jaxserve.models.precision import XLA, check_dtype
 from jaxserve.models.quant import Quantized, QuantScheme, parse_scheme

@@ -4,37 +4,20 @@ Every tensor has to be accounted for: a tensor that no row of the family's weigh
 error, unless it is of a tower that is left out, and so is a row without its tensor.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from math import prod
 
 import numpy as np
 
 from jaxserve.errors import ModelError
-from jaxserve.loading.tensor_names import Naming, is_of, naming_of
-from jaxserve.models.families.weight_table import Family, ParamPath, Stored, Tensor
-from jaxserve.models.fused import PARTS
+from jaxserve.loading.tensor_names import Naming, is_of, naming_of, weight_table
+from jaxserve.models.families.weight_table import Family, Stored, Tensor
 from jaxserve.models.spec import ModelSpec
 
 # Plain names, as of tensor_names.PLAIN.
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
-
-
-def by_parameter(table: Sequence[Tensor]) -> dict[ParamPath, list[Tensor]]:
-    """Group the rows of a weight table by the path of the parameter that they fill.
-
-    Rows that are parts of one fused parameter, such as q, k and v of qkv, share a group.
-    """
-    grouped: dict[ParamPath, list[Tensor]] = {}
-    for row in table:
-        path = row.path
-        fused = PARTS.get(str(path[-1]))
-        if fused:
-            path = (*path[:-1], fused.fused)
-        grouped.setdefault(path, []).append(row)
-    return grouped
 
 
 def note_on_towers(family: Family, tensors: Mapping[str, Stored]) -> str | None:
@@ -59,10 +42,7 @@ def match_tensors(family: Family, spec: ModelSpec, tensors: Mapping[str, Stored]
     ModelError when a tensor is left over or missing.
     """
     naming = naming_of(tensors)
-    table = [
-        replace(row, name=_own_name(row.name, naming, tensors))
-        for row in weight_table(family, spec, naming, tensors)
-    ]
+    table = weight_table(family, spec, naming, tensors)
     wanted = {row.name for row in table}
     missing = sorted(wanted - tensors.keys())
     if missing:
@@ -79,29 +59,6 @@ def match_tensors(family: Family, spec: ModelSpec, tensors: Mapping[str, Stored]
             f"{first_names(extra)}"
         )
     return [row.as_stored(tensors[row.name].shape, row.sizes(spec)) for row in table]
-
-
-def weight_table(
-    family: Family, spec: ModelSpec, naming: Naming, names: Collection[str]
-) -> list[Tensor]:
-    """Return the family's weight table of which a checkpoint lacks fewest tensors.
-
-    Names in the table are plain ones.
-
-    Args:
-        names: Names of the checkpoint's tensors.
-    """
-    tables = [of_spec(spec) for of_spec in (family.tensors, *family.other_tensors)]
-    return min(
-        tables,
-        key=lambda table: sum(_own_name(row.name, naming, names) not in names for row in table),
-    )
-
-
-def _own_name(plain: str, naming: Naming, tensors: Collection[str]) -> str:
-    """Return the name that a checkpoint gives a tensor; the plain one where it has only that."""
-    own = naming.from_plain(plain)
-    return plain if plain in tensors and own not in tensors else own
 
 
 def _left_over(
@@ -124,7 +81,7 @@ def _left_over(
     extra = sorted(
         name for name in tensors.keys() - wanted if not is_ignored(naming.to_plain(name))
     )
-    head, embedding = (_own_name(name, naming, tensors) for name in (HEAD, EMBEDDING))
+    head, embedding = (naming.own_name(name, tensors) for name in (HEAD, EMBEDDING))
     if spec.tied_head and head in extra:  # some publishers store the tied head twice
         if not np.array_equal(_whole(tensors[head]), _whole(tensors[embedding])):
             raise ModelError(

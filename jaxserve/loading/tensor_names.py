@@ -1,8 +1,11 @@
 """Names of a decoder's tensors, which checkpoints store below different prefixes."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
+
+from jaxserve.models.families.weight_table import Family, Tensor
+from jaxserve.models.spec import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,15 @@ class Naming:
     def from_plain(self, name: str) -> str:
         """Return the name under which a tensor with this plain name is stored."""
         return _exchange(name, PLAIN, self)
+
+    def own_name(self, plain: str, names: Collection[str]) -> str:
+        """Return the name that a checkpoint gives a tensor; the plain one where it has only that.
+
+        Args:
+            names: Names of the checkpoint's tensors.
+        """
+        own = self.from_plain(plain)
+        return plain if plain in names and own not in names else own
 
 
 PLAIN: Final = Naming("model.", "lm_head.")
@@ -45,6 +57,21 @@ def naming_of(names: Collection[str]) -> Naming:
         return (f"{naming.body}embed_tokens.weight" in names) + has_layers
 
     return max(NAMINGS, key=found)
+
+
+def weight_table(
+    family: Family, spec: ModelSpec, naming: Naming, names: Collection[str]
+) -> list[Tensor]:
+    """Return the family's weight table of which a checkpoint lacks fewest tensors, by its names.
+
+    Args:
+        names: Names of the checkpoint's tensors.
+    """
+    tables = [
+        [replace(row, name=naming.own_name(row.name, names)) for row in of_spec(spec)]
+        for of_spec in (family.tensors, *family.other_tensors)
+    ]
+    return min(tables, key=lambda table: sum(row.name not in names for row in table))
 
 
 def is_of(block: str, name: str) -> bool:

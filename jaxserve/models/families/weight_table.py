@@ -225,6 +225,21 @@ def groups_of(axes: str) -> Iterator[str]:
             axes = axes[1:]
 
 
+def by_parameter(table: Sequence[Tensor]) -> dict[ParamPath, list[Tensor]]:
+    """Group the rows of a weight table by the path of the parameter that they fill.
+
+    Rows that are parts of one fused parameter, such as q, k and v of qkv, share a group.
+    """
+    grouped: dict[ParamPath, list[Tensor]] = {}
+    for row in table:
+        path = row.path
+        fused = PARTS.get(str(path[-1]))
+        if fused:
+            path = (*path[:-1], fused.fused)
+        grouped.setdefault(path, []).append(row)
+    return grouped
+
+
 @dataclass(frozen=True)
 class Family:
     """A model family."""

@@ -159,6 +159,20 @@ def test_back_in_several_files(converted: Callable[[str], Path], tmp_path: Path)
     )
 
 
+def test_back_are_the_names_of_the_source(tmp_path: Path) -> None:
+    """A checkpoint has its own prefix for layers, and the plain one for its head."""
+
+    def below_a_prefix(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {name.replace("model.", "language_model.model."): x for name, x in tensors.items()}
+
+    source = changed(tmp_path, below_a_prefix, case="llama_gqa")
+    to_orbax(source, tmp_path / "orbax", silent)
+    to_hf(tmp_path / "orbax", tmp_path / "back", silent)
+    back = load_file(tmp_path / "back" / "model.safetensors")
+    assert "lm_head.weight" in back
+    assert back.keys() == load_file(source / "model.safetensors").keys()
+
+
 def test_half_precision_stays_bfloat16(tmp_path: Path) -> None:
     """Half precision is loaded as bfloat16, and written as it was computed with."""
     source = changed(

@@ -20,10 +20,11 @@ from jaxserve.checkpoints.hf import HFCheckpoint
 from jaxserve.checkpoints.quantized import dequantized
 from jaxserve.errors import ModelError
 from jaxserve.loading.folder import load, open_model
-from jaxserve.loading.match import by_parameter, match_tensors
+from jaxserve.loading.match import match_tensors
 from jaxserve.loading.spec import read_spec
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.families import FAMILIES
+from jaxserve.models.families.weight_table import by_parameter
 from jaxserve.models.spec import ModelSpec
 from jaxserve.sharding.errors import ShardingError
 from jaxserve.sharding.mesh import MeshSpec
