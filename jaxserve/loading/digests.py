@@ -20,9 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.models.families.weight_table import Tensor
+from jaxserve.models.quantize import Ranges
 from jaxserve.models.spec import ModelSpec
 
-Ranges = tuple[range, ...]  # the entries of a shard, along each dimension of its parameter
 MASK: Final = 2**64 - 1
 HEX_DIGITS: Final = 16  # of a digest in a text
 KV_HEADS: Final = "K"  # the dimension that may have copies
@@ -47,15 +47,6 @@ class WeightDigests:
     def __init__(self, all_hosts: bool = False):
         self.all_hosts = all_hosts
         self._sums: dict[int, dict[str, int]] = {}  # by host and tensor
-
-    def parameter(
-        self, rows: Sequence[Tensor], spec: ModelSpec, held: ModelSpec
-    ) -> "ParameterDigests":
-        """Return the digests of a parameter's tensors, `rows` of the family's weight table.
-
-        `spec` and `held` are as in LoadPlan.
-        """
-        return ParameterDigests(self, rows, spec, held)
 
     def add(self, name: str, hosts: Iterable[int], part: int) -> None:
         """Add the sum of a shard to the digest that a tensor has on these hosts."""
@@ -94,15 +85,18 @@ class WeightDigests:
 
 
 class ParameterDigests:
-    """The part of WeightDigests about the tensors of one parameter."""
+    """The part of WeightDigests about the tensors of one parameter.
 
-    def __init__(
-        self, whole: WeightDigests, rows: Sequence[Tensor], spec: ModelSpec, held: ModelSpec
-    ):
+    Args:
+        rows: Rows of the family's weight table.
+        held: Architecture as the devices hold it.
+    """
+
+    def __init__(self, whole: WeightDigests, rows: Sequence[Tensor], held: ModelSpec):
         self.all_hosts = whole.all_hosts
         self._whole = whole
         self._rows = rows
-        self._copies = held.num_kv_heads // spec.num_kv_heads
+        self._copies = held.kv_copies
         self._fused = [row.fused_slices(row.sizes(held)) for row in rows]
         self._kept = {KV_HEADS}.union(*self._fused)
         # Kv heads that a host has already, as parts of shards: a copy of one counts once.

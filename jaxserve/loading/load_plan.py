@@ -66,7 +66,6 @@ class LoadPlan:
     """How the parameters of a checkpoint are loaded onto a mesh."""
 
     mesh: Mesh
-    spec: ModelSpec  # architecture of the checkpoint
     # Architecture as the devices hold it, which may have copies of kv heads (ModelSpec.on).
     held: ModelSpec
     scheme: QuantScheme | None  # scheme of quantized weights
@@ -77,8 +76,9 @@ class LoadPlan:
     @property
     def size(self) -> int:
         """Numbers in the checkpoint's parameters, without the copies of kv heads."""
+        spec = self.held.single
         return sum(
-            _numbers(parameter.published, parameter.values.axes, self.spec)
+            _numbers(parameter.published, parameter.values.axes, spec)
             for parameter in self.parameters
         )
 
@@ -137,7 +137,7 @@ def plan_load(
     parameters = _plan_parameters(declared, table, source.family.tensors(spec))
     for parameter in parameters:
         _check(parameter, held, tensors)
-    return LoadPlan(mesh, spec, held, scheme, declared, parameters, tensors)
+    return LoadPlan(mesh, held, scheme, declared, parameters, tensors)
 
 
 def _dtype(

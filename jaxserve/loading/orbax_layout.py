@@ -47,7 +47,7 @@ def match_parameters(source: ModelCheckpoint, held: ModelSpec) -> list[Tensor]:
         )
     if source.scheme:
         _check_scheme(source, source.scheme, table)
-    return table if held == source.spec else [part for row in table for part in _parts(row)]
+    return table if held.kv_copies == 1 else [part for row in table for part in _parts(row)]
 
 
 def parameter_name(path: ParamPath) -> str:

@@ -49,14 +49,14 @@ def load_params(
             numbers do not fit the mesh.
         CheckpointError: A file is damaged, or a number is NaN or infinite.
     """
-    reader = TensorReader(plan.tensors, plan.spec, plan.held)
+    reader = TensorReader(plan.tensors, plan.held)
     total = sum(parameter.nbytes for parameter in plan.parameters)
     done = 0
     leaves = []
     for parameter in plan.parameters:
         progress(done, total, parameter.rows[0].name)
         done += parameter.nbytes
-        seen = digests.parameter(parameter.published, plan.spec, plan.held) if digests else None
+        seen = digests and ParameterDigests(digests, parameter.published, plan.held)
         loaded = _load(parameter, reader, plan.mesh, seen)
         if isinstance(parameter.declared, SummedLast):
             loaded = replace(parameter.declared, weight=loaded)

@@ -19,17 +19,16 @@ TARGET_TILE = 32
 
 
 class TensorReader:
-    """Reader of the tensors of a checkpoint with the architecture `spec`, for devices with `held`.
+    """Reader of the tensors of a checkpoint, for devices with the architecture `held`.
 
     A kv head that several devices need is stored once and held in copies, among which its queries
     are divided.
     """
 
-    def __init__(self, tensors: Mapping[str, Stored], spec: ModelSpec, held: ModelSpec) -> None:
+    def __init__(self, tensors: Mapping[str, Stored], held: ModelSpec) -> None:
         self._tensors = tensors
-        self._spec = spec
         self._held = held
-        self._copies = held.num_kv_heads // spec.num_kv_heads
+        self._spec = held.single  # of the checkpoint
 
     def read(self, rows: Sequence[Tensor], axes: str, dtype: np.dtype, asked: Ranges) -> np.ndarray:
         """Read the entries `asked` along each axis of a parameter that consists of these tensors.
@@ -57,7 +56,7 @@ class TensorReader:
         stored = self._tensors[row.name]
         sizes = row.sizes(self._spec)
         wanted = overlap.wanted
-        copies = self._copies
+        copies = self._held.kv_copies
         if copies == 1 or "K" not in wanted:
             return row.read(stored, sizes, wanted, overlap.within)
         heads = overlap.within["K"]

@@ -141,7 +141,7 @@ def test_shards_add_up_and_every_bit_counts(dtype: type) -> None:
 
     def text(array: np.ndarray, *cuts: int) -> str:
         digests = WeightDigests()
-        parameter = digests.parameter(rows, spec, spec)
+        parameter = ParameterDigests(digests, rows, spec)
         edges = [0, *cuts, len(array)]
         for begin, end in itertools.pairwise(edges):
             asked = (range(begin, end), range(6))
@@ -166,7 +166,7 @@ def _spec() -> ModelSpec:
 def test_hosts_have_the_digests_of_their_parts() -> None:
     rows = [Tensor("it", ("o",), "NH")]
     digests = WeightDigests()
-    parameter = digests.parameter(rows, _spec(), _spec())
+    parameter = ParameterDigests(digests, rows, _spec())
     for host in range(2):
         asked = (range(host * 2, host * 2 + 2), range(6))
         parameter.add("NH", asked, np.full((2, 6), 1.5, np.float32), {host}, "values")

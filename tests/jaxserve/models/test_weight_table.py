@@ -30,7 +30,7 @@ def test_rotated_pairs_are_put_in_order(rotated: float, order: list[int]) -> Non
     """First numbers of pairs come before second ones, and dimensions without a rope last."""
     spec = replace(SPEC, rope=Rope(rotated=rotated))
     stored = np.arange(2 * 8 * 32, dtype=np.float32).reshape(2 * 8, 32)
-    reader = TensorReader({"k": stored}, spec, spec)
+    reader = TensorReader({"k": stored}, spec)
     asked = (range(32), range(2), range(2, 3), range(8))  # the keys of qkv [D, K, Q, H]
     found = reader.read(neighbours(spec, [KEYS]), "DKQH", np.dtype(np.float32), asked)
     expected = stored.reshape(2, 8, 32)[:, order].transpose(2, 0, 1)
