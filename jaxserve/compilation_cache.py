@@ -213,17 +213,30 @@ def finish_writing(seconds: float) -> None:
             FileLock(Path(folder) / ".lockfile").acquire(timeout=seconds)
 
 
+def keeps_records() -> bool:
+    """Return whether there is a folder of compiled steps, beside which records are kept."""
+    return bool(jax.config.jax_compilation_cache_dir)
+
+
 def has_record(key: str) -> bool:
-    """Return whether the folder of compiled steps has a record with this key."""
+    """Return whether there is a record with this key."""
+    return read_record(key) is not None
+
+
+def read_record(key: str) -> str | None:
+    """Return the text of the record with this key; None if it is missing or cannot be read."""
     record = _record(key)
-    return record is not None and record.exists()
+    try:
+        return record.read_text() if record else None
+    except (OSError, ValueError):
+        return None
 
 
-def keep_record(key: str) -> None:
-    """Keep a record that all steps with this key were compiled; nothing if it cannot be written."""
+def keep_record(key: str, text: str = "") -> None:
+    """Keep a record; nothing if it cannot be written. Its text is shorter than a disk's block."""
     if record := _record(key):
         with suppress(OSError):
-            record.touch()
+            record.write_text(text)
 
 
 def _record(key: str) -> Path | None:

@@ -88,8 +88,9 @@ class LoadedLLM:
                 jax's own object of it.
             weights: Type to hold the weights in: "auto" (as stored), or a quantization such as
                 "int8".
-            product: How a CPU multiplies by the weights: "auto", "xla", or its own kernel for few
-                tokens with the instructions "avx512" or "avx2". Results differ by rounding.
+            product: How a CPU multiplies by the weights: "xla", its own kernel for few tokens with
+                the instructions "avx512" or "avx2", or "auto", which takes the best and measures at
+                the first load for how many tokens. Results differ by rounding.
             max_context: The longest prompt plus output, in tokens; None is the model's.
             data: Devices along the mesh axis that shares the rows and their pages.
             expert: Devices along the axis that shares the experts, and the rows as well.
@@ -154,7 +155,11 @@ class LoadedLLM:
             with kept.used():
                 with self._bar("loading", in_bytes=True) as bar:
                     told = on_load or bar.update
-                    self.model = load(files, spread, dtype, told, weights, digests, product)
+                    # Bits depend on what is measured, so those who compare them do not.
+                    measures = not (options.deterministic or options.page_exchange)
+                    self.model = load(
+                        *(files, spread, dtype, told, weights, digests, product, measures)
+                    )
                     require_use(product, self.model.product)
                     self.draft = self._load_draft(draft_files, told, product)
                 self.engine, self.runner = self._build_engine(options, new_runner)

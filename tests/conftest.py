@@ -3,6 +3,7 @@ ranks."""
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from jaxserve.compilation_cache import share_compiled
 from jaxserve.llm_warm_up import WarmUp
+from jaxserve.loading import product_rows
 from tests.compiled_steps import BYTES, compiled_steps_folder
 from tests.leaks import LeakReporter
 from tests.outcome_tables import FAMILIES_ON_MESHES, FEATURE_PAIRS, OutcomeTable
@@ -117,6 +119,14 @@ def steps_are_there() -> Iterator[None]:
     """Let every LLM compile the steps of a call before it: which ones run would depend on time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(WarmUp, "compiles_all_first", True)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def rows_are_as_committed() -> Iterator[None]:
+    """Let no load measure how many rows a CPU's kernel multiplies: bits would depend on it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(product_rows, "LEAST_BYTES", sys.maxsize)
         yield
 
 

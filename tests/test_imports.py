@@ -139,6 +139,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "jaxserve.loading.load_plan": (
         "checkpoints.orbax_store",
+        "jaxserve.cpu_kernels",
         "jaxserve.loading.match",
         "jaxserve.loading.orbax_layout",
         "jaxserve.loading.spec",
@@ -163,7 +164,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.loading.load_plan",
         "jaxserve.loading.match",
         "jaxserve.loading.parameters",
+        "jaxserve.cpu_kernels",
         "jaxserve.loading.product",
+        "jaxserve.loading.product_rows",
         "jaxserve.loading.spec",
         "jaxserve.loading.token_ids",
         "jaxserve.models",
@@ -175,6 +178,12 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.models",
         "jaxserve.errors",
         "sharding",
+    ),
+    "jaxserve.loading.product_rows": (
+        "jaxserve.compilation_cache",
+        "jaxserve.cpu_kernels",
+        "jaxserve.loading.load_plan",
+        "jaxserve.models",
     ),
     "jaxserve.loading.token_ids": (
         "jaxserve.loading.spec",

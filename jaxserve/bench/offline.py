@@ -196,7 +196,7 @@ def about(llm: LLM, options: OfflineOptions | StartupOptions) -> dict[str, Any]:
             stored_bytes(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(model.params)
         ),
         "dtype": str(scheme_in(model.params) or model.params["embed"].dtype),
-        "product": model.product,
+        "product": model.product_text,
         "device": device_kind(model.mesh),
         "mesh": str(MeshSpec(**options.engine.axes)),
         "engine": asdict(config),

@@ -1,25 +1,57 @@
 """Products of few rows with a weight, by a kernel for a CPU, in steps that jax compiles."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxserve.cpu_kernels.library import NUMBERS, check_instructions, target_name
+from jaxserve.cpu_kernels.processor import processor
 
-# The most rows for which the kernel is faster than XLA, by instructions and numbers, as measured by
-# benchmarks/cpu_products.py: with avx512 on a Zen 4, with avx2 on a Zen 3. With avx512 the kernel
-# is faster up to 96 rows, but processors with AMX, whose matrix unit XLA uses and the kernel does
-# not, multiply more rows than these by XLA sooner.
-MAX_ROWS: Final[Mapping[str, Mapping[str, int]]] = MappingProxyType(
+
+class MaxRows(NamedTuple):
+    """The most rows of each kind of numbers that the kernel multiplies; XLA multiplies more."""
+
+    bfloat16: int
+    float32: int
+    int8: int
+
+
+# Up to which number of rows the kernel is faster than XLA, by instructions, as measured by
+# benchmarks/cpu_products.py: with avx512 on a Zen 4, with avx2 on a Zen 3.
+MAX_ROWS: Final[Mapping[str, MaxRows]] = MappingProxyType(
     {
-        "avx512": MappingProxyType({"bfloat16": 32, "float32": 64, "int8": 32}),
-        "avx2": MappingProxyType({"bfloat16": 96, "float32": 48, "int8": 12}),
+        "avx512": MaxRows(bfloat16=96, float32=96, int8=64),
+        "avx2": MaxRows(bfloat16=96, float32=48, int8=12),
     }
 )
+# On a processor with AMX, whose matrix unit XLA uses and the kernel does not. Not measured.
+MAX_ROWS_BESIDE_AMX: Final = MaxRows(bfloat16=32, float32=64, int8=32)
+
+
+@dataclass(frozen=True)
+class CpuProduct:
+    """How a CPU multiplies by weights: a few rows by the kernel, and more of them by XLA.
+
+    Attributes:
+        instructions: One of library.INSTRUCTIONS, which the kernel uses.
+        is_measured: Whether max_rows were measured with the model's own shapes.
+    """
+
+    instructions: str
+    max_rows: MaxRows
+    is_measured: bool = False
+
+    @classmethod
+    def of(cls, instructions: str) -> "CpuProduct":
+        """Return the committed choice for this processor."""
+        has_amx = instructions == "avx512" and processor().has_amx
+        max_rows = MAX_ROWS_BESIDE_AMX if has_amx else MAX_ROWS[instructions]
+        return cls(instructions, max_rows)
 
 
 def multiply(

@@ -36,7 +36,6 @@ from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.host.speculation import DeviceDrafts, Proposer, Speculation
 from jaxserve.errors import ConfigError, MemoryLimitError, flag_error
 from jaxserve.models.layer_kind import DeltaState
-from jaxserve.models.precision import XLA
 from jaxserve.models.quant import scheme_in
 from jaxserve.models.spec import ModelSpec
 from jaxserve.models.summed_last import product_in
@@ -275,7 +274,7 @@ def min_rows(spec: ModelSpec, params: dict, mesh: Mesh) -> int:
     multiplies_int8 = scheme is not None and scheme.activations
     is_narrow = params["embed"].dtype == jnp.bfloat16 or multiplies_int8
     is_widened = scheme is not None and not multiplies_int8
-    is_by_xla = is_widened or product_in(params) == XLA
+    is_by_xla = is_widened or product_in(params) is None
     has_rates = isinstance(spec.state, DeltaState)
     has_products_of_xla = is_by_xla or spec.mixture or spec.latent or has_rates
     return 2 if platform(mesh) == "cpu" and is_narrow and has_products_of_xla else 1

@@ -31,7 +31,7 @@ from jaxserve.generate.batch_files import BatchOutput, check_batch_file
 from jaxserve.generate.flags import GenerateOptions
 from jaxserve.interrupts import interrupts_raise
 from jaxserve.llm import LLM
-from jaxserve.models.precision import AS_STORED, XLA
+from jaxserve.models.precision import AS_STORED
 from jaxserve.progress import Bar
 from jaxserve.prompts import Prepared
 from jaxserve.sampling_params import SamplingParams
@@ -140,8 +140,8 @@ def introduce(llm: LLM, options: GenerateOptions, console: Console) -> None:
     if options.verbose:
         sizes = weight_sizes(model.params)
         lines.append("weights " + describe_weights(sizes))
-        lines.append(f"products by {model.product}")
-        if model.product != XLA and (hint := describe_rounding(sizes)):  # with the CPU's kernel
+        lines.append(f"products by {model.product_text}")
+        if model.product and (hint := describe_rounding(sizes)):  # with the CPU's kernel
             lines.append(hint)
     if options.verbose and llm.draft:
         lines.append("draft model " + describe_weights(weight_sizes(llm.draft.params)))

@@ -11,16 +11,18 @@ from jax.sharding import Mesh
 from jaxserve.checkpoints.errors import CheckpointError
 from jaxserve.checkpoints.hf import HFCheckpoint, note_on_weights
 from jaxserve.checkpoints.orbax_store import AS_STORED
+from jaxserve.cpu_kernels.products import CpuProduct
 from jaxserve.errors import ModelError
 from jaxserve.loading.digests import WeightDigests
 from jaxserve.loading.load_plan import plan_load
 from jaxserve.loading.match import note_on_towers
 from jaxserve.loading.parameters import Progress, load_params
 from jaxserve.loading.product import choose_product
+from jaxserve.loading.product_rows import measured
 from jaxserve.loading.spec import ModelCheckpoint, open_checkpoint, read_architecture
 from jaxserve.loading.token_ids import TokenIds, read_token_ids
 from jaxserve.models.families.weight_table import Stored
-from jaxserve.models.precision import AUTO
+from jaxserve.models.precision import AUTO, XLA
 from jaxserve.models.spec import ModelSpec
 from jaxserve.models.summed_last import product_in
 from jaxserve.tokenizer import Tokenizer, TokenizerError, load_tokenizer
@@ -38,7 +40,7 @@ class Model:
     fingerprint: str
     parameters: int  # number in the checkpoint, without the copies of kv heads
     weights: str  # quantization scheme as --weights names it, or auto
-    product: str  # instructions of the CPU's kernel that multiplies by the weights, or xla
+    product: CpuProduct | None  # how a CPU multiplies by the weights; None where XLA does
     # Lines on weights in the folder that were not read, and on a shorter context.
     notes: tuple[str, ...] = ()
     generation_config: Mapping[str, Any] = field(default_factory=dict)  # contents of that file
@@ -52,6 +54,16 @@ class Model:
     def eos_ids(self) -> tuple[int, ...]:
         """Tokens that end an answer."""
         return self.tokens.eos_ids
+
+    @property
+    def product_text(self) -> str:
+        """How few and many rows are multiplied by the weights, in words."""
+        if self.product is None:
+            return XLA
+        numbers = "int8" if self.weights.startswith("w8a8-int8") else self.dtype
+        rows = getattr(self.product.max_rows, numbers)
+        origin = ", as measured" if self.product.is_measured else ""
+        return f"{self.product.instructions} up to {rows} rows{origin}, more by {XLA}"
 
     @property
     def dtype(self) -> str:
@@ -126,13 +138,19 @@ def load(
     weights: str = "auto",
     digests: WeightDigests | None = None,
     product: str = AUTO,
+    measures: bool = False,
 ) -> Model:
     """Load a checkpoint onto the mesh.
 
-    Arguments and errors are as in `plan_load`, `load_params` and `choose_product`.
+    Other arguments, and errors, are as in `plan_load`, `load_params` and `choose_product`.
+
+    Args:
+        measures: Whether product "auto" measures how many rows the CPU's kernel multiplies.
     """
     chosen = choose_product(product, mesh)
     plan = plan_load(files.source, mesh, dtype, weights, chosen)
+    if measures and product == AUTO and chosen:
+        plan = plan.multiplied_by(measured(plan, chosen))
     kept = str(plan.scheme or AS_STORED)
     identity = repr((plan.held, dtype, kept, str(files.folder.resolve())))
     return Model(

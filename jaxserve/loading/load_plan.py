@@ -6,7 +6,7 @@ that may be zero are looked at.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
@@ -16,18 +16,19 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxserve.checkpoints.orbax_store import AS_STORED, OrbaxCheckpoint
+from jaxserve.cpu_kernels.products import CpuProduct
 from jaxserve.errors import ModelError, flag_text
 from jaxserve.loading.match import match_tensors
 from jaxserve.loading.orbax_layout import match_parameters
 from jaxserve.loading.spec import ModelCheckpoint
-from jaxserve.models.declarations import Declaration, declarations
+from jaxserve.models.declarations import Declaration, declarations, is_declaration
 from jaxserve.models.decoder import param_specs, stored_float32
 from jaxserve.models.families.weight_table import ParamPath, Stored, Tensor, by_parameter
 from jaxserve.models.matmul_w8a8 import check_chip
-from jaxserve.models.precision import XLA, check_dtype
+from jaxserve.models.precision import check_dtype
 from jaxserve.models.quant import Quantized, QuantScheme, parse_scheme
 from jaxserve.models.spec import ModelSpec
-from jaxserve.models.summed_last import SummedLast
+from jaxserve.models.summed_last import SummedLast, is_summed_last
 from jaxserve.sharding.params import ParamSpec, is_param_spec
 
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
@@ -73,6 +74,19 @@ class LoadPlan:
     parameters: Sequence[ParameterPlan]  # leaves of `declared`, in their order
     tensors: Mapping[str, Stored]  # stored tensors, by the names in the rows of `parameters`
 
+    def multiplied_by(self, product: CpuProduct) -> "LoadPlan":
+        """Return the plan with another product for the weights that the CPU's kernel multiplies."""
+
+        def changed(leaf: Declaration) -> Declaration:
+            return replace(leaf, product=product) if is_summed_last(leaf) else leaf
+
+        declared = jax.tree.map(changed, self.declared, is_leaf=is_declaration)
+        parameters = [
+            replace(parameter, declared=changed(parameter.declared))
+            for parameter in self.parameters
+        ]
+        return replace(self, declared=declared, parameters=parameters)
+
     @property
     def size(self) -> int:
         """Numbers in the checkpoint's parameters, without the copies of kv heads."""
@@ -105,7 +119,7 @@ def plan_load(
     mesh: Mesh,
     dtype: str = "auto",
     weights: str = "auto",
-    product: str = XLA,
+    product: CpuProduct | None = None,
 ) -> LoadPlan:
     """Plan how a checkpoint is loaded onto a mesh.
 
@@ -114,7 +128,7 @@ def plan_load(
             becomes bfloat16, double becomes float32.
         weights: The name of a quantization scheme (models/quant.py) such as int8, or auto, which
             keeps weights as they are stored: in dtype unless they are quantized.
-        product: Instructions of the CPU's kernel that multiplies by the weights, or XLA.
+        product: How a CPU multiplies by the weights; None where XLA does.
 
     Raises:
         ModelError: The tensors do not fit the architecture, or the model, the checkpoint or the

@@ -6,6 +6,7 @@ from jax.sharding import Mesh
 
 from jaxserve.cpu_kernels.errors import CpuKernelError
 from jaxserve.cpu_kernels.library import load, missing_level, supported
+from jaxserve.cpu_kernels.products import CpuProduct
 from jaxserve.errors import flag_error
 from jaxserve.models.precision import AUTO, XLA, check_product
 from jaxserve.sharding.mesh import device_kind, platform
@@ -13,19 +14,19 @@ from jaxserve.sharding.mesh import device_kind, platform
 log = logging.getLogger("jaxserve.engine")
 
 
-def require_use(asked: str, found: str) -> None:
+def require_use(asked: str, found: CpuProduct | None) -> None:
     """Raise ConfigError where a kernel was asked for by name, and multiplies no weight.
 
     Args:
-        found: What the parameters are multiplied by (summed_last.product_in).
+        found: How the parameters are multiplied (summed_last.product_in).
     """
-    if asked not in (AUTO, XLA) and found == XLA:
+    if asked not in (AUTO, XLA) and found is None:
         problem = "none of the weights is in a form that the kernel multiplies (leave it out)"
         raise flag_error("--product", asked, problem)
 
 
-def choose_product(asked: str, mesh: Mesh) -> str:
-    """Return the instructions of the kernel that multiplies by the weights on this mesh, or XLA.
+def choose_product(asked: str, mesh: Mesh) -> CpuProduct | None:
+    """Return how a mesh that is one CPU multiplies by the weights; None where XLA does.
 
     Args:
         asked: A name that --product takes. With auto the kernel is taken where a mesh is one CPU,
@@ -37,10 +38,10 @@ def choose_product(asked: str, mesh: Mesh) -> str:
     """
     check_product(asked)
     if asked == XLA:
-        return XLA
+        return None
     if platform(mesh) != "cpu" or mesh.size > 1:
         if asked == AUTO:
-            return XLA
+            return None
         here = f"this mesh has {mesh.size} of {device_kind(mesh)}"
         raise flag_error("--product", asked, f"it is for a mesh of one CPU; {here} (choose {XLA})")
     try:
@@ -48,11 +49,11 @@ def choose_product(asked: str, mesh: Mesh) -> str:
     except CpuKernelError as error:
         if asked == AUTO:
             log.log(missing_level(), "products of few rows are XLA's: %s", error)
-            return XLA
+            return None
         raise flag_error("--product", asked, str(error)) from error
     if asked == AUTO:
-        return found
+        return CpuProduct.of(found)
     if asked not in supported():
         here = f"this processor has {' and '.join(supported())}"
         raise flag_error("--product", asked, f"{here} (choose {AUTO})")
-    return asked
+    return CpuProduct.of(asked)

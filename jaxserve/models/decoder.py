@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxserve.cpu_kernels.products import CpuProduct
 from jaxserve.errors import ModelError
 from jaxserve.models import attention, gated_delta, latent, moe, short_convolution
 from jaxserve.models.attention import norm, self_attention
@@ -20,7 +21,6 @@ from jaxserve.models.layer_kind import ConvState, DeltaState, LayerKind
 from jaxserve.models.layers import einsum, softcap
 from jaxserve.models.mlp import gated_mlp
 from jaxserve.models.moe import Experts
-from jaxserve.models.precision import XLA
 from jaxserve.models.quant import QuantScheme, quantized_specs
 from jaxserve.models.rope import tables
 from jaxserve.models.sharded_attention import Attend, Rotation
@@ -79,7 +79,10 @@ def _mixer_axes(spec: ModelSpec, kind: LayerKind) -> dict[str, str]:
 
 
 def param_specs(
-    spec: ModelSpec, dtype: jnp.dtype, scheme: QuantScheme | None = None, product: str = XLA
+    spec: ModelSpec,
+    dtype: jnp.dtype,
+    scheme: QuantScheme | None = None,
+    product: CpuProduct | None = None,
 ) -> dict:
     """Declare the parameters: "embed", "layers" (a dict for each), "norm", and "head" if any.
 
@@ -88,7 +91,7 @@ def param_specs(
     quantized so.
 
     Args:
-        product: Instructions of that kernel, or XLA.
+        product: How a CPU multiplies by them; None where XLA does.
     """
     specs: dict = {
         "embed": _spec(spec, "VD", dtype),
@@ -101,7 +104,7 @@ def param_specs(
         specs["head"] = _spec(spec, "DV", dtype)
     if scheme:
         specs = quantized_specs(spec, specs, scheme)
-    return specs if product == XLA else summed_last_specs(specs, product)
+    return summed_last_specs(specs, product) if product else specs
 
 
 def kept_float32(spec: ModelSpec) -> frozenset[str]:
@@ -281,7 +284,7 @@ def logits(params: dict, spec: ModelSpec, hidden: Float[Array, "R D"]) -> Float[
 def _tied_head(params: dict) -> jax.Array | SummedLast:
     """Return the embedding as a head; it is stored with the dimension last that is summed over."""
     product = product_in(params)
-    return params["embed"] if product == XLA else SummedLast(params["embed"], 1, product)
+    return SummedLast(params["embed"], 1, product) if product else params["embed"]
 
 
 def embeddings(params: dict, spec: ModelSpec, hidden: Float[Array, "R D"]) -> Float[Array, "R D"]:

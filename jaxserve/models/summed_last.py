@@ -15,10 +15,9 @@ import jax.numpy as jnp
 from jax.tree_util import tree_map_with_path
 from jaxtyping import Array, Float
 
-from jaxserve.cpu_kernels import products
+from jaxserve.cpu_kernels.products import CpuProduct, multiply
 from jaxserve.models.matmul import contract
 from jaxserve.models.matmul_w8a8 import w8a8_matmul
-from jaxserve.models.precision import XLA
 from jaxserve.models.quant import CONTRACTED, Quantized, contracted
 from jaxserve.sharding.params import ParamSpec, is_param_spec
 
@@ -33,20 +32,20 @@ class SummedLast:
 
     weight: Any  # array or Quantized of shape [*N, *K], or a declaration of one
     summed: int = field(metadata={"static": True})  # number of the dimensions K
-    product: str = field(metadata={"static": True})  # instructions of the kernel that multiplies
+    product: CpuProduct = field(metadata={"static": True})  # how it is multiplied
 
 
 def is_summed_last(leaf: object) -> bool:
     return isinstance(leaf, SummedLast)
 
 
-def product_in(params: Any) -> str:
-    """Return how these parameters, declarations or abstract values are multiplied."""
+def product_in(params: Any) -> CpuProduct | None:
+    """Return how parameters, declarations or abstract values are multiplied; None if by XLA."""
     leaves = jax.tree.leaves(params, is_leaf=is_summed_last)
-    return next((leaf.product for leaf in leaves if is_summed_last(leaf)), XLA)
+    return next((leaf.product for leaf in leaves if is_summed_last(leaf)), None)
 
 
-def summed_last_specs(specs: dict, product: str) -> dict:
+def summed_last_specs(specs: dict, product: CpuProduct) -> dict:
     """Return declarations with a SummedLast for each weight that the kernel can multiply.
 
     Experts keep their order, as do the dense weights beside them, weights whose numbers are
@@ -54,7 +53,6 @@ def summed_last_specs(specs: dict, product: str) -> dict:
 
     Args:
         specs: Declarations, as decoder.param_specs gives them.
-        product: Instructions of the kernel.
     """
 
     def declare(path: tuple[Any, ...], leaf: Any) -> Any:
@@ -91,7 +89,8 @@ def _with_last(param: ParamSpec, at: slice) -> ParamSpec:
 def summed_last_matmul(x: Float[Array, "T K"], weight: SummedLast) -> Float[Array, "T *N"]:
     """Contract activations with a weight; float32.
 
-    Up to products.MAX_ROWS tokens are multiplied by the kernel, more of them by XLA.
+    Up to `max_rows` of the weight's product tokens are multiplied by the kernel, more of them by
+    XLA.
     """
     if isinstance(weight.weight, Quantized):
         *columns, _ = weight.weight.scales.shape
@@ -113,8 +112,8 @@ def _flatten(weight: Array, summed: int) -> Array:
     return weight.reshape(-1, math.prod(weight.shape[-summed:]))
 
 
-def _multiply(subscripts: str, x: Array, weight: Array, product: str) -> Array:
+def _multiply(subscripts: str, x: Array, weight: Array, product: CpuProduct) -> Array:
     """Multiply by the kernel or, where XLA is faster, by XLA; int32 for int8, else float32."""
-    if len(x) <= products.MAX_ROWS[product][x.dtype.name]:
-        return products.multiply(x, weight, product)
+    if len(x) <= getattr(product.max_rows, x.dtype.name):
+        return multiply(x, weight, product.instructions)
     return contract(subscripts, x, weight)

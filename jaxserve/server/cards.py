@@ -62,7 +62,7 @@ def engine_card(llm: LLM) -> EngineCard:
         kv_copies=llm.model.spec.kv_copies,
         lanes=config.lanes,
         kv=config.kv,
-        product=llm.model.product,
+        product=llm.model.product_text,
         states=states_card(llm.model.spec, config),
     )
 

@@ -47,7 +47,7 @@ class EngineCard:
     cache_tokens: int
     kv_copies: int = 1  # tensor-parallel devices that hold the same KV head
     lanes: int = 1
-    product: str = XLA  # what multiplies by the weights, as --product names it
+    product: str = XLA  # what multiplies by the weights, in words
     kv: str = "float32"  # dtype of the pages, as --kv names it
     states: "StatesCard | None" = None  # of a model whose layers have recurrent states
 

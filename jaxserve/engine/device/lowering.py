@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.config import EngineConfig
+from jaxserve.cpu_kernels.products import CpuProduct
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.device.batch import upload_layout
 from jaxserve.engine.device.compiler_options import step_options
@@ -34,7 +35,6 @@ from jaxserve.engine.device.state import State, abstract_state
 from jaxserve.engine.device.steps import StepBuilder
 from jaxserve.errors import ConfigError
 from jaxserve.models.decoder import param_specs
-from jaxserve.models.precision import XLA
 from jaxserve.models.quant import QuantScheme, scheme_in
 from jaxserve.models.spec import ModelSpec
 from jaxserve.pallas_kernels import dispatch
@@ -184,7 +184,7 @@ def abstract_params(
     dtype: jnp.dtype,
     mesh: Mesh,
     scheme: QuantScheme | None = None,
-    product: str = XLA,
+    product: CpuProduct | None = None,
 ) -> dict:
     """Return shapes, dtypes, shardings and memory orders of the parameters, as declared.
 

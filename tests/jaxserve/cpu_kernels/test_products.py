@@ -3,14 +3,22 @@
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve.cpu_kernels import library
-from jaxserve.cpu_kernels.products import MAX_ROWS, multiply
+from jaxserve.cpu_kernels import library, processor
+from jaxserve.cpu_kernels.processor import Processor
+from jaxserve.cpu_kernels.products import (
+    MAX_ROWS,
+    MAX_ROWS_BESIDE_AMX,
+    CpuProduct,
+    MaxRows,
+    multiply,
+)
 from tests.jaxserve import cpu_kernel
 
 SIZES = (1, 3, 63, 64, 65, 100, 896)  # of K and N, in pairs
@@ -228,4 +236,32 @@ def test_the_library_itself_refuses_shapes_that_do_not_agree(
 
 def test_the_most_rows_are_known_for_all_instructions_and_numbers() -> None:
     assert set(MAX_ROWS) == set(library.INSTRUCTIONS)
-    assert all(set(rows) == set(library.NUMBERS) for rows in MAX_ROWS.values())
+    assert set(MaxRows._fields) == set(library.NUMBERS)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [({"avx512f", "amx_tile"}, MAX_ROWS_BESIDE_AMX), ({"avx512f"}, MAX_ROWS["avx512"])],
+)
+def test_beside_amx_the_kernel_multiplies_fewer_rows(
+    flags: set[str], expected: MaxRows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Processor("a processor", frozenset(flags), cores=2)
+    monkeypatch.setattr("jaxserve.cpu_kernels.products.processor", lambda: found)
+    assert CpuProduct.of("avx512").max_rows == expected
+    assert CpuProduct.of("avx2").max_rows == MAX_ROWS["avx2"]
+
+
+def test_the_processor_is_read_from_its_description(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    description = tmp_path / "cpuinfo"
+    description.write_text(
+        "processor\t: 0\nmodel name\t: A CPU: fast\nflags\t\t: fpu amx_tile\n\nprocessor\t: 1\n"
+    )
+    monkeypatch.setattr(processor, "DESCRIPTION", description)
+    found = processor.processor.__wrapped__()
+    assert found.name.split() == ["A", "CPU:", "fast"]
+    assert found.has_amx
+    monkeypatch.setattr(processor, "DESCRIPTION", tmp_path / "none")
+    assert not processor.processor.__wrapped__().has_amx

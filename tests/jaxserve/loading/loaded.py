@@ -4,10 +4,10 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from jaxserve.cpu_kernels.products import CpuProduct
 from jaxserve.loading import parameters
 from jaxserve.loading.load_plan import plan_load
 from jaxserve.loading.spec import Checkpoint, read_architecture
-from jaxserve.models.precision import XLA
 
 
 def load_params(
@@ -15,7 +15,7 @@ def load_params(
     mesh: Mesh,
     dtype: str = "auto",
     weights: str = "auto",
-    product: str = XLA,
+    product: CpuProduct | None = None,
     **rest: Any,
 ) -> dict:
     """Load the parameters; `rest` is for jaxserve.loading.parameters.load_params."""

@@ -8,11 +8,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxserve.checkpoints.hf import HFCheckpoint
+from jaxserve.cpu_kernels.products import CpuProduct
 from jaxserve.loading.spec import read_spec
 from jaxserve.models.decoder import Mixer, forward, logits
 from jaxserve.models.layer_kind import LayerState
 from jaxserve.models.moe import Experts
-from jaxserve.models.precision import XLA
 from jaxserve.models.sharded_attention import Attend
 from jaxserve.models.sharded_state import LayerStates, Recurrence, StateRows, states_of
 from jaxserve.models.spec import ModelSpec
@@ -44,7 +44,7 @@ class Decoder:
         dtype: str = "float32",
         weights: str = "auto",
         kv: str = "",
-        product: str = XLA,
+        product: CpuProduct | None = None,
     ):
         checkpoint = HFCheckpoint.open(folder)
         self.spec: ModelSpec = read_spec(checkpoint.config)[1].on(mesh.shape["tensor"])

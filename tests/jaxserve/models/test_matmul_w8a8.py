@@ -13,6 +13,7 @@ from jaxserve import LLM, SamplingParams
 from jaxserve.checkpoints.hf import HFCheckpoint
 from jaxserve.cli.flags import BUNDLED
 from jaxserve.config import EngineOptions
+from jaxserve.cpu_kernels.products import CpuProduct
 from jaxserve.engine.build import min_rows
 from jaxserve.errors import ModelError
 from jaxserve.loading.spec import read_spec
@@ -227,12 +228,12 @@ def test_sums_that_int32_does_not_hold() -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "dtype", "weights", "product", "fewest"),
+    ("case", "dtype", "weights", "instructions", "fewest"),
     [
-        ("llama_gqa", "float32", "auto", "xla", 1),
-        ("llama_gqa", "float32", "int8", "xla", 1),
-        ("llama_gqa", "float32", "w8a8-int8", "xla", 2),
-        ("llama_gqa", "bfloat16", "auto", "xla", 2),
+        ("llama_gqa", "float32", "auto", None, 1),
+        ("llama_gqa", "float32", "int8", None, 1),
+        ("llama_gqa", "float32", "w8a8-int8", None, 2),
+        ("llama_gqa", "bfloat16", "auto", None, 2),
         ("llama_gqa", "bfloat16", "auto", "avx2", 1),
         ("llama_gqa", "bfloat16", "w8a8-int8", "avx2", 1),
         ("llama_gqa", "bfloat16", "int8", "avx2", 2),
@@ -241,9 +242,10 @@ def test_sums_that_int32_does_not_hold() -> None:
     ],
 )
 def test_one_row_on_a_cpu_is_two_where_xla_multiplies(
-    case: str, dtype: str, weights: str, product: str, fewest: int
+    case: str, dtype: str, weights: str, instructions: str | None, fewest: int
 ) -> None:
     """XLA:CPU takes ten times as long for one row of 8-bit or bfloat16 numbers as for two."""
     spec = read_spec(HFCheckpoint.open(GOLDEN / case).config)[1]
+    product = CpuProduct.of(instructions) if instructions else None
     declared = param_specs(spec, jnp.dtype(dtype), parse_scheme(weights), product)
     assert min_rows(spec, declared, one_device_mesh()) == fewest

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from jaxserve.checkpoints.hf import HFCheckpoint
+from jaxserve.cpu_kernels.products import CpuProduct
 from jaxserve.loading.spec import open_checkpoint, read_spec
 from jaxserve.models.decoder import param_specs
-from jaxserve.models.precision import XLA
 from jaxserve.models.quant import SCHEMES, Quantized
 from jaxserve.models.summed_last import SummedLast, is_summed_last, product_in
 from jaxserve.sharding.params import map_specs
@@ -20,6 +20,7 @@ from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh
 from tests.slow_cases import slow_but
 
 GOLDEN = Path(__file__).parents[2] / "golden"
+AVX2 = CpuProduct.of("avx2")
 # Dense layers with and without biases, norms of all heads, tied heads, latent attention, shared
 # experts, and weights that are stored in 8 and 4 bits.
 CASES = (
@@ -41,7 +42,7 @@ def test_logits(run: tuple[str, str]) -> None:
     golden = np.load(GOLDEN / case / "golden.npz")
     prompts = golden["prompts"]
     tokens = golden["tokens"]
-    asked = instructions(product)
+    asked = CpuProduct.of(instructions(product))
     decoder = Decoder(
         *(GOLDEN / case, one_device_mesh()), rows=2, context=64, page_size=8, product=asked
     )
@@ -63,7 +64,7 @@ def test_logits_in_bfloat16(product: str) -> None:
         context=64,
         page_size=8,
         dtype="bfloat16",
-        product=instructions(product),
+        product=CpuProduct.of(instructions(product)),
     )
     assert np.median(np.abs(decoder(prompts, 0) - golden["prompt_logits"])) < 0.1
     decoded = decoder(golden["tokens"][:, :1], prompts.shape[1])[:, 0]
@@ -74,19 +75,19 @@ def test_logits_in_bfloat16(product: str) -> None:
 def test_8_bit_products_are_those_of_xla(product: str) -> None:
     """Sums in int32 are exact, and so are the logits the same bit for bit."""
     golden = np.load(GOLDEN / "llama_gqa" / "golden.npz")
-    found = {}
-    for name in (XLA, instructions(product)):
+    found = []
+    for each in (None, CpuProduct.of(instructions(product))):
         decoder = Decoder(
             *(GOLDEN / "llama_gqa", one_device_mesh()),
             rows=2,
             context=64,
             page_size=8,
             weights="w8a8-int8+head",
-            product=name,
+            product=each,
         )
         decoder(golden["prompts"], 0)
-        found[name] = decoder(golden["tokens"][:, :1], golden["prompts"].shape[1])
-    by_xla, by_kernel = found.values()
+        found.append(decoder(golden["tokens"][:, :1], golden["prompts"].shape[1]))
+    by_xla, by_kernel = found
     np.testing.assert_array_equal(by_kernel, by_xla)
 
 
@@ -96,7 +97,7 @@ def test_numbers_lie_as_in_checkpoints(weights: str) -> None:
     checkpoint = open_checkpoint(GOLDEN / "llama_gqa")
     mesh = one_device_mesh()
     declared = load_params(checkpoint, mesh, weights=weights)["layers"][0]
-    held = load_params(checkpoint, mesh, weights=weights, product="avx2")["layers"][0]
+    held = load_params(checkpoint, mesh, weights=weights, product=AVX2)["layers"][0]
     turns = {"qkv": (1, 2, 3, 0), "o": (2, 0, 1), "gate_up": (1, 2, 0), "down": (1, 0)}
     for name, order in turns.items():
         found = held[name].weight
@@ -112,7 +113,7 @@ def test_numbers_lie_as_in_checkpoints(weights: str) -> None:
 
 def declared(case: str, scheme: str | None = None) -> dict[str, Any]:
     spec = read_spec(HFCheckpoint.open(GOLDEN / case).config)[1]
-    return param_specs(spec, np.dtype(np.float32), SCHEMES[scheme] if scheme else None, "avx2")
+    return param_specs(spec, np.dtype(np.float32), SCHEMES[scheme] if scheme else None, AVX2)
 
 
 def test_axes_that_are_declared_for_the_kernel() -> None:
@@ -148,9 +149,9 @@ def test_the_order_changes_no_size() -> None:
     sizes = [
         sorted(
             jax.tree.leaves(
-                map_specs(lambda p: p.nbytes, param_specs(spec, np.dtype(np.float32), None, name))
+                map_specs(lambda p: p.nbytes, param_specs(spec, np.dtype(np.float32), None, each))
             )
         )
-        for name in (XLA, "avx2")
+        for each in (None, AVX2)
     ]
     assert sizes[0] == sizes[1]
