@@ -57,7 +57,8 @@ class Faults:
     """What goes wrong, each as often as it is listed.
 
     cut: bytes after which the connection ends, by path. statuses: instead of an answer, by path or
-    server. swapped: bytes that the CDN sends instead, by path, always.
+    server. swapped: bytes that the CDN sends instead, by path, always. expired: statuses of the CDN
+    for the addresses that are signed next, one each.
     """
 
     cut: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
@@ -65,6 +66,7 @@ class Faults:
         default_factory=lambda: defaultdict(list)
     )
     swapped: dict[str, bytes] = field(default_factory=dict)
+    expired: list[int] = field(default_factory=list)
     ignores_ranges: bool = False
     told_commit: str = ""  # instead of the right one, by `resolve`
     xet: str = ""  # address of Xet's server, where large files are said to lie there
@@ -237,7 +239,9 @@ class _Answer:
         if self.hub.faults.xet:
             route = f"{self.hub.endpoint}/api/models/{name}/xet-read-token/{revision}"
             linked |= {"X-Xet-Hash": "ab" * 32, "X-Xet-Refresh-Route": route}
-        location = f"{self.hub.cdn}/{_sha256(content)}/{path}?signature=1"
+        expired = self.hub.faults.expired
+        signature = f"expired-{expired.pop(0)}" if expired else "valid"
+        location = f"{self.hub.cdn}/{_sha256(content)}/{path}?signature={signature}"
         return self.send(302, headers | linked | {"Location": location})
 
     def allowed(self, name: str, revision: str) -> HubRepo | None:
@@ -261,6 +265,9 @@ class _Answer:
     # ---- the CDN
 
     def blob(self) -> None:
+        signature, _, status = self.query.get("signature", [""])[0].partition("-")
+        if signature == "expired":
+            return self.send(int(status))
         digest, path = self.path.lstrip("/").split("/", 1)
         contents = [
             content

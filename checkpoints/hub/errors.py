@@ -115,10 +115,11 @@ def _host(error: httpx2.HTTPError) -> str:
         asked = str(error.request.url)
     except RuntimeError:  # no request is known
         return constants.ENDPOINT
-    return _address(asked)
+    return address_of(asked)
 
 
-def _address(url: str) -> str:
+def address_of(url: str) -> str:
+    """Return the scheme, the host and the port of an address."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}"
 
@@ -138,9 +139,9 @@ def _unknown(model: HubModel) -> str:
 
 def _refusal(error: HfHubHTTPError) -> str:
     status = error.response.status_code
-    host = _address(str(error.response.url))
+    host = address_of(str(error.response.url))
     refused = f"{host} refuses with status {status}{_said(error)}"
-    if host != _address(constants.ENDPOINT):
+    if host != address_of(constants.ENDPOINT):
         return f"{refused}: try again (the endpoint signs its addresses for a while)"
     advice = {
         401: f"{TOKEN} is not valid",

@@ -2,8 +2,9 @@
 
 HfFileSystem of huggingface_hub reads ranges too, and does not show the headers of the answers: here
 each answer has to be of the commit and of the content that were listed. A range is asked of the
-endpoint, which redirects to an address that is signed for a while, so that no address can expire
-between two ranges, and httpx2 sends the token to no other host, huggingface.co included.
+endpoint, which redirects to an address that is signed for a while. httpx2 sends the token to no
+other host, huggingface.co included. Where the other host refuses an address, which then has expired
+on the way or in a cache between, the endpoint is asked for a new one.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -16,11 +17,13 @@ from huggingface_hub import constants, hf_hub_url
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff
 
 from jaxserve.checkpoints.errors import CheckpointError
-from jaxserve.checkpoints.hub.errors import hub_errors
+from jaxserve.checkpoints.hub.errors import address_of, hub_errors
 from jaxserve.checkpoints.hub.lookup import HubFile, Snapshot
 
 PART: Final = 32 * 2**20  # bytes of one request
 REQUESTS_AT_ONCE: Final = 8  # requests of one read
+ADDRESSES: Final = 4  # addresses that the endpoint is asked for until one is not refused
+REFUSALS: Final = (401, 403)  # statuses of an address whose signature has expired
 
 
 @dataclass(frozen=True)
@@ -57,15 +60,21 @@ class RemoteFile:
         # Without "identity", a server might compress the answer and send another range.
         headers = {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
         with hub_errors(model):
-            answer = http_backoff(
-                "GET",
-                url,
-                headers=build_hf_headers() | headers,
-                timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
-            )
+            answer = _ask(url, headers)
+            if _refused_elsewhere(answer):
+                raise CheckpointError(self._expired(answer))
             hf_raise_for_status(answer)
         self._check(answer, start, stop)
         return answer.content
+
+    def _expired(self, answer: httpx2.Response) -> str:
+        host = address_of(str(answer.url))
+        return (
+            f"{self.snapshot.model}: {self.file.path}: {host} has refused {ADDRESSES} addresses "
+            f"that {constants.ENDPOINT} had just signed, the last with status "
+            f"{answer.status_code} (fetch the model into a folder, or check what lies between here "
+            f"and {host})"
+        )
 
     def _check(self, answer: httpx2.Response, start: int, stop: int) -> None:
         """Raise CheckpointError unless the answer is this range of this content."""
@@ -91,3 +100,26 @@ class RemoteFile:
                 f"{model}: {self.file.path}: {wanted} has come {problem} (fetch the model into a "
                 f"folder, or check what lies between here and {constants.ENDPOINT})"
             )
+
+
+def _ask(url: str, headers: dict[str, str]) -> httpx2.Response:
+    """Return the answer for an address of the endpoint, following where it redirects to.
+
+    The endpoint is asked again while the host of the signed address refuses it.
+    """
+    for _ in range(ADDRESSES):
+        answer = http_backoff(
+            "GET",
+            url,
+            headers=build_hf_headers() | headers,
+            timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
+        )
+        if not _refused_elsewhere(answer):
+            break
+    return answer
+
+
+def _refused_elsewhere(answer: httpx2.Response) -> bool:
+    """Return whether another host than the endpoint refuses, which a new address may help."""
+    elsewhere = address_of(str(answer.url)) != address_of(constants.ENDPOINT)
+    return elsewhere and answer.status_code in REFUSALS

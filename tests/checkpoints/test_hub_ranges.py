@@ -178,12 +178,53 @@ def test_faults_that_pass(hub: FakeHub, repo: HubRepo, tensors: dict[str, np.nda
     np.testing.assert_array_equal(tensor[:], tensors["g.weight"])
 
 
+@pytest.mark.parametrize("status", [401, 403])
+def test_an_address_that_expires_is_renewed(
+    hub: FakeHub,
+    repo: HubRepo,
+    tensors: dict[str, np.ndarray],
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+) -> None:
+    repo.reader = TOKEN
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    tensor = opened()["g.weight"]
+    hub.requests.clear()
+    hub.faults.expired = [status]
+    np.testing.assert_array_equal(tensor[:50], tensors["g.weight"][:50])
+    assert [request.server for request in hub.requests] == ["hub", "cdn"] * 2
+    assert hub.tokens() == {"hub": {f"Bearer {TOKEN}"}, "cdn": {None}}
+
+
+def test_a_refusal_of_the_endpoint_is_not_tried_again(
+    hub: FakeHub, repo: HubRepo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    tensor = opened()["g.weight"]
+    forbidden(hub, repo)
+    repo.reader = "another"
+    hub.requests.clear()
+    with pytest.raises(CheckpointError, match="is gated"):
+        tensor[:50]
+    assert [request.server for request in hub.requests] == ["hub"]
+
+
+def test_addresses_that_are_always_refused(hub: FakeHub, repo: HubRepo) -> None:
+    tensor = opened()["g.weight"]
+    hub.requests.clear()
+    hub.faults.expired = [403] * 100
+    wanted = f"{NAME}@{repo.commit}: {FILE}: {hub.cdn} has refused 4 addresses that {hub.endpoint}"
+    with pytest.raises(CheckpointError, match=re.escape(wanted)):
+        tensor[:50]
+    assert [request.server for request in hub.requests] == ["hub", "cdn"] * 4
+
+
 def cut(hub: FakeHub, repo: HubRepo) -> None:
     hub.faults.cut[FILE] = [10] * 100
 
 
 def expired(hub: FakeHub, repo: HubRepo) -> None:
-    hub.faults.statuses["cdn"] = [(403, {})] * 100
+    hub.faults.expired = [403] * 100
 
 
 def forbidden(hub: FakeHub, repo: HubRepo) -> None:
@@ -207,7 +248,7 @@ def other_commit(hub: FakeHub, repo: HubRepo) -> None:
     ("fault", "words"),
     [
         (cut, "does not answer to the end"),
-        (expired, "refuses with status 403"),
+        (expired, "had just signed, the last with status 403"),
         (forbidden, "is gated"),
         (without_ranges, "has come with status 200"),
         (other_content, "has come of other content"),
