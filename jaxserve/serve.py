@@ -12,6 +12,7 @@ from jaxserve.backends import importing_jax
 from jaxserve.cli.checks import check_engine_flags, with_found_models
 from jaxserve.cli.exits import exit_code
 from jaxserve.cluster.hosts import Hosts, leave
+from jaxserve.plan.bundle_folder import read_manifest
 from jaxserve.server.disaggregation.flags import check_role
 from jaxserve.server.flags import ServeOptions, check_limits, check_places, meshes_of, parse, parser
 from jaxserve.server.observe.log import configure, silence_grpc
@@ -47,6 +48,8 @@ def run(options: ServeOptions) -> int:
     if hosts.alone:
         options = with_found_models(options)
         check_places(options)
+        if options.bundle:
+            read_manifest(options.bundle)
     with importing_jax():
         from jaxserve.server.program import run as serve
 

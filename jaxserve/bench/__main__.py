@@ -18,9 +18,11 @@ from jaxserve.bench.flags import (
     parse,
     parser,
 )
-from jaxserve.cli.checks import with_found_models
+from jaxserve.bench.offline_cases import check_offline
+from jaxserve.cli.checks import check_engine_flags, with_found_models
 from jaxserve.cli.exits import exit_code
 from jaxserve.cli.output import prepare_output
+from jaxserve.cluster.hosts import HostOptions
 
 __all__ = ["main", "parser"]
 
@@ -47,10 +49,14 @@ def run(options: BenchOptions) -> int:
 
         return bench_overload(options)
     if isinstance(options, StartupOptions):
-        from jaxserve.bench.startup import bench_startup
+        from jaxserve.bench.startup import bench_startup, check_startup
 
+        check_startup(options)
+        check_engine_flags(options.engine, HostOptions())
         return bench_startup(with_found_models(options))
     assert isinstance(options, OfflineOptions)
+    check_engine_flags(options.engine, HostOptions())
+    check_offline(options)
     options = with_found_models(options)
     with importing_jax():
         from jaxserve.bench.offline import bench_offline

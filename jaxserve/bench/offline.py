@@ -19,7 +19,6 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from jaxserve.bench.checks import check_above
 from jaxserve.bench.environment import environment, footnote
 from jaxserve.bench.flags import OfflineOptions, StartupOptions
 from jaxserve.bench.offline_cases import Case, cases_of, check_room, engine_of
@@ -64,8 +63,6 @@ class Result:
 
 def bench_offline(options: OfflineOptions) -> int:
     """Measure all cases and print the results."""
-    check_above(options, 0, "repetitions")
-    check_above(options, -1, "seed")
     cases = cases_of(options)
     found = environment(options.command_line)
     engine = engine_of(options, cases)

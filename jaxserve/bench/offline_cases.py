@@ -1,13 +1,15 @@
-"""Cases that bench offline measures, and the rows, context and cache that they need."""
+"""Cases that bench offline measures, and the rows, context and cache that they need.
+
+Importing this module imports no jax, so that flags are checked before.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from jaxserve.bench.checks import numbers
+from jaxserve.bench.checks import check_above, numbers
 from jaxserve.bench.flags import OfflineOptions
 from jaxserve.config import EngineConfig, EngineOptions
 from jaxserve.errors import ConfigError, flag_error
-from jaxserve.loading.spec import read_spec
 from jaxserve.plan.model_config import read_config
 
 
@@ -43,31 +45,55 @@ def cases_of(options: OfflineOptions) -> list[Case]:
     return cases
 
 
-def engine_of(options: OfflineOptions, cases: Sequence[Case]) -> EngineOptions:
-    """Return an engine's options with the rows and the context that the cases need.
-
-    Raises ConfigError if `options` ask for fewer rows or a shorter context.
-    """
+def check_offline(options: OfflineOptions) -> None:
+    """Raise ConfigError for flags that no model could be measured with."""
+    check_above(options, 0, "repetitions")
+    check_above(options, -1, "seed")
+    cases = cases_of(options)
     given = options.engine.options
-    lanes = options.engine.data * options.engine.expert
-    rows = max(_rows(case, lanes) for case in cases)
-    longest = max(cases, key=lambda case: case.context)
+    rows = _most_rows(options, cases)
     if given.max_batch is not None and given.max_batch < rows:
         raise ConfigError(
             f"--batch asks for {rows} sequences a lane, more than --max-batch {given.max_batch} "
             f"(raise it)"
         )
-    context = read_spec(read_config(str(options.model))[1])[1].max_positions
     if given.max_context is not None:
-        context = min(context, given.max_context)
+        _check_context(cases, given.max_context)
+
+
+def engine_of(options: OfflineOptions, cases: Sequence[Case]) -> EngineOptions:
+    """Return an engine's options with the rows and the context that the cases need.
+
+    Raises ConfigError if the model has a shorter context.
+    """
+    from jaxserve.loading.spec import read_spec  # late: it imports jax
+
+    _check_context(cases, read_spec(read_config(str(options.model))[1])[1].max_positions)
+    given = options.engine.options
+    return replace(
+        given,
+        max_batch=given.max_batch or _most_rows(options, cases),
+        max_context=given.max_context or _longest(cases).context,
+    )
+
+
+def _check_context(cases: Sequence[Case], context: int) -> None:
+    longest = _longest(cases)
     if longest.context > context:
         raise ConfigError(
             f"{longest.test} takes {longest.context} tokens, more than the context of {context} "
             f"(--prompt-tokens, --output-tokens, --max-context)"
         )
-    return replace(
-        given, max_batch=given.max_batch or rows, max_context=given.max_context or longest.context
-    )
+
+
+def _longest(cases: Sequence[Case]) -> Case:
+    return max(cases, key=lambda case: case.context)
+
+
+def _most_rows(options: OfflineOptions, cases: Sequence[Case]) -> int:
+    """Return the rows of the largest case in one lane."""
+    lanes = options.engine.data * options.engine.expert
+    return max(_rows(case, lanes) for case in cases)
 
 
 def _rows(case: Case, lanes: int) -> int:

@@ -63,12 +63,6 @@ class Start:
 
 def bench_startup(options: StartupOptions) -> int:
     """Measure cold and cached starts and print the results."""
-    check_above(options, 0, "repetitions")
-    check_unused(
-        options,
-        ["compilation_cache"],
-        "is decided here: an empty folder for each cold start (leave it out)",
-    )
     found = environment(options.command_line)
     starts: list[Start] = []
     asked = list(product(range(options.repetitions), PROGRAMS))
@@ -85,6 +79,14 @@ def bench_startup(options: StartupOptions) -> int:
         if starts:
             print(text(options.output, starts, found), end="")
     return 0
+
+
+def check_startup(options: StartupOptions) -> None:
+    """Raise ConfigError for flags of which nothing can be measured."""
+    check_above(options, 0, "repetitions")
+    names = ["compilation_cache"]
+    why = "is decided here: an empty folder for each cold start (leave it out)"
+    check_unused(options, names, why)
 
 
 def start(program: str, kind: str, repetition: int, words: Sequence[str], folder: str) -> Start:

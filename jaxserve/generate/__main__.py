@@ -72,13 +72,20 @@ def run(options: GenerateOptions) -> int:
         check_file("--chat-template", conversation.chat_template)
         check_file("--batch-file", batch_file)
         check_new_file("--output", options.batch.output)
-        prompts = []
-        if not (conversation.chat or batch_file):
-            prompts = read_prompts(options.given_prompts, options.prompts.prompts_file)
+        prompts = prompts_of(options)
     with importing_jax():
         from jaxserve.generate.program import generate
 
     return generate(options, hosts, params, prompts)
+
+
+def prompts_of(options: GenerateOptions) -> list[str]:
+    """Return the prompts, or the turns that flags give: those of standard input come later."""
+    given = options.given_prompts
+    file = options.prompts.prompts_file
+    if options.batch.batch_file or (options.conversation.chat and not (given or file)):
+        return []
+    return read_prompts(given, file)
 
 
 def check_text_alone(options: GenerateOptions) -> None:

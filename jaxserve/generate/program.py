@@ -48,7 +48,8 @@ def generate(
     """Load the checkpoint, generate for the prompts or turns, and return the exit code.
 
     Args:
-        prompts: Prompts; None where they are still to be read, by the host that leads.
+        prompts: Prompts, or turns that flags give; None where they are still to be read, by the
+            host that leads.
     """
     console = Console(stderr=True, highlight=False)
     with join(hosts) as pod:
@@ -60,7 +61,8 @@ def generate(
             prompts = read_prompts(given, file) if pod.leads and not (chat or batch) else []
         turns: Iterable[str] = []
         if pod.leads and chat:
-            turns = read_turns(given, file, "" if options.prompts.json else "> ")
+            mark = "" if options.prompts.json else "> "
+            turns = prompts or read_turns(given, file, mark)
         options = replace(options, model=model_of_pod(pod, options.model))
         use_compilation_cache(options.engine.compilation_cache)
         with ExitStack() as resources:

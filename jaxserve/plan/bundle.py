@@ -12,21 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from hashlib import file_digest, sha256
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, get_origin, get_type_hints
 
-from jaxserve.checkpoints.errors import CheckpointError
-from jaxserve.checkpoints.safetensors_reader import parse_json_object
 from jaxserve.config import EngineConfig, EngineOptions
-from jaxserve.errors import ConfigError, flag_error
+from jaxserve.errors import ConfigError
 from jaxserve.models.spec import ModelSpec
+from jaxserve.plan.bundle_folder import CACHE, FORMAT, MANIFEST, read_manifest, refusal
 from jaxserve.plan.deployment import Deployment
 from jaxserve.plan.platform import environment
 from jaxserve.sharding.mesh import AXES, MeshSpec, device_kind, platform
-
-MANIFEST = "manifest.json"
-CACHE = "cache"
-FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -73,31 +67,6 @@ def engine_fields(config: EngineConfig) -> dict[str, Any]:
     return json.loads(json.dumps(asdict(config)))
 
 
-def check_free(folder: Path) -> None:
-    """Raise ConfigError if the folder has something in it, is no folder, or cannot be made."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise flag_error(
-            "--out", folder, "there is a bundle or a file already (remove it, or name another)"
-        )
-    existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    try:
-        with TemporaryDirectory(dir=existing):
-            pass
-    except OSError as error:
-        problem = f"no folder can be made there: {error.strerror}"
-        raise flag_error("--out", folder, problem) from None
-
-
-def new_folder(folder: Path) -> Path:
-    """Make the folder of a bundle and return its cache folder; ConfigError if it is not empty."""
-    check_free(folder)
-    try:
-        (folder / CACHE).mkdir(parents=True)
-    except OSError as error:
-        raise flag_error("--out", folder, f"it cannot be made: {error.strerror}") from None
-    return folder / CACHE
-
-
 def write_manifest(d: Deployment, folder: Path) -> None:
     """Write the manifest of what was compiled into the folder's cache."""
     manifest = Manifest(
@@ -135,7 +104,7 @@ def open_bundle(folder: Path) -> Manifest:
     mine = environment("tpu" if manifest.device_kind.startswith("TPU") else "cpu")
     for name, theirs in manifest.environment.items():
         if mine.get(name) != theirs:
-            raise _refusal(
+            raise refusal(
                 folder,
                 f"it was compiled with {name} {theirs}, and here is {mine.get(name)} (make it "
                 f"again with jaxserve plan --out)",
@@ -145,20 +114,10 @@ def open_bundle(folder: Path) -> Manifest:
 
 
 def _read(folder: Path) -> Manifest:
-    path = folder / MANIFEST
     try:
-        fields_by_name = parse_json_object(path.read_bytes(), path)
-        if fields_by_name.get("format") != FORMAT:
-            raise _refusal(folder, "it is of another version of bundles (make it again)")
-        return _checked(Manifest(**fields_by_name))
-    except OSError as error:
-        raise _refusal(folder, f"its {MANIFEST} cannot be read: {error.strerror}") from None
-    except (CheckpointError, TypeError) as error:
-        raise _refusal(folder, f"its {MANIFEST} is not one: {error}") from None
-
-
-def _refusal(folder: Path, problem: str) -> ConfigError:
-    return flag_error("--bundle", folder, problem)
+        return _checked(Manifest(**read_manifest(folder)))
+    except TypeError as error:
+        raise refusal(folder, f"its {MANIFEST} is not one: {error}") from None
 
 
 def _checked(manifest: Manifest) -> Manifest:
@@ -188,7 +147,7 @@ def _check_entries(folder: Path, manifest: Manifest) -> None:
     try:
         found = hashes(folder / CACHE)
     except OSError as error:
-        raise _refusal(folder, f"its {CACHE} cannot be read: {error.strerror}") from None
+        raise refusal(folder, f"its {CACHE} cannot be read: {error.strerror}") from None
     entries = manifest.entries
     in_both = found.keys() & entries.keys()
     problems = {
@@ -199,7 +158,7 @@ def _check_entries(folder: Path, manifest: Manifest) -> None:
     for problem, names in problems.items():
         if names:
             entry = f"its entry {min(names)} {problem}, one of {len(names)}"
-            raise _refusal(folder, f"{entry} (copy it again)")
+            raise refusal(folder, f"{entry} (copy it again)")
 
 
 def check_engine(

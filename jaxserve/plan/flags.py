@@ -15,6 +15,7 @@ from jaxserve.config.flag_values import count, finite, int32
 from jaxserve.config.option import flag_of, given_options, option, options, required, values_of
 from jaxserve.errors import ConfigError, flag_error
 from jaxserve.models.precision import DTYPE_NAMES, check_form
+from jaxserve.plan.bundle_folder import check_free
 from jaxserve.plan.model_config import shipped
 from jaxserve.plan.topology import Topology
 
@@ -194,6 +195,8 @@ def check_topology(options: PlanOptions, topology: Topology) -> None:
             output.out,
             f"what is compiled for an absent {options.topology} is not tuned for it (leave it out)",
         )
+    if output.out:
+        check_free(output.out)
     check_new_file("--plot", output.plot)
     check_new_file("--html", output.html)
     values = values_of(options)

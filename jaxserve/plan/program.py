@@ -16,7 +16,8 @@ from jaxserve.errors import ConfigError, MemoryLimitError, flag_error
 from jaxserve.loading.spec import read_spec
 from jaxserve.models.quant import SCHEMES
 from jaxserve.models.spec import ModelSpec
-from jaxserve.plan.bundle import check_free, new_folder, write_manifest
+from jaxserve.plan.bundle import write_manifest
+from jaxserve.plan.bundle_folder import new_folder
 from jaxserve.plan.charts import charts
 from jaxserve.plan.compile import CompiledStep, asking, compile_steps
 from jaxserve.plan.deployment import Deployment, Target, deploy
@@ -49,8 +50,6 @@ def plan(
     """
     console = Console(stderr=True, highlight=False)
     output = options.output
-    if output.out:
-        check_free(output.out)
     prepare_platform(topology)
     name, config = described
     target = target_of(options, model, name, read_spec(config)[1], topology)

@@ -20,7 +20,8 @@ from jaxserve.llm import LLM
 from jaxserve.loading.digests import WeightDigests
 from jaxserve.loading.sampling_defaults import SamplingDefaults, sampling_defaults
 from jaxserve.models.precision import XLA
-from jaxserve.plan.bundle import CACHE, Manifest, check_engine, open_bundle
+from jaxserve.plan.bundle import Manifest, check_engine, open_bundle
+from jaxserve.plan.bundle_folder import CACHE
 from jaxserve.progress import Bar
 from jaxserve.server.disaggregation.local_mesh import Place
 from jaxserve.server.flags import ServeOptions

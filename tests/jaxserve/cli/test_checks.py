@@ -61,6 +61,21 @@ def of_bench(command: str) -> list[tuple[str, str]]:
     ]
 
 
+def of_engine(command: str) -> list[tuple[str, str]]:
+    """Return wrong flags of an engine that a benchmark loads, and what is said about each."""
+    return [
+        (f"{command} --dtype half", "--dtype is half; choose auto, float32 or bfloat16"),
+        (f"{command} --weights awq", "--weights is awq; choose auto, int8"),
+        (f"{command} --product x", "--product is x; "),
+        (f"{command} --data 0", "--data is 0; it must be at least 1"),
+        (f"{command} --expert 0", "--expert is 0; it must be at least 1"),
+        (f"{command} --tensor 0", "--tensor is 0; it must be at least 1"),
+        (f"{command} --max-batch 0", "--max-batch is 0; it must be between 1 and 4096"),
+        (f"{command} --attention magic", "attention 'magic' is not built in"),
+        (f"{command} --speculate draft", "there is no draft model (add --draft-model)"),
+    ]
+
+
 OF_BENCHES = [*of_bench("bench serve --rate 1 --requests 1"), *of_bench("bench overload")]
 REFUSED = [
     ("generate /nowhere text", NO_FOLDER),
@@ -89,6 +104,10 @@ REFUSED = [
     ),
     (
         "generate --prompts-file /nowhere",
+        "--prompts-file is /nowhere; it cannot be read: No such file",
+    ),
+    (
+        "generate --chat --prompts-file /nowhere",
         "--prompts-file is /nowhere; it cannot be read: No such file",
     ),
     (
@@ -149,17 +168,31 @@ REFUSED = [
     ),
     ("serve --role decode", "--role is decode; no server computes its prompts"),
     ("serve --weights awq", "--weights is awq; choose auto, int8"),
+    ("serve --bundle /nowhere", "--bundle is /nowhere; its manifest.json cannot be read: No such"),
     ("serve --decode-mesh 2", "--prefill-mesh and --decode-mesh go together"),
     ("bench offline --model /nowhere", NO_FOLDER),
     ("bench startup --model /nowhere", NO_FOLDER),
     ("bench offline --speculate draft --draft-model /nowhere", NO_FOLDER),
     ("bench startup --speculate draft --draft-model /nowhere", NO_FOLDER),
+    *of_engine("bench offline"),
+    *of_engine("bench startup"),
+    ("bench offline --batch 0", "--batch is 0; it must be above 0"),
+    ("bench offline --batch x", "--batch is x; it must be a list like 1,2,4"),
+    ("bench offline --batch 8 --max-batch 4", "--batch asks for 8 sequences a lane, more than"),
+    ("bench offline --prompt-tokens x", "--prompt-tokens is x; it must be a list like 1,2,4"),
+    ("bench offline --output-tokens x", "--output-tokens is x; it must be a list like 1,2,4"),
+    ("bench offline --output-tokens 0 --prompt-tokens 0", "both 0, so nothing is left to measure"),
+    ("bench offline --max-context 64", "pp128+tg64 takes 192 tokens, more than the context of 64"),
+    ("bench offline --repetitions 0", "--repetitions is 0; it must be above 0"),
+    ("bench offline --seed -1", "--seed is -1; it must be above -1"),
+    ("bench startup --repetitions 0", "--repetitions is 0; it must be above 0"),
     *OF_BENCHES,
     ("bench serve --target grpc://localhost:1 --trace /nowhere", "--trace is /nowhere; it cannot"),
     ("bench overload --trace /nowhere", "--trace is of `bench serve` (leave it out)"),
     ("bench overload --plot /nowhere/x", "no file can be written there"),
     ("plan llama3.1-8b --topology v5e:1x1 --plot /nowhere/x", "no file can be written there"),
     ("plan llama3.1-8b --topology v5e:1x1 --html /", "no file can be written there"),
+    ("plan llama3.1-8b --topology cpu --out tests", "--out is tests; there is a bundle or a file"),
     ("plan --topology cpu --model /nowhere", "--model is /nowhere; /nowhere cannot be read"),
     (
         "plan --topology cpu",
@@ -237,8 +270,6 @@ LATER = {
     },
     "bench serve --model": "the server that it starts ends, and says why",
     "bench overload --model": "the server that it starts ends, and says why",
-    "serve --bundle": "test_wrong_files.py",
-    "plan --out": "tests/jaxserve/plan: jax says whether the platform's steps can be kept",
 }
 METAVARS = ("HOST:PORT", "URL", "MODEL", "FILE", "F", "DIR")
 

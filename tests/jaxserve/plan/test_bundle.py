@@ -14,16 +14,14 @@ from jaxserve.config import EngineOptions, StateSize, resolve
 from jaxserve.errors import ConfigError
 from jaxserve.plan.__main__ import main
 from jaxserve.plan.bundle import (
-    CACHE,
-    MANIFEST,
     Manifest,
     check_engine,
-    check_free,
     engine_fields,
     hashes,
     open_bundle,
     spec_hash,
 )
+from jaxserve.plan.bundle_folder import CACHE, MANIFEST, check_free
 from jaxserve.plan.platform import environment
 from jaxserve.server.flags import parse
 from jaxserve.server.model_loader import check_bundle
