@@ -17,11 +17,14 @@ from jaxserve.engine.device.memory import MemoryBudget, bytes_per_device, slot_b
 from jaxserve.engine.device.steps import SCORE_TOKENS
 from jaxserve.errors import ConfigError
 from jaxserve.models.decoder import param_specs
+from jaxserve.models.layer_kind import DeltaState
 from jaxserve.models.matmul_w8a8 import check_chip
 from jaxserve.models.quant import QuantScheme, scheme_in
 from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.devices import memory_limit, mesh_on
+from jaxserve.plan.references import References
 from jaxserve.plan.roofline import (
+    REFERENCE,
     Case,
     Kernels,
     Work,
@@ -98,12 +101,32 @@ class Deployment:
         bound = frozenset(lowering.kernel_weights)
         return Kernels(lowering.grouped_matmul, bound, platform(self.mesh))
 
-    @property
+    @cached_property
+    def by_reference(self) -> References:
+        """Attention and states as far as they run without a kernel of a TPU or a GPU.
+
+        What the references move on a CPU stays in its caches, so that it is not counted.
+        """
+        if platform(self.mesh) == "cpu":
+            return References()
+        attends = self.config.attention == REFERENCE
+        advances = isinstance(self.spec.state, DeltaState) and self.lowering.recurrence == REFERENCE
+        return References(self.dtype if attends else None, self.config.page_size, advances)
+
+    @cached_property
     def references(self) -> list[str]:
-        """Products that run without a kernel, on copies of weights: experts, or int4 in groups."""
+        """Parts of a step that run without a kernel and move more bytes, by name.
+
+        Attention, recurrence, and products on copies of weights: experts, and int4 in groups.
+        """
         weights = weights_of(self.spec, self.dtype, self.scheme)
         copied = [w for w in weights if self.kernels.copies(w)]
-        return sorted({"experts" if w.spec.axes.startswith("E") else "int4" for w in copied})
+        found = {"experts" if w.spec.axes.startswith("E") else "int4" for w in copied}
+        if self.by_reference.queries is not None:
+            found.add("attention")
+        if self.by_reference.states:
+            found.add("recurrence")
+        return sorted(found)
 
     @cached_property
     def lowering(self) -> Lowering:
@@ -134,7 +157,8 @@ class Deployment:
         """Return the work of one step with all cases in it; see roofline.work_of."""
         pages = jnp.dtype(self.config.page_dtype)
         attention = [
-            work_of_attention(self.spec, pages, each, self.axes) for each in (case, *beside)
+            work_of_attention(self.spec, pages, each, self.axes, self.by_reference)
+            for each in (case, *beside)
         ]
         return total([self._work_of_weights(together(case, *beside)), *attention])
 

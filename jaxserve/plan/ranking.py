@@ -8,7 +8,6 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from jaxserve.plan.report import GIB
-from jaxserve.plan.roofline import REFERENCE
 from jaxserve.plan.suggest import Choice, Ranked
 
 COLUMNS = ("GiB", "streams", "tokens/s", "TPOT, ms")
@@ -16,9 +15,7 @@ CAPTION = (
     "mesh: data x expert x tensor. GiB: of cache on a device. tokens/s, TPOT of a lone stream, and "
     "USD: of floors and of what is sent beside them, counted unless compiled is said."
 )
-REFERENCES = (
-    "{}: no kernel of this chip takes them; the reference runs, with the bytes of its copies."
-)
+REFERENCES = "*: without a kernel on this chip; the bytes are those that the reference moves."
 
 
 def ranking_table(ranked: Sequence[Ranked], rest: Sequence[Choice], most: int | None) -> Table:
@@ -27,12 +24,12 @@ def ranking_table(ranked: Sequence[Ranked], rest: Sequence[Choice], most: int | 
     The table has `most` rows at most, the best ones; None for all.
     """
     priced = any(r.batch.usd is not None for r in ranked)
-    shown = Table(box=SIMPLE_HEAD, caption_justify="left", padding=(0, 1, 0, 0))
+    shown = Table(box=SIMPLE_HEAD, caption_justify="left", padding=0, show_edge=False)
     for name in ("mesh", "weights", "pages"):
         shown.add_column(name, no_wrap=True)
     for name in (*COLUMNS, *(("USD/M",) if priced else ())):
-        shown.add_column(name, justify="right")
-    shown.add_column("")
+        shown.add_column(name, justify="right", no_wrap=True)
+    shown.add_column("", overflow="fold")
     best = ranked[:most]
     for r in best:
         shown.add_row(*_cells(r))
@@ -48,9 +45,8 @@ def ranking_table(ranked: Sequence[Ranked], rest: Sequence[Choice], most: int | 
 
 def _captions(best: Sequence[Ranked], hidden: int) -> Iterator[str]:
     yield CAPTION
-    without = {name for r in best for name in r.estimate.deployment.references}
-    if without:
-        yield REFERENCES.format(" and ".join(sorted(without)))
+    if any(r.estimate.deployment.references for r in best):
+        yield REFERENCES
     if hidden:
         yield f"{hidden} more with --all."
 
@@ -70,10 +66,8 @@ def _notes(r: Ranked) -> Iterator[str]:
     """Yield what a row has to say beside its numbers: that it was compiled, missing kernels."""
     if r.estimate.steps:
         yield "compiled"
-    if r.estimate.deployment.config.attention == REFERENCE:
-        yield "attention: reference"
     for name in r.estimate.deployment.references:
-        yield f"{name}: reference"
+        yield f"{name}*"
 
 
 def ranking_json(ranked: Sequence[Ranked], rest: Sequence[Choice]) -> list[dict[str, Any]]:

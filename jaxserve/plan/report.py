@@ -65,6 +65,8 @@ def introduction(d: Deployment) -> Iterator[str]:
         f"engine   {config.max_batch} rows, {config.step_tokens} tokens a step, context "
         f"{config.max_context}, {len(d.buckets)} steps, attention {config.attention}"
     )
+    if d.references:
+        yield f"no kernel for {', '.join(d.references)}: counted as the references move bytes"
 
 
 def _memory(estimate: Estimate) -> Table:
@@ -80,9 +82,8 @@ def memory_rows(estimate: Estimate) -> Iterator[tuple[str, int, str]]:
     d = estimate.deployment
     budget = estimate.budget
     pools = ", ".join(f"{pool.pages:,}" for pool in d.config.page_pools)
-    pages = f"{pools} pages of {d.config.page_size} in {d.config.kv}"
-    if d.config.slots:
-        pages += f", {d.config.slots:,} slots of states"
+    slots = f", {d.config.slots:,} slots of states" if d.config.slots else ""
+    pages = f"{pools} pages of {d.config.page_size} in {d.config.kv}{slots}"
     tokens = f"{estimate.lane_tokens:,} tokens a lane, {estimate.device_tokens:,.0f} a device"
     counted = "of the step with the most" if estimate.steps else "counted, not compiled"
     loaded = "all of them loaded" if budget.programs else "not known"
@@ -241,6 +242,7 @@ def to_json(estimate: Estimate) -> dict[str, Any]:
         "kv": d.config.kv,
         "topology": d.topology.name,
         "devices": d.topology.count,
+        "reference": d.references,
         "chips": d.topology.chips,
         "mesh": asdict(d.axes),
         "fits": estimate.fits,

@@ -20,6 +20,7 @@ from jaxserve.models.layer_kind import ConvState, PageGroup
 from jaxserve.models.moe_sizes import all_to_all_capacity
 from jaxserve.models.quant import QuantScheme
 from jaxserve.models.spec import ModelSpec
+from jaxserve.plan.references import STATE_PASSES, Chunk, References, attention_bytes
 from jaxserve.plan.topology import Limits
 from jaxserve.sharding.mesh import MeshSpec
 from jaxserve.sharding.params import ParamSpec, is_param_spec
@@ -50,7 +51,7 @@ def together(case: Case, *beside: Case) -> Case:
 class Work(NamedTuple):
     """Least work of one device in a step."""
 
-    bytes: float  # read from memory, and those of copies that a product without a kernel works on
+    bytes: float  # read from memory, and those that parts without a kernel move beside
     flops: float  # FLOP of the products
     int8: float = 0  # part of `flops` that multiplies two int8 numbers
     fp8: float = 0  # part of `flops` that multiplies two fp8 numbers
@@ -153,15 +154,21 @@ def work_of_weights(
 
 
 def work_of_attention(
-    spec: ModelSpec, pages: jnp.dtype, case: Case, mesh: MeshSpec | None = None
+    spec: ModelSpec,
+    pages: jnp.dtype,
+    case: Case,
+    mesh: MeshSpec | None = None,
+    references: References | None = None,
 ) -> Work:
     """Return the part of work_of that depends on rows and their context.
 
-    That is reading pages, attention, and states that are read and written.
+    That is reading pages, attention, and states that are read and written; of what `references`
+    run, the bytes are those that they move.
     """
     tensor = (mesh or MeshSpec()).tensor
-    parts = [_of_attention(group, spec, pages, case, tensor) for group in spec.page_groups()]
-    return total([*parts, _of_states(spec, case, tensor)])
+    by = references or References()
+    parts = [_of_attention(group, spec, pages, case, tensor, by) for group in spec.page_groups()]
+    return total([*parts, _of_states(spec, case, tensor, by)])
 
 
 def sent_of(spec: ModelSpec, dtype: jnp.dtype, case: Case, mesh: MeshSpec | None = None) -> float:
@@ -239,7 +246,12 @@ def _chosen(spec: ModelSpec) -> float:
 
 
 def _of_attention(
-    group: PageGroup, spec: ModelSpec, dtype: jnp.dtype, case: Case, tensor: int
+    group: PageGroup,
+    spec: ModelSpec,
+    dtype: jnp.dtype,
+    case: Case,
+    tensor: int,
+    references: References,
 ) -> Work:
     layout = group.layout(PAGE, dtype, shards=tensor)
     per_row = case.tokens // case.rows
@@ -251,11 +263,14 @@ def _of_attention(
     rows = len(group.layers) * case.rows
     heads = spec.num_heads // tensor
     flops = rows * seen * 2 * heads * (layout.head_dim + layout.out_dim)
-    return Work(rows * live * layout.token_bytes, flops)
+    if references.queries is None or not layout.out_dim:  # pages without values: nobody attends
+        return Work(rows * live * layout.token_bytes, flops)
+    chunk = Chunk(case.kind, case.context, per_row)
+    return Work(rows * attention_bytes(references, layout, heads, chunk, group.window), flops)
 
 
-def _of_states(spec: ModelSpec, case: Case, tensor: int) -> Work:
-    """Return the work on states: each row's are read and written once in a step."""
+def _of_states(spec: ModelSpec, case: Case, tensor: int, references: References) -> Work:
+    """Return the work on states: each row's are read and written once in a step by a kernel."""
     if spec.state is None:
         return Work(0, 0)
     sizes = spec.state.sizes()
@@ -265,7 +280,9 @@ def _of_states(spec: ModelSpec, case: Case, tensor: int) -> Work:
         # A token decays a number, adds its change, and multiplies it for the key and for the query.
         operations = 7 * math.prod(sizes[letter] for letter in "krdv")
     flops = case.tokens * operations * len(spec.state_layers) // tensor
-    return Work(case.rows * 2 * slot_bytes(spec) / tensor, flops)
+    # Prompts go block by block of their tokens in XLA on every chip but a TPU; they count as there.
+    passes = STATE_PASSES if references.states and case.kind == "decode" else 1
+    return Work(case.rows * passes * 2 * slot_bytes(spec) / tensor, flops)
 
 
 def _sum_up_to(end: int, window: int | None) -> int:

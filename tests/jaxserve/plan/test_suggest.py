@@ -12,6 +12,15 @@ from jaxserve.plan.__main__ import main
 from jaxserve.plan.model_config import read_config
 from jaxserve.plan.suggest import meshes
 
+ROW = re.compile(r"^ *\dx\dx\d .*$", re.M)
+PRICED = ("--suggest", "--no-compile", "--price", "4", "--allow-quantized")
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Print as on a terminal of 80 columns."""
+    monkeypatch.setattr("jaxserve.plan.program.WIDTH", 80)
+
 
 def suggest(capsys: pytest.CaptureFixture[str], *flags: str, code: int = 0) -> list[dict[str, Any]]:
     assert main((*flags, "--suggest", "--no-compile", "--json")) == code
@@ -114,21 +123,78 @@ def test_a_form_without_a_kernel_pays_for_its_copies(capsys: pytest.CaptureFixtu
     assert of_experts["int4-g128"] > of_experts["bfloat16"] > of_experts["int8"]
 
 
-def test_a_table_of_eight_rows_and_eighty_columns(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_attention_without_a_kernel_pays_for_its_copies(capsys: pytest.CaptureFixture[str]) -> None:
+    """An H200 has no kernel for latent pages of 8 bits, whose reference moves more than bfloat16's
+    kernel.
+    """
+    flags = ("deepseek-v3", "--topology", "h200x8", "--weights", "int8", "--allow-quantized")
+    found = suggest(capsys, *flags)
+    fitting = [choice for choice in found if choice["fits"]]
+    assert {choice["kv"] for choice in fitting if "attention" in choice["reference"]} == {"int8"}
+    assert fitting[0]["kv"] == "bfloat16" and fitting[0]["reference"] == []
+    of_pages = {choice["kv"]: choice["tpot"] for choice in fitting if choice["mesh"]["tensor"] == 8}
+    assert of_pages["int8"] > of_pages["bfloat16"]
+
+
+def test_a_recurrence_without_a_kernel_pays_for_its_copies(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("jaxserve.plan.program.WIDTH", 80)
-    flags = ["qwen3-30b-a3b", "--topology", "h200x2", "--suggest", "--no-compile", "--price", "4"]
-    flags += ["--allow-quantized"]
-    assert main(flags) == 0
+    flags = ("qwen3.5-27b", "--topology", "h200x2")
+    by_kernel, found = (
+        suggest(capsys, *flags, *more) for more in ((), ("--recurrence", "reference"))
+    )
+    assert all(choice["reference"] == [] for choice in by_kernel)
+    assert all(choice["reference"] == ["recurrence"] for choice in found)
+    assert found[0]["tpot"] > by_kernel[0]["tpot"]
+    assert all(
+        "recurrence" not in choice["reference"]
+        for choice in suggest(capsys, "qwen3-8b", *flags[1:], "--recurrence", "reference")
+    )
+
+
+def test_an_estimate_says_what_has_no_kernel(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("llama3.1-8b", "--topology", "h200", "--no-compile")
+    sizes = list[float]()
+    for more in ((), ("--attention", "reference")):
+        assert main((*flags, *more)) == 0
+        out = capsys.readouterr().out
+        line = "no kernel for attention: counted as the references move bytes"
+        assert (line in out.splitlines()) == bool(more)
+        assert main((*flags, *more, "--json")) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert told["reference"] == (["attention"] if more else [])
+        sizes.append(next(step["bytes"] for step in told["steps"] if "decode" in step["step"]))
+    assert sizes[1] > sizes[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "notes"),
+    [
+        ("qwen3-30b-a3b --topology h200x2", set()),
+        ("deepseek-v3 --topology h200x8 --weights int8", {"attention*"}),
+        (
+            "qwen3.5-27b --topology h200x2 --recurrence reference",
+            {"attention*,", "recurrence*"},
+        ),
+    ],
+)
+def test_a_table_of_eight_rows_and_eighty_columns(
+    capsys: pytest.CaptureFixture[str], narrow: None, words: str, notes: set[str]
+) -> None:
+    """With prices, and with notes of which two go on in a second line."""
+    assert main([*words.split(), *PRICED]) == 0
     out, err = capsys.readouterr()
-    rows = re.findall(r"^ *\dx\dx\d .*$", out, re.M)
-    assert len(rows) == 8 and all(len(line) <= 80 for line in out.splitlines()) and not err
-    assert "\u2026" not in out and "more with --all." in out
-    assert main([*flags, "--all"]) == 0
+    assert len(ROW.findall(out)) == 8 and all(len(line) <= 80 for line in out.splitlines())
+    assert "\u2026" not in out and "more with --all." in out and not err
+    assert notes <= set(out.split())
+    assert ("*: without a kernel on this chip" in out) == bool(notes)
+
+
+def test_a_table_of_all_rows(capsys: pytest.CaptureFixture[str], narrow: None) -> None:
+    assert main(["qwen3-30b-a3b", "--topology", "h200x2", *PRICED, "--all"]) == 0
     out = capsys.readouterr().out
-    assert len(re.findall(r"^ *\dx\dx\d .*$", out, re.M)) == 18
-    assert "experts: no kernel of this chip takes them" in out
+    assert len(ROW.findall(out)) == 18 and "experts*" in out.split()
+    assert "*: without a kernel on this chip" in out
 
 
 def test_flags_of_a_ranking_alone(capsys: pytest.CaptureFixture[str]) -> None:
