@@ -48,12 +48,21 @@ def devices() -> Sequence[Any]:
 
 
 def _reason(error: Exception) -> str:
+    reason, advice = why_no_devices(error)
+    return f"{reason} ({f'{advice}; ' if advice else ''}{DOCTOR})"
+
+
+def why_no_devices(error: Exception) -> tuple[str, str]:
+    """Return jax's reason why a backend does not start, and what to do about it if that is known.
+
+    Args:
+        error: What `jax.devices` has raised.
+    """
     chosen = os.environ.get(PLATFORMS)
     # jax has an assertion where the plugin that a platform needs is not installed, without a text.
     reason = (str(error).strip() or "the platform's plugin is not installed").splitlines()[0]
     # jax advises to set JAX_PLATFORMS='' where the variable is the fault, and beside other faults.
     reason = reason.partition(" (set JAX_PLATFORMS=")[0].partition(" (you may need to")[0]
-    advice = f"unset {PLATFORMS}={chosen}, or install what it names; " if chosen else ""
     if "in use" in reason:
-        advice = "end the other process; "
-    return f"{reason} ({advice}{DOCTOR})"
+        return reason, "end the other process"
+    return reason, f"unset {PLATFORMS}={chosen}, or install what it names" if chosen else ""

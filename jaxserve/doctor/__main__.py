@@ -13,10 +13,19 @@ from dataclasses import asdict
 
 from rich.console import Console
 
+from jaxserve.backends import importing_jax
 from jaxserve.cli.exits import exit_code
 from jaxserve.cli.output import prepare_output
 from jaxserve.cli.parser import Parser
-from jaxserve.doctor.machine import Finding, folders, machine, packages
+from jaxserve.doctor.machine import (
+    INSTALL_AGAIN,
+    Finding,
+    folders,
+    hub_folder,
+    machine,
+    packages,
+)
+from jaxserve.errors import ConfigError
 
 FAULTS = 1  # exit code where something is wrong
 
@@ -41,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
 
 def report(as_json: bool) -> int:
     """Look at everything, print what was found, and return the exit code."""
-    findings = [*packages(), *machine(), *folders(), *seen_by_jax()]
+    findings = [*packages(), *machine(), *folders(), *hub_folder(), *seen_by_jax()]
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings]))
     else:
@@ -52,10 +61,14 @@ def report(as_json: bool) -> int:
 def seen_by_jax() -> Iterator[Finding]:
     """Yield what jax sees; one fault if it cannot be imported."""
     try:
-        from jaxserve.doctor.devices import devices
+        with importing_jax():
+            from jaxserve.doctor.devices import devices
+    except ConfigError as error:  # it says what to do
+        yield Finding("jax", "cannot be imported", str(error))
+        return
     except Exception as error:  # an installation can be broken in any way
-        reason = " ".join(str(error).split())
-        yield Finding("jax", "cannot be imported", f"{type(error).__name__}: {reason}")
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        yield Finding("jax", "cannot be imported", f"{reason}: {INSTALL_AGAIN}")
         return
     yield from devices()
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from jaxserve.backends import PLATFORMS, why_no_devices
 from jaxserve.config import EngineConfig, EngineOptions, resolve
 from jaxserve.cpu_kernels.errors import CpuKernelError
 from jaxserve.cpu_kernels.library import load
@@ -43,15 +44,17 @@ BFLOAT16 = jnp.dtype(jnp.bfloat16)
 INT4 = SCHEMES["int4-g128"]
 CACHE_TOKENS = 2**17  # of the engine whose kernels are looked for
 REFERENCE = "reference"
+WITHOUT = f"correct its driver and plugin, or set {PLATFORMS}=cpu to do without it"
 
 
 def devices(root: Path = Path("/")) -> Iterator[Finding]:
     """Yield the devices that jax sees, their memory, and the kernels that run on them."""
     try:
         found = jax.devices()
-    except (RuntimeError, AssertionError) as error:  # the latter where JAX_PLATFORMS has no plugin
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        yield Finding("devices", "none", f"jax does not start: {reason}")
+    # AssertionError where a platform of JAX_PLATFORMS has no plugin
+    except (RuntimeError, AssertionError, ValueError) as error:
+        reason, advice = why_no_devices(error)
+        yield Finding("devices", "none", f"jax does not start: {reason}: {advice or WITHOUT}")
         return
     kinds = Counter((device.platform, device.device_kind) for device in found)
     words = [f"{count} x {kind} ({name})" for (name, kind), count in kinds.items()]

@@ -13,9 +13,19 @@ from pathlib import Path
 from jaxserve.cache_folders import default_compilation_cache, folder_problem
 
 GIB = 2**30
-LEAST_DISK = 2 * GIB  # compiled steps of a large model take some hundred MB
+LEAST_DISK = 2 * GIB  # compiled steps of a large model take some hundred MB, a small model one GB
 CUDA_PLUGIN = "jax-cuda13-plugin"
-PACKAGES = ("jaxserve", "jax", "jaxlib", "libtpu", CUDA_PLUGIN, "orbax-checkpoint", "grpcio")
+PACKAGES = (
+    "jaxserve",
+    "jax",
+    "jaxlib",
+    "libtpu",
+    CUDA_PLUGIN,
+    "orbax-checkpoint",
+    "grpcio",
+    "huggingface-hub",
+)
+INSTALL_AGAIN = "install jaxserve again, into a new environment: a package that it needs is damaged"
 CUDA_DRIVER = 580  # the first that runs CUDA 13
 GOOGLE = "0x1ae0"  # PCI vendor of TPUs, and of network and disk adapters of Google's machines
 # PCI devices that are TPUs, v3 to 8t, as jax looks for them.
@@ -122,13 +132,45 @@ def folders() -> Iterator[Finding]:
     yield Finding("disk", f"{free / GIB:.1f} GiB free for compiled steps", fault)
 
 
+def hub_folder() -> Iterator[Finding]:
+    """Yield the folder that models of the hub are fetched into, its size, and what its disk has.
+
+    The folder is made, as fetching does; with HF_HUB_OFFLINE nothing is fetched, and none is made.
+    """
+    name = "models of the hub"
+    try:
+        from huggingface_hub import constants
+    except ImportError as error:
+        yield Finding(name, f"cannot be fetched: {error}", INSTALL_AGAIN)
+        return
+    folder = Path(constants.HF_HUB_CACHE)
+    if constants.HF_HUB_OFFLINE:
+        yield Finding(name, f"{folder}, {_gigabytes(folder)}, and HF_HUB_OFFLINE: none is fetched")
+        return
+    if problem := folder_problem(folder):
+        fault = f"{problem}: no model can be fetched; set HF_HOME to a folder of yours"
+        yield Finding(name, str(folder), fault)
+        return
+    yield Finding(name, f"{folder}, {_gigabytes(folder)}")
+    free = shutil.disk_usage(folder).free
+    fault = "" if free >= LEAST_DISK else "a model may not fit: free some space, or set HF_HOME"
+    yield Finding("disk of models", f"{free / GIB:.1f} GiB free", fault)
+
+
+def _gigabytes(folder: Path) -> str:
+    return f"{_size(folder) / 1e9:,.1f} GB"
+
+
 def _size(folder: Path) -> int:
-    """Return the bytes of the files in a folder, from which other processes may remove some."""
+    """Return the bytes of the files in a folder, from which other processes may remove some.
+
+    Links count nothing: in the hub's cache they name files of the same folder.
+    """
     size = 0
     for parent, _, names in os.walk(folder):
         for name in names:
             try:
-                size += os.stat(os.path.join(parent, name)).st_size
+                size += os.lstat(os.path.join(parent, name)).st_size
             except OSError:
                 continue
     return size

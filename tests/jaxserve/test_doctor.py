@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,12 +10,20 @@ from typing import Any
 
 import jax
 import pytest
+from huggingface_hub import constants
 from rich.console import Console
 
 from jaxserve.doctor import machine as seen
 from jaxserve.doctor.__main__ import main, seen_by_jax, show
 from jaxserve.doctor.devices import devices, kernels, unused_accelerator
-from jaxserve.doctor.machine import Finding, folders, has_tpu, machine, nvidia_driver
+from jaxserve.doctor.machine import (
+    Finding,
+    folders,
+    has_tpu,
+    hub_folder,
+    machine,
+    nvidia_driver,
+)
 from jaxserve.pallas_kernels.errors import KernelError
 
 ROOT = Path(__file__).parents[2]
@@ -134,7 +143,57 @@ def test_jax_that_does_not_start(kind: type[Exception], monkeypatch: pytest.Monk
 
     monkeypatch.setattr(jax, "devices", fail)
     (finding,) = devices()
-    assert finding.fault == "jax does not start: Unable to initialize backend 'tpu': it is in use"
+    reason = "Unable to initialize backend 'tpu': it is in use"
+    assert finding.fault == f"jax does not start: {reason}: end the other process"
+
+
+@pytest.mark.parametrize(
+    ("platforms", "advice"),
+    [
+        ("tpu", "unset JAX_PLATFORMS=tpu, or install what it names"),
+        ("", "correct its driver and plugin, or set JAX_PLATFORMS=cpu to do without it"),
+    ],
+)
+def test_what_to_do_where_jax_does_not_start(
+    platforms: str, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("no driver")
+
+    monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    monkeypatch.setattr(jax, "devices", fail)
+    (finding,) = devices()
+    assert finding.fault == f"jax does not start: no driver: {advice}"
+
+
+def test_the_folder_of_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(constants.HF_HUB_CACHE)
+    blob = folder / "models--a--b" / "blobs" / "1"
+    blob.parent.mkdir(parents=True)
+    blob.write_bytes(bytes(300_000_000))
+    (blob.parent / "link").symlink_to(blob)
+    found = by_name(hub_folder())
+    assert found["models of the hub"] == Finding("models of the hub", f"{folder}, 0.3 GB")
+    assert not found["disk of models"].fault
+    monkeypatch.setattr(seen, "LEAST_DISK", 2**80)
+    assert "free some space, or set HF_HOME" in by_name(hub_folder())["disk of models"].fault
+
+
+def test_a_folder_of_models_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", "/dev/null/x")
+    (finding,) = hub_folder()
+    assert finding.fault == (
+        "Not a directory: no model can be fetched; set HF_HOME to a folder of yours"
+    )
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    (finding,) = hub_folder()
+    assert finding.value.endswith("HF_HUB_OFFLINE: none is fetched") and not finding.fault
+
+
+def test_huggingface_hub_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    (finding,) = hub_folder()
+    assert "cannot be fetched" in finding.value and "install jaxserve again" in finding.fault
 
 
 def test_why_a_kernel_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,12 +219,15 @@ def test_a_kernel_that_cannot_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None
 def no_folder_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
 
 
 def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--json"]) in (0, 1)
     names = {finding["name"] for finding in json.loads(capsys.readouterr().out)}
     assert {"python", "jax", "processors", "memory", "compiled steps", "disk", "devices"} <= names
+    assert {"huggingface-hub", "models of the hub", "disk of models"} <= names
 
 
 def test_the_exit_code_and_the_line_of_a_fault(
@@ -192,6 +254,20 @@ def test_jax_that_cannot_be_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert "cannot be imported" in done.stdout and "ModuleNotFoundError" in done.stdout
+    assert "install jaxserve again, into a new environment" in done.stdout
+
+
+@pytest.mark.system
+def test_a_variable_that_jax_does_not_take() -> None:
+    script = "from jaxserve.doctor.__main__ import seen_by_jax; print(*seen_by_jax())"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        env=os.environ | {"JAX_ENABLE_X64": "perhaps"},
+        capture_output=True,
+        text=True,
+    )
+    assert "cannot be imported" in done.stdout and "(correct or unset the variable)" in done.stdout
 
 
 def test_findings_of_jax_are_those_of_the_devices() -> None:
