@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jaxserve.checkpoints.hf import read_configs
 from jaxserve.checkpoints.hub.names import Given, HubModel, hub_model
@@ -14,10 +14,14 @@ if TYPE_CHECKING:
     from jaxserve.checkpoints.hub.lookup import Snapshot
 
 Report = Callable[[int, int, str], None]  # bytes done, bytes in total, name of the file
-Check = Callable[[ModelSpec], None]
+Check = Callable[[Mapping[str, Any], ModelSpec], None]  # config.json, and what it describes
 
 
-def model_folder(given: Given, report: Report, check: Check = lambda spec: None) -> Path:
+def no_check(config: Mapping[str, Any], spec: ModelSpec) -> None:
+    """Accept every model."""
+
+
+def model_folder(given: Given, report: Report, check: Check = no_check) -> Path:
     """Return the folder of a model; one of the hub is fetched as far as the hub's cache lacks it.
 
     Args:
@@ -39,7 +43,7 @@ def model_folder(given: Given, report: Report, check: Check = lambda spec: None)
 
 
 def remote_model(
-    given: Given, report: Report, check: Check = lambda spec: None
+    given: Given, report: Report, check: Check = no_check
 ) -> tuple[Path, Mapping[str, Stored] | None]:
     """Return the folder of a model, and its weights if they are to be read from the hub.
 
@@ -60,17 +64,24 @@ def _checked(model: HubModel, check: Check) -> "Snapshot":
     from jaxserve.checkpoints.hub.lookup import find
 
     snapshot = find(model)
-    config = read_configs(snapshot.folder)["config"]
-    _, spec = read_spec(config)
-    check(spec)
+    check(*_described(snapshot.folder))
     return snapshot
 
 
-def check_architecture(given: Given) -> None:
-    """Raise ModelError if a model of the hub has an architecture that is not implemented.
+def described(given: Given) -> tuple[Mapping[str, Any], ModelSpec]:
+    """Return the config.json of a model, and what it describes.
 
-    Its config.json alone is fetched. Folders are checked when they are loaded.
+    Of a model of the hub nothing else is fetched. ModelError if the architecture is not
+    implemented, CheckpointError if there is no such model.
     """
     model = hub_model(given)
-    if model:
-        _checked(model, lambda spec: None)
+    if model is None:
+        return _described(Path(str(given)))
+    from jaxserve.checkpoints.hub.lookup import find
+
+    return _described(find(model).folder)
+
+
+def _described(folder: Path) -> tuple[Mapping[str, Any], ModelSpec]:
+    config = read_configs(folder)["config"]
+    return config, read_spec(config)[1]

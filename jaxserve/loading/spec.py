@@ -19,6 +19,7 @@ from jaxserve.errors import ModelError
 from jaxserve.models.families import FAMILIES
 from jaxserve.models.families.needs import NEEDS
 from jaxserve.models.families.pooling import embeds
+from jaxserve.models.families.text_part import with_text_fields
 from jaxserve.models.families.typed_fields import in_config
 from jaxserve.models.families.weight_table import Family, Stored
 from jaxserve.models.quant import QuantScheme, parse_scheme
@@ -36,6 +37,24 @@ def open_checkpoint(folder: Path, tensors: Mapping[str, Stored] | None = None) -
     if tensors is None and is_orbax(folder):
         return OrbaxCheckpoint.open(folder)
     return HFCheckpoint.open(folder, tensors)
+
+
+def declared_dtype(config: Mapping[str, Any]) -> str | None:
+    """Return the dtype of the weights that config.json names, of the text where there is more."""
+    for fields in (config, with_text_fields(config)):
+        for name in ("dtype", "torch_dtype"):
+            if fields.get(name):
+                return str(fields[name])
+    return None
+
+
+def expected_dtype(config: Mapping[str, Any]) -> str:
+    """Return float32 or bfloat16, as weights are loaded whose tensors are what config.json says.
+
+    Quantized tensors become bfloat16 when they are read.
+    """
+    is_wide = declared_dtype(config) in ("float32", "float64") and check_method(config) is None
+    return "float32" if is_wide else "bfloat16"
 
 
 @dataclass(frozen=True, eq=False)

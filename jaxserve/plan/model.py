@@ -8,8 +8,7 @@ import jax.numpy as jnp
 
 from jaxserve.errors import ConfigError, flag_error
 from jaxserve.loading.load_plan import DTYPES, choose_scheme
-from jaxserve.loading.spec import stored_scheme
-from jaxserve.models.families.text_part import with_text_fields
+from jaxserve.loading.spec import declared_dtype, stored_scheme
 from jaxserve.models.precision import HEAD
 from jaxserve.models.quant import SCHEMES, QuantScheme, parse_scheme
 from jaxserve.plan.model_config import shipped
@@ -32,16 +31,13 @@ def weights_dtype(asked: str, config: Mapping[str, Any]) -> jnp.dtype:
     """
     if asked in DTYPES:
         return jnp.dtype(DTYPES[asked])
-    names = ("dtype", "torch_dtype")
-    given = (fields.get(name) for fields in (config, with_text_fields(config)) for name in names)
-    stored = next(filter(None, given), None)
-    if stored == "float16":  # the loader makes bfloat16 of it
-        stored = "bfloat16"
-    if stored is None:
+    name = declared_dtype(config)
+    if name == "float16":  # the loader makes bfloat16 of it
+        name = "bfloat16"
+    if name is None:
         raise ConfigError(
             f"config.json does not say its dtype; give --weights ({', '.join(DTYPES)})"
         )
-    name = str(stored)
     if name not in DTYPES:
         raise ConfigError(
             f"config.json: dtype is {name}, which is not served yet; give --weights as one of "

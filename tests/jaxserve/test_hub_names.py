@@ -16,7 +16,8 @@ from jaxserve.checkpoints.hub.names import model_of_flag
 from jaxserve.cluster.hosts import Hosts
 from jaxserve.convert import main as convert
 from jaxserve.errors import MemoryLimitError, ModelError
-from jaxserve.llm_folder import model_of_llm
+from jaxserve.llm_folder import Room, model_of_llm, open_llm
+from jaxserve.loading.model_folder import described
 from jaxserve.plan.__main__ import main as plan
 from jaxserve.serve import run as serve
 from jaxserve.server.flags import ServeOptions
@@ -27,6 +28,7 @@ from tests.jaxserve.generate_harness import BUNDLED, ROOT, STORY, Call, assert_r
 
 NAME = "some/tiny-draft"
 CONFIG = json.loads((BUNDLED / "config.json").read_text())
+HUGE = {"hidden_size": 2**17, "intermediate_size": 2**19, "num_hidden_layers": 200}
 
 
 @pytest.fixture
@@ -45,6 +47,17 @@ def with_config(hub: FakeHub, **changes: object) -> str:
     """Add a model with another config.json, and return its name."""
     hub.add("some/other", BUNDLED, config__json=json.dumps(CONFIG | changes).encode())
     return "some/other"
+
+
+def room(dtype: str = "auto", weights: str = "auto") -> Room:
+    return Room(MeshSpec().build(jax.devices()[:1]), dtype, weights)
+
+
+def lacking(name: str, room: Room) -> int:
+    """Return the bytes that a device lacks for a model that is not fetched."""
+    with pytest.raises(MemoryLimitError) as error:
+        model_of_llm(name, room, lambda *_: None)
+    return error.value.missing
 
 
 def test_generate(hub: FakeHub, call: Call) -> None:
@@ -138,25 +151,67 @@ def test_an_unknown_architecture_is_not_fetched(hub: FakeHub, call: Call) -> Non
     assert_refused(call("--prompt", STORY, model=name), "'MambaForCausalLM'] are not implemented")
     assert set(hub.fetched("GET", "HEAD")) == {"config.json"}
     with pytest.raises(ModelError, match="not implemented"):
-        model_of_llm(name, MeshSpec().build(jax.devices()[:1]), "auto", "auto", lambda *_: None)
+        model_of_llm(name, room(), lambda *_: None)
 
 
 def test_weights_that_cannot_fit_are_not_fetched(hub: FakeHub, call: Call) -> None:
-    name = with_config(hub, hidden_size=2**17, intermediate_size=2**19, num_hidden_layers=200)
+    name = with_config(hub, **HUGE)
     assert_refused(call("--prompt", STORY, model=name), "so it is not fetched")
     assert set(hub.fetched("GET", "HEAD")) == {"config.json"}
-    mesh = MeshSpec().build(jax.devices()[:1])
-    sizes = []
-    for weights in ("auto", "int8", "int4"):
-        with pytest.raises(MemoryLimitError) as error:
-            model_of_llm(name, mesh, "float32", weights, lambda *_: None)
-        sizes.append(error.value.missing)
+    sizes = [lacking(name, room("float32", weights)) for weights in ("auto", "int8", "int4")]
     assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == 3
+
+
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+# Fields of config.json, and the dtype that is counted.
+COUNTED = [
+    ({"dtype": None, "torch_dtype": "float32"}, "float32"),
+    ({"dtype": "float64"}, "float32"),
+    ({"dtype": "float16"}, "bfloat16"),
+    ({"dtype": "bfloat16"}, "bfloat16"),
+    ({"dtype": None, "torch_dtype": None}, "bfloat16"),
+    ({"dtype": "float32", "quantization_config": FP8}, "bfloat16"),
+]
+
+
+@pytest.mark.parametrize(("fields", "dtype"), COUNTED, ids=str)
+def test_auto_counts_what_config_json_says(
+    hub: FakeHub, fields: dict[str, object], dtype: str
+) -> None:
+    name = with_config(hub, **HUGE, **fields)
+    assert lacking(name, room()) == lacking(name, room(dtype))
+
+
+def test_the_error_names_the_smaller_dtype(hub: FakeHub) -> None:
+    for dtype, is_named in (("float32", True), ("bfloat16", False)):
+        name = with_config(hub, **HUGE, dtype=dtype)
+        with pytest.raises(MemoryLimitError) as error:
+            model_of_llm(name, room(), lambda *_: None)
+        assert ("--dtype bfloat16 or --weights" in str(error.value)) == is_named
+
+
+@pytest.mark.parametrize("model", [NAME, str(BUNDLED)])
+def test_a_draft_model_is_counted(hub: FakeHub, model: str) -> None:
+    """The draft model alone is too large, and then neither is fetched."""
+    draft = with_config(hub, **HUGE)
+    mesh = room().mesh
+    with pytest.raises(MemoryLimitError, match="its weights and those of the draft model"):
+        open_llm(model, draft, mesh, "auto", "auto", lambda *_: None)
+    assert set(hub.fetched("GET", "HEAD")) == {"config.json"}
+    alone, with_draft = (Room(mesh, "float32", "auto", each) for each in (None, described(NAME)[1]))
+    assert lacking(draft, with_draft) > lacking(draft, alone)
+
+
+def test_a_quantized_folder_is_counted_as_it_is(hub: FakeHub, tmp_path: Path) -> None:
+    """Beside a draft model of the hub; asking for another form is refused as on loading."""
+    assert convert([str(BUNDLED), str(tmp_path / "int8"), "--weights", "int8"]) == 0
+    with pytest.raises(ModelError, match="has int8 weights, which stay what they are"):
+        open_llm(tmp_path / "int8", NAME, room().mesh, "auto", "int4", lambda *_: None)
+    assert set(hub.fetched("GET", "HEAD")) == {"config.json"}
 
 
 def test_the_bar_counts_bytes(hub: FakeHub) -> None:
     seen: list[tuple[int, int, str]] = []
-    mesh = MeshSpec().build(jax.devices()[:1])
-    model_of_llm(NAME, mesh, "auto", "auto", lambda *told: seen.append(told))
+    model_of_llm(NAME, room(), lambda *told: seen.append(told))
     assert seen[-1][0] == seen[-1][1] > 800_000
     assert {what for _, _, what in seen} >= {"model.safetensors", "tokenizer.model"}
