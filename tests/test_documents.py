@@ -62,7 +62,25 @@ def test_every_document_is_in_the_index() -> None:
     index = ROOT / "docs" / "README.md"
     named = {(index.parent / target).resolve() for target in links(index.read_text())}
     documents = {path for path in (ROOT / "docs").glob("*.md") if path != index}
+    documents |= {path for path in ROOT.glob("*.md") if path.name != "README.md"}
     assert documents <= named, documents - named
+
+
+def test_the_readme_names_every_program() -> None:
+    text = (ROOT / "README.md").read_text()
+    named = set(re.findall(r"\bjaxserve (\w+)", text))
+    assert set(PROGRAMS) <= named, set(PROGRAMS) - named
+
+
+def test_the_readme_says_why_something_is_not_there() -> None:
+    """A reason is more than that it is not planned, implemented or tested."""
+    _, _, after = (ROOT / "README.md").read_text().partition("## What is not here\n")
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", after.partition("\n## ")[0], re.M)[1:]
+    subjects = "\n".join(subject for subject, _ in rows)
+    for word in ("images", "pipeline and context", "GGUF", "Windows", "Apple GPUs", "training"):
+        assert word in subjects
+    bare = re.compile(r"^not (planned|implemented|tested)[^:]*$|^not \w+: (\w+ ){0,4}\w+$")
+    assert not [why for _, why in rows if bare.match(why)]
 
 
 def commands(text: str) -> Iterator[str]:
