@@ -6,7 +6,7 @@ import re
 import socket
 from typing import Any
 
-from jaxserve.errors import flag_error
+from jaxserve.flag_errors import flag_error
 
 NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")  # also an IPv4 address
 

@@ -19,7 +19,7 @@ from jaxserve.cli.exits import exit_code
 from jaxserve.cli.field_flags import add_flags, options_from
 from jaxserve.cli.parser import Parser
 from jaxserve.config.option import option, required
-from jaxserve.errors import flag_text
+from jaxserve.flag_errors import flag_text
 from jaxserve.models.precision import AS_STORED, check_form
 
 DESCRIPTION = """\

@@ -3,7 +3,7 @@
 import ssl
 from pathlib import Path
 
-from jaxserve.errors import flag_error
+from jaxserve.flag_errors import flag_error
 
 
 def check_certificates(flag: str, path: Path, pem: bytes) -> None:

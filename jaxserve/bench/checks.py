@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxserve.config.option import flag_of, values_of
-from jaxserve.errors import ConfigError, flag_error
+from jaxserve.errors import ConfigError
+from jaxserve.flag_errors import flag_error
 
 MOST = 10_000_000  # of any number: more would fill the memory before the server refuses
 

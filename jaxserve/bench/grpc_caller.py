@@ -11,7 +11,7 @@ from grpc import aio  # type: ignore[attr-defined]
 from jaxserve.bench.caller import CUT, Credentials, Refused
 from jaxserve.bench.latency import Outcome
 from jaxserve.client.channel import TLS, metadata_of
-from jaxserve.errors import flag_error
+from jaxserve.flag_errors import flag_error
 from jaxserve.v1 import common_pb2, inference_pb2_grpc
 from jaxserve.v1.inference_pb2 import GenerateStreamRequest
 

@@ -22,7 +22,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from jaxserve.errors import flag_error
+from jaxserve.flag_errors import flag_error
 
 OK = "OK"
 UNFINISHED = "UNFINISHED"

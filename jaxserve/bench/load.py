@@ -19,7 +19,8 @@ from jaxserve.bench.arrivals import (
 from jaxserve.bench.checks import MOST, check_above, check_unused, numbers
 from jaxserve.bench.flags import BenchServeOptions, PaceOptions, RequestOptions, TargetOptions
 from jaxserve.bench.traces import read_trace
-from jaxserve.errors import ConfigError, flag_error
+from jaxserve.errors import ConfigError
+from jaxserve.flag_errors import flag_error
 
 MAX_CONCURRENCY = 50_000  # a client has no more ports
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from jaxserve.bench.checks import check_above, numbers
 from jaxserve.bench.flags import OfflineOptions
 from jaxserve.config import EngineConfig, EngineOptions
-from jaxserve.errors import ConfigError, flag_error
+from jaxserve.errors import ConfigError
+from jaxserve.flag_errors import flag_error
 from jaxserve.plan.model_config import read_config
 
 

@@ -18,7 +18,8 @@ import httpx
 from jaxserve.bench.caller import CUT, Credentials, Refused
 from jaxserve.bench.latency import Outcome
 from jaxserve.client.channel import metadata_of
-from jaxserve.errors import ConfigError, flag_error
+from jaxserve.errors import ConfigError
+from jaxserve.flag_errors import flag_error
 
 MALFORMED = "MALFORMED"  # status of an answer that is not as OpenAI's API says
 SECONDS = 30.0  # for a server to list its models

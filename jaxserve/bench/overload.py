@@ -24,7 +24,8 @@ from jaxserve.bench.target import Target, address_of, target
 from jaxserve.cli.checks import check_new_file
 from jaxserve.cli.exits import INTERRUPTED
 from jaxserve.cli.inputs import read_prompts
-from jaxserve.errors import ConfigError, flag_error
+from jaxserve.errors import ConfigError
+from jaxserve.flag_errors import flag_error
 from jaxserve.plan.plot import picture
 
 MOST_LOAD = 100.0  # multiples of the capacity

@@ -17,7 +17,8 @@ from jaxserve.bench.grpc_caller import grpc_caller
 from jaxserve.bench.openai_caller import OpenAICaller, find_model, http_client
 from jaxserve.bench.own_server import HOST, free_ports, running, serve_command
 from jaxserve.client import AsyncClient
-from jaxserve.errors import AdminOnlyError, ConfigError, JaxserveError, flag_error
+from jaxserve.errors import AdminOnlyError, ConfigError, JaxserveError
+from jaxserve.flag_errors import flag_error
 from jaxserve.tokenizer import load_tokenizer
 
 SECONDS = 30.0  # that a server gets to describe itself

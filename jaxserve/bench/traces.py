@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxserve.bench.arrivals import Arrival
-from jaxserve.errors import flag_error
+from jaxserve.flag_errors import flag_error
 
 BLOCK = 512  # tokens
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxserve.chat.errors import LeftOutError, NoTemplateError, RefusedByTemplateError
-from jaxserve.errors import ChatError, RequestError, flag_text
+from jaxserve.errors import ChatError, RequestError
+from jaxserve.flag_errors import flag_text
 
 if TYPE_CHECKING:
     from jaxserve.chat.chat import Chat

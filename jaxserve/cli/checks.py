@@ -15,7 +15,7 @@ from jaxserve.cli.flags import EngineFlags, draft_model_of
 from jaxserve.cluster.hosts import HostOptions
 from jaxserve.config import check_draft_model, check_options
 from jaxserve.config.option import flag_of
-from jaxserve.errors import flag_error
+from jaxserve.flag_errors import flag_error
 from jaxserve.models.precision import check_dtype, check_form, check_product
 
 

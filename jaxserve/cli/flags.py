@@ -10,7 +10,7 @@ from jaxserve.checkpoints.hub.names import HubModel, model_of_flag
 from jaxserve.cluster.hosts import HostOptions
 from jaxserve.config import EngineOptions
 from jaxserve.config.option import flag_of, given_options, option
-from jaxserve.errors import flag_error
+from jaxserve.flag_errors import flag_error
 
 BUNDLED = Path(__file__).parents[1] / "checkpoints" / "bundled" / "tiny-chat"
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import grpc
 
-from jaxserve.errors import ConfigError, flag_error
+from jaxserve.errors import ConfigError
+from jaxserve.flag_errors import flag_error
 from jaxserve.tls_files import check_certificates, check_key
 
 MEBI = 2**20

@@ -16,7 +16,8 @@ from jaxserve.client.client import Client
 from jaxserve.client.connection import ADDRESS
 from jaxserve.client.messages import OF_THE_MODEL
 from jaxserve.config.option import given_options, option, options
-from jaxserve.errors import RequestError, flag_error
+from jaxserve.errors import RequestError
+from jaxserve.flag_errors import flag_error
 from jaxserve.sampling_params import SamplingParams
 
 STANDARD_INPUT = "-"

@@ -19,7 +19,8 @@ from jaxserve.cluster.heartbeat import FAILED, PodFailure, print_failure
 from jaxserve.cluster.hosts import Hosts, leave
 from jaxserve.cluster.message_auth import SECRET_BYTES
 from jaxserve.engine.device.runner import DeviceRunner
-from jaxserve.errors import ConfigError, flag_error
+from jaxserve.errors import ConfigError
+from jaxserve.flag_errors import flag_error
 
 if TYPE_CHECKING:
     from jaxserve.cluster.follower import Follower

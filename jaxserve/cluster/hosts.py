@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from jaxserve.addresses import check_address
 from jaxserve.config.option import option
-from jaxserve.errors import ConfigError, flag_error
+from jaxserve.errors import ConfigError
+from jaxserve.flag_errors import flag_error
 
 COORDINATOR_PORT = 8476  # on a LeaderWorkerSet's leader; on TPUs jax itself chooses 8482
 DAY = 86400  # seconds

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxserve.checkpoints.hub.names import HubModel, hub_model
-from jaxserve.errors import flag_error
+from jaxserve.flag_errors import flag_error
 
 if TYPE_CHECKING:
     from jaxserve.cluster.bootstrap import Pod

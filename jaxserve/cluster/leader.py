@@ -29,7 +29,8 @@ from jaxserve.cluster.leading_runner import LeadingRunner
 from jaxserve.cluster.message_auth import MessageChain, proof_of
 from jaxserve.cluster.v1 import cluster_pb2 as pb
 from jaxserve.cluster.v1 import cluster_pb2_grpc as rpc
-from jaxserve.errors import ConfigError, flag_error
+from jaxserve.errors import ConfigError
+from jaxserve.flag_errors import flag_error
 
 # A plan that admits long prompts with penalties has megabytes. Messages to the leader keep the
 # default limit of 4 MiB, which also holds for unknown callers: the digests of 262,000 tensors fit.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, field, fields
 from typing import Any
 
-from jaxserve.errors import flag_error
+from jaxserve.flag_errors import flag_error
 
 Bounds = tuple[float, float]  # the least and the greatest value, both allowed
 UNBOUNDED = 2**50  # greatest value of options that only the machine limits

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxserve.config.option import UNBOUNDED, bounds_of, check_bounds, option
-from jaxserve.errors import flag_error
+from jaxserve.flag_errors import flag_error
 
 MAX_DECODE_STEPS = 64
 PROPOSERS = ("off", "ngram", "draft")

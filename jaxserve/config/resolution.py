@@ -26,7 +26,8 @@ from jaxserve.config.snapshots import (
     slots_of_rows,
     with_snapshots,
 )
-from jaxserve.errors import ConfigError, flag_error
+from jaxserve.errors import ConfigError
+from jaxserve.flag_errors import flag_error
 
 
 def resolve(

@@ -5,7 +5,8 @@ from dataclasses import replace
 from jaxserve.config.engine_config import EngineConfig, SlotPool, StateSize
 from jaxserve.config.option import bounds_of, check_bounds, flag_of
 from jaxserve.config.options import SNAPSHOT_INTERVAL, SNAPSHOT_SHARE, EngineOptions, given_or
-from jaxserve.errors import ConfigError, flag_error
+from jaxserve.errors import ConfigError
+from jaxserve.flag_errors import flag_error
 
 
 def check_snapshots(options: EngineOptions, has_states: bool) -> None:

@@ -34,7 +34,8 @@ from jaxserve.engine.engine import Engine
 from jaxserve.engine.host.prompt_lookup import PromptLookup
 from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.host.speculation import DeviceDrafts, Proposer, Speculation
-from jaxserve.errors import ConfigError, MemoryLimitError, flag_error
+from jaxserve.errors import ConfigError, MemoryLimitError
+from jaxserve.flag_errors import flag_error
 from jaxserve.models.layer_kind import DeltaState
 from jaxserve.models.quant import scheme_in
 from jaxserve.models.spec import ModelSpec

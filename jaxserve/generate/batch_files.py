@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
-from jaxserve.errors import flag_error
+from jaxserve.flag_errors import flag_error
 from jaxserve.generate.batch_format import (
     LONGEST_LINE,
     PREFIX,

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from jaxserve.errors import flag_error
+from jaxserve.flag_errors import flag_error
 from jaxserve.loading.folder import ModelFiles, open_model
 from jaxserve.tokenizer import Tokenizer
 

@@ -17,7 +17,8 @@ from jax.sharding import Mesh
 
 from jaxserve.checkpoints.orbax_store import AS_STORED, OrbaxCheckpoint
 from jaxserve.cpu_kernels.products import CpuProduct
-from jaxserve.errors import ModelError, flag_text
+from jaxserve.errors import ModelError
+from jaxserve.flag_errors import flag_text
 from jaxserve.loading.match import match_tensors
 from jaxserve.loading.orbax_layout import match_parameters
 from jaxserve.loading.spec import ModelCheckpoint

@@ -7,7 +7,7 @@ from jax.sharding import Mesh
 from jaxserve.cpu_kernels.errors import CpuKernelError
 from jaxserve.cpu_kernels.library import load, missing_level, supported
 from jaxserve.cpu_kernels.products import CpuProduct
-from jaxserve.errors import flag_error
+from jaxserve.flag_errors import flag_error
 from jaxserve.models.precision import AUTO, XLA, check_product
 from jaxserve.sharding.mesh import device_kind, platform
 

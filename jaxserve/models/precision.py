@@ -2,7 +2,8 @@
 
 from typing import Final
 
-from jaxserve.errors import ModelError, flag_error, flag_text
+from jaxserve.errors import ModelError
+from jaxserve.flag_errors import flag_error, flag_text
 
 AS_STORED: Final = "auto"
 DTYPE_NAMES: Final = ("float32", "bfloat16")

@@ -22,7 +22,8 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.tree_util import tree_map_with_path
 
-from jaxserve.errors import ModelError, flag_text
+from jaxserve.errors import ModelError
+from jaxserve.flag_errors import flag_text
 from jaxserve.models.precision import AS_STORED, HEAD, check_form
 from jaxserve.models.spec import ModelSpec
 from jaxserve.pallas_kernels.quantized_matmul.api import GROUPS, Demand, QuantizedMatmul

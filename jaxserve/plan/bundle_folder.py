@@ -6,7 +6,8 @@ from typing import Any
 
 from jaxserve.checkpoints.errors import CheckpointError
 from jaxserve.checkpoints.safetensors_reader import parse_json_object
-from jaxserve.errors import ConfigError, flag_error
+from jaxserve.errors import ConfigError
+from jaxserve.flag_errors import flag_error
 
 MANIFEST = "manifest.json"
 CACHE = "cache"

@@ -13,7 +13,8 @@ from jaxserve.cli.parser import Parser
 from jaxserve.config import EngineOptions
 from jaxserve.config.flag_values import count, finite, int32
 from jaxserve.config.option import flag_of, given_options, option, options, required, values_of
-from jaxserve.errors import ConfigError, flag_error
+from jaxserve.errors import ConfigError
+from jaxserve.flag_errors import flag_error
 from jaxserve.models.precision import DTYPE_NAMES, check_form
 from jaxserve.plan.bundle_folder import check_free
 from jaxserve.plan.model_config import shipped

@@ -6,7 +6,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxserve.errors import ConfigError, flag_error
+from jaxserve.errors import ConfigError
+from jaxserve.flag_errors import flag_error
 from jaxserve.loading.load_plan import DTYPES, choose_scheme
 from jaxserve.loading.spec import declared_dtype, stored_scheme
 from jaxserve.models.precision import HEAD

@@ -8,7 +8,8 @@ from jaxserve.checkpoints.hf import MODULES
 from jaxserve.checkpoints.hub.names import as_text, folder_name, hub_model
 from jaxserve.checkpoints.safetensors_reader import parse_json_object
 from jaxserve.cli.checks import found_model
-from jaxserve.errors import ModelError, flag_text
+from jaxserve.errors import ModelError
+from jaxserve.flag_errors import flag_text
 
 CONFIGS = Path(__file__).parent / "configs"
 

@@ -12,7 +12,8 @@ from typing import Any
 import jax.numpy as jnp
 from rich.console import Console
 
-from jaxserve.errors import ConfigError, MemoryLimitError, flag_error
+from jaxserve.errors import ConfigError, MemoryLimitError
+from jaxserve.flag_errors import flag_error
 from jaxserve.loading.spec import read_spec
 from jaxserve.models.quant import SCHEMES
 from jaxserve.models.spec import ModelSpec

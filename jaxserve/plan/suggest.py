@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from jaxserve.errors import ConfigError, MemoryLimitError, ModelError, flag_error
+from jaxserve.errors import ConfigError, MemoryLimitError, ModelError
+from jaxserve.flag_errors import flag_error
 from jaxserve.models.quant import QuantScheme
 from jaxserve.pallas_kernels.errors import KernelError
 from jaxserve.plan.compile import Progress, asking, compile_steps

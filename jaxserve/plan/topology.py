@@ -6,7 +6,8 @@ No jax: names are checked before it is imported, and devices.py has the devices.
 import re
 from dataclasses import dataclass
 
-from jaxserve.errors import ConfigError, flag_error
+from jaxserve.errors import ConfigError
+from jaxserve.flag_errors import flag_error
 from jaxserve.sharding.chips import CHIPS, NODE, Chip, chips_in
 
 MAX_CPUS = 64

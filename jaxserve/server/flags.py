@@ -14,7 +14,8 @@ from jaxserve.cli.flags import EngineFlags, model_argument, model_option
 from jaxserve.cli.parser import Parser
 from jaxserve.cluster.hosts import HostOptions
 from jaxserve.config.option import option, options
-from jaxserve.errors import ConfigError, flag_error
+from jaxserve.errors import ConfigError
+from jaxserve.flag_errors import flag_error
 from jaxserve.server.core.client_rules import ClientRules
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.disaggregation.flags import TWO_MESHES, Meshes, RoleOptions, meshes

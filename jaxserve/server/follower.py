@@ -10,7 +10,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from jaxserve.addresses import joined
-from jaxserve.errors import flag_error
+from jaxserve.flag_errors import flag_error
 from jaxserve.sigint import INTERRUPTED
 
 

@@ -15,7 +15,8 @@ from jaxserve.cluster.bootstrap import Pod
 from jaxserve.cluster.compatibility import facts_of_start
 from jaxserve.compilation_cache import read_compiled
 from jaxserve.config.option import flag_of
-from jaxserve.errors import ModelError, flag_error
+from jaxserve.errors import ModelError
+from jaxserve.flag_errors import flag_error
 from jaxserve.llm import LLM
 from jaxserve.loading.digests import WeightDigests
 from jaxserve.loading.sampling_defaults import SamplingDefaults, sampling_defaults

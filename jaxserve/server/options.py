@@ -9,7 +9,7 @@ from jaxserve.chat import UnknownFields
 from jaxserve.chat.answers import REASONING_PARSERS, TOOL_PARSERS
 from jaxserve.config.flag_values import number_above_0, port_number
 from jaxserve.config.option import option
-from jaxserve.errors import flag_error
+from jaxserve.flag_errors import flag_error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from jaxserve.addresses import server_problem
-from jaxserve.errors import ConfigError, flag_error
+from jaxserve.errors import ConfigError
+from jaxserve.flag_errors import flag_error
 
 POLL_SECONDS = 1.0  # between two looks at the file
 log = logging.getLogger(__name__)

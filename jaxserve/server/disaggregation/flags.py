@@ -7,7 +7,8 @@ from pathlib import Path
 
 from jaxserve.addresses import server_problem
 from jaxserve.config.option import UNBOUNDED, check_bounds, flag_of, option, options_of
-from jaxserve.errors import ConfigError, flag_error
+from jaxserve.errors import ConfigError
+from jaxserve.flag_errors import flag_error
 from jaxserve.server.disaggregation.addresses import read_addresses
 from jaxserve.server.disaggregation.policy import Policy
 from jaxserve.server.options import CredentialOptions

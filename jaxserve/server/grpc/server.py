@@ -10,7 +10,8 @@ from grpc import aio  # type: ignore[attr-defined]
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from jaxserve.addresses import joined
-from jaxserve.errors import JaxserveError, flag_error
+from jaxserve.errors import JaxserveError
+from jaxserve.flag_errors import flag_error
 from jaxserve.server.core.input_bytes import InputBytes
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.grpc.admin import AdminServicer

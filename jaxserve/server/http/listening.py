@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from jaxserve.addresses import joined, listening_addresses
-from jaxserve.errors import flag_error
+from jaxserve.flag_errors import flag_error
 
 UNSENT = 64 * 1024  # bytes of an answer that wait in the kernel for the client to read
 TRIES = 20  # of ports that the system chooses, until one is free at all addresses

@@ -10,7 +10,8 @@ from typing import Any
 
 import jax
 
-from jaxserve.errors import ConfigError, RequestError, flag_error
+from jaxserve.errors import ConfigError, RequestError
+from jaxserve.flag_errors import flag_error
 
 DEFAULT_SECONDS = 10.0
 MAX_SECONDS = 60.0

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from jaxserve.errors import flag_error
+from jaxserve.flag_errors import flag_error
 from jaxserve.tls_files import check_certificates
 
 MAX_TOKEN_BYTES = 4096

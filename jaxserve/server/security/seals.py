@@ -9,7 +9,8 @@ from pathlib import Path
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from jaxserve.errors import JaxserveError, flag_error
+from jaxserve.errors import JaxserveError
+from jaxserve.flag_errors import flag_error
 from jaxserve.server.security.files import read_file
 
 FLAG = "--state-key-file"
