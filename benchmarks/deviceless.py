@@ -85,7 +85,8 @@ def fitting(model: str, chip: str) -> int | None:
     return None
 
 
-def compile_step(model: str, chip: str, tensor: int, bucket: Bucket) -> Row:
+def lowering_of(model: str, chip: str, tensor: int) -> Lowering:
+    """Return the lowering of a model's steps on devices of a chip."""
     spec = spec_of(model)
     mesh = MeshSpec(tensor=tensor).build(devices(chip, tensor))
     options = EngineOptions(
@@ -105,7 +106,11 @@ def compile_step(model: str, chip: str, tensor: int, bucket: Bucket) -> Row:
         states=state_sizes(spec),
         weights=str(BF16),
     )
-    lowering = Lowering(spec, abstract_params(spec, BF16, mesh), config, mesh)
+    return Lowering(spec, abstract_params(spec, BF16, mesh), config, mesh)
+
+
+def compile_step(model: str, chip: str, tensor: int, bucket: Bucket) -> Row:
+    lowering = lowering_of(model, chip, tensor)
     began = time.monotonic()
     found = inspect(lowering.step(bucket).compile(), lowering)
     return Row(
@@ -116,7 +121,7 @@ def compile_step(model: str, chip: str, tensor: int, bucket: Bucket) -> Row:
         in_place=found.aliased >= bytes_per_device(lowering.state),
         temporaries=found.temporaries // MEBI,
         copies=list(found.copies),
-        kernels_per_layer=round(found.kernels / spec.num_layers, 1),
+        kernels_per_layer=round(found.kernels / lowering.spec.num_layers, 1),
         collectives=found.collectives,
         seconds=round(time.monotonic() - began, 1),
     )

@@ -54,11 +54,11 @@ def inspect(compiled: jax.stages.Compiled, lowering: Lowering) -> Inspection:
     if memory is None:
         raise ConfigError("the compiler reports no memory figures for this device")
     module = parse(compiled.as_text() or "")
-    running = [i for body in _running(module) for i in body.values()]
+    running = [i for body in running(module) for i in body.values()]
     # Of all computations, since some collectives are fused.
     ops = Counter(i.op for body in module.values() for i in body.values() if not i.done)
-    weights = _sizes(lowering.params)
-    pages = _sizes([lowering.state.kept, lowering.state.drafter])
+    weights = sizes_of(lowering.params)
+    pages = sizes_of([lowering.state.kept, lowering.state.drafter])
     return Inspection(
         arguments=memory.argument_size_in_bytes,
         temporaries=memory.temp_size_in_bytes,
@@ -88,7 +88,7 @@ def find_copies(module: Module, weights: set[int], pages: set[int]) -> list[str]
             return True
         return bool(weights.intersection(i.sizes)) and _only_moves(i, module)
 
-    return [i.name for body in _running(module) for i in body.values() if copies(i)]
+    return [i.name for body in running(module) for i in body.values() if copies(i)]
 
 
 def _only_moves(i: Instruction, module: Module) -> bool:
@@ -98,7 +98,7 @@ def _only_moves(i: Instruction, module: Module) -> bool:
     return i.op in MOVES | {"reshape", "convert"}
 
 
-def _running(module: Module) -> Iterator[Body]:
+def running(module: Module) -> Iterator[Body]:
     """Yield the computations whose instructions run one by one.
 
     Fused computations do not, nor those that a reduction applies to single numbers.
@@ -143,8 +143,8 @@ def _root_in_place(i: Instruction, body: Body, pages: set[int], module: Module) 
     return _in_place(i, pages, module)
 
 
-def _sizes(arrays: Any) -> set[int]:
-    """Return the numbers of elements of all large arrays, whole and of one shard."""
+def sizes_of(arrays: Any) -> set[int]:
+    """Return the numbers of elements of all large arrays in a pytree, whole and of one shard."""
     large = [x for x in jax.tree.leaves(arrays) if _shard_size(x) * x.dtype.itemsize >= LARGE]
     return {math.prod(x.shape) for x in large} | {_shard_size(x) for x in large}
 

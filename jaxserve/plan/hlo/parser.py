@@ -39,14 +39,12 @@ class Instruction:
     @property
     def sizes(self) -> list[int]:
         """Numbers of elements, one for each array of the result."""
-        return [_elements(dims) for _, dims in SHAPE.findall(self.result)]
+        return [elements(dims) for _, dims in SHAPE.findall(self.result)]
 
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays of the result."""
-        return sum(
-            _elements(dims) * _bits(dtype) // 8 for dtype, dims in SHAPE.findall(self.result)
-        )
+        return sum(elements(dims) * _bits(dtype) // 8 for dtype, dims in SHAPE.findall(self.result))
 
     @property
     def operands(self) -> list[str]:
@@ -82,7 +80,8 @@ def parse(text: str) -> Module:
     return module
 
 
-def _elements(dims: str) -> int:
+def elements(dims: str) -> int:
+    """Return the number of elements of an array with these dimensions, such as "2,3"."""
     return math.prod(int(n) for n in dims.split(",") if n)
 
 
