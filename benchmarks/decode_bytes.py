@@ -26,8 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.attention_traffic import spread, traffic
-from benchmarks.deviceless import BF16, CONTEXT, ROWS, compiler_of, lowering_of
 from benchmarks.device import versions
+from benchmarks.deviceless import BF16, CONTEXT, ROWS, compiler_of, lowering_of
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.device.kernels.choice import attention_options
 from jaxserve.engine.device.lowering import Lowering
@@ -35,7 +35,7 @@ from jaxserve.pallas_kernels.paged_attention.api import Options
 from jaxserve.pallas_kernels.paged_attention.gpu_plan import few_plan
 from jaxserve.pallas_kernels.paged_attention.gpu_work import units_of
 from jaxserve.pallas_kernels.paged_attention.tiles import Tiles
-from jaxserve.plan.hlo.inspection import CORE_MEMORY, running, sizes_of
+from jaxserve.plan.hlo.inspection import CORE_MEMORY, bodies_that_run, sizes_of
 from jaxserve.plan.hlo.parser import Instruction, Module, elements, parse
 from jaxserve.plan.roofline import Case, work_of_weights
 from jaxserve.sharding.aot_devices import ENVIRONMENT
@@ -55,7 +55,7 @@ def bytes_made(module: Module, pages: set[int]) -> int:
         module: Compiled step.
         pages: Numbers of elements of pools, which are updated in place.
     """
-    made = [i for body in running(module) for i in body.values()]
+    made = [i for body in bodies_that_run(module) for i in body.values()]
     return sum(_made(i, pages) for i in made if i.makes_arrays or i.op == "custom-call")
 
 

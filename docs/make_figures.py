@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.text import Text
@@ -23,7 +23,9 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 OVERLOAD = RESULTS / "overload_cpu_2026-11-27.json"
 CPU = RESULTS / "offline_cpu_zen5_2026-11-29.json"
-OURS, PEER, COUNTED = "#2563eb", "#9ca3af", "url(#hatched)"
+OURS, PEER = "#2563eb", "#9ca3af"
+COUNTED = {"h200": "url(#hatched)", "v6e": "url(#hatched-amber)"}  # by chip
+DECODE = "Llama-3.1-8B, 64 rows; counted, not timed; grey: weights and live pages once"
 SIDES = {"jaxserve": OURS, "transformers": PEER, "llama.cpp": "#f59e0b"}  # by program
 SHOWN = ("both", "mixed")  # loads
 BAR, GAP, TOP = 22, 14, 64  # pixels: height of a bar, space between groups, first group
@@ -45,20 +47,23 @@ class Group(NamedTuple):
 
 
 def speed() -> str:
-    """Return the chart: tokens per second on a CPU, and bytes over the floor on a TPU."""
-    cpu, tpu = list(_beside_others()), list(_over_the_floor())
-    height = TOP + max(map(_height, (cpu, tpu))) + 34
+    """Return the chart: tokens per second on a CPU, and bytes over the floor on two chips."""
+    cpu, chips = list(_beside_others()), list(_over_the_floor())
+    height = TOP + max(map(_height, (cpu, chips))) + 34
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * PANEL} {height}" '
         f'font-family="system-ui, sans-serif" font-size="13" fill="#374151">',
         '<pattern id="hatched" width="7" height="7" patternUnits="userSpaceOnUse" '
         'patternTransform="rotate(45)"><rect width="7" height="7" fill="#dbeafe"/>'
         f'<rect width="3" height="7" fill="{OURS}"/></pattern>',
+        '<pattern id="hatched-amber" width="7" height="7" patternUnits="userSpaceOnUse" '
+        'patternTransform="rotate(135)"><rect width="7" height="7" fill="#fef3c7"/>'
+        '<rect width="3" height="7" fill="#f59e0b"/></pattern>',
         f'<rect width="{2 * PANEL}" height="{height}" fill="white"/>',
         *_panel(0, "CPU, 2 cores: output tokens per second, measured", cpu),
         _text(8, 42, "0.5 B, bfloat16; blue: jaxserve, grey: transformers, amber: llama.cpp"),
-        *_panel(PANEL, "TPU: bytes that attention moves, over its live pages", tpu),
-        _text(PANEL + 8, 42, "Llama-3-8B, 64 rows; counted, not timed; grey: live pages"),
+        *_panel(PANEL, "H200 and v6e: bytes of a decode step, over its floor", chips),
+        _text(PANEL + 8, 42, DECODE),
         "</svg>\n",
     ]
     return "\n".join(parts)
@@ -84,12 +89,20 @@ def _beside_others() -> Iterator[Group]:
 
 
 def _over_the_floor() -> Iterator[Group]:
-    counted = json.loads((RESULTS / "attention_traffic.json").read_text())
-    for entry in counted:
-        if entry["shape"] == "Llama-3-8B" and entry["rows"] == 64:
-            over = entry["over_floor"]
-            label = f"{entry['context']:,} tokens"
-            yield Group(label, [(over / 1.1, COUNTED, f"{over:.3f}"), (1 / 1.1, PEER, "1")])
+    """Yield the contexts, each with the counted bytes of a step of every chip, and the floor."""
+    counted = json.loads((RESULTS / "decode_bytes.json").read_text())
+    longest = 1.1 * max(entry["over_floor"] for entry in counted)
+    for context in dict.fromkeys(entry["context"] for entry in counted):
+        bars = [
+            (entry["over_floor"] / longest, COUNTED[entry["chip"]], _of_chip(entry))
+            for entry in counted
+            if entry["context"] == context
+        ]
+        yield Group(f"{context:,} tokens", [*bars, (1 / longest, PEER, "1")])
+
+
+def _of_chip(entry: dict[str, Any]) -> str:
+    return f"{entry['over_floor']:.2f} {entry['chip']}"
 
 
 def _height(groups: list[Group]) -> int:

@@ -54,7 +54,7 @@ def inspect(compiled: jax.stages.Compiled, lowering: Lowering) -> Inspection:
     if memory is None:
         raise ConfigError("the compiler reports no memory figures for this device")
     module = parse(compiled.as_text() or "")
-    running = [i for body in running(module) for i in body.values()]
+    running = [i for body in bodies_that_run(module) for i in body.values()]
     # Of all computations, since some collectives are fused.
     ops = Counter(i.op for body in module.values() for i in body.values() if not i.done)
     weights = sizes_of(lowering.params)
@@ -88,7 +88,7 @@ def find_copies(module: Module, weights: set[int], pages: set[int]) -> list[str]
             return True
         return bool(weights.intersection(i.sizes)) and _only_moves(i, module)
 
-    return [i.name for body in running(module) for i in body.values() if copies(i)]
+    return [i.name for body in bodies_that_run(module) for i in body.values() if copies(i)]
 
 
 def _only_moves(i: Instruction, module: Module) -> bool:
@@ -98,7 +98,7 @@ def _only_moves(i: Instruction, module: Module) -> bool:
     return i.op in MOVES | {"reshape", "convert"}
 
 
-def running(module: Module) -> Iterator[Body]:
+def bodies_that_run(module: Module) -> Iterator[Body]:
     """Yield the computations whose instructions run one by one.
 
     Fused computations do not, nor those that a reduction applies to single numbers.

@@ -158,7 +158,8 @@ def test_a_step_with_a_chunk_and_streams() -> None:
     """Weights once, attention of each, and an embedding's row for every token; the logits of four
     rows are sent.
     """
-    plan = deployed(tensor=2)
+    plan = deployed(replace(SPEC, head_dim=64), tensor=2)
+    assert not plan.references
     chunk = Case("prefill", 1, 80, 40)
     streams = Case("decode", 3, 64, 3)
     both = plan.work(chunk, streams)
@@ -166,7 +167,7 @@ def test_a_step_with_a_chunk_and_streams() -> None:
     other = plan.work(streams)
     assert both.flops == one.flops + other.flops
     position, row = (
-        3 * 2 * 8 * 2,
+        3 * 2 * 64 * 2,
         32 * 2 / 2,
     )  # bytes of one of the heads, and of half of the embedding's row
     weights = plan.work(Case("decode", 1, 64, 1)).bytes - 65 * position - row
