@@ -17,6 +17,7 @@ from jaxserve.server.core.answer import Answer
 from jaxserve.server.core.answer_events import Outbox
 from jaxserve.server.core.answer_timers import AnswerTimers
 from jaxserve.server.core.client_rules import ANY_CLIENT, ClientRules
+from jaxserve.server.core.deadline_check import DeadlineCheck
 from jaxserve.server.core.event_queue import EventQueue
 from jaxserve.server.core.incoming_request import IncomingRequest, new_id
 from jaxserve.server.core.internal_errors import mask_internal_error
@@ -72,8 +73,9 @@ class Service:
         self._encoder = PromptEncoder(prompts, self._workers, limits.max_prompt_bytes, rules, clock)
         self._page_fetches = PageFetches(page_fetcher)
         self._load = LoadModel(rows, step_tokens, prompts.max_context, clock, gives_way)
+        self._deadlines = DeadlineCheck(self._load, self._running)
         self._admission = AdmissionControl(
-            limits, rules, self._load, self._page_fetches, prefill_only, self._running
+            limits, rules, self._load, self._deadlines, self._page_fetches, prefill_only
         )
         self._answers: dict[str, Answer] = {}  # by the engine's id
         # By the client's id; what came in, until it is submitted to the engine.
@@ -128,7 +130,9 @@ class Service:
         self._admission.check_fields(incoming, request_id)
         if request_id in self._requests:
             raise RequestIdInUseError(f"request_id {request_id!r} is in flight already")
-        return self._admission.check_queue(incoming)
+        needs_place = self._admission.check_queue(incoming)
+        self._deadlines.check_in_advance(incoming)
+        return needs_place
 
     def _make_room(self, tokens: int, incoming: IncomingRequest, needs_place: bool) -> None:
         """End requests that leave the queue for this one."""
@@ -177,7 +181,7 @@ class Service:
     @property
     def queue_seconds(self) -> float:
         """Seconds that a new request would wait for its row."""
-        return self._admission.queue_seconds
+        return self._deadlines.queue_seconds
 
     # ---- work beside requests
 
