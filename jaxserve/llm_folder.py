@@ -89,7 +89,9 @@ def open_llm(
         # Before the larger model is fetched
         room = replace(room, draft=described(draft_model)[1], draft_scheme=_stored(draft_model))
         if not hub_model(model):  # whose files are there, so that nothing else would check
-            room.check(model, *described(model))
+            # They may be narrower than its config.json says.
+            least = room if room.dtype in DTYPES else replace(room, dtype="bfloat16")
+            least.check(model, *described(model))
     folder, tensors = model_of_llm(model, room, report)
     draft_folder = model_folder(draft_model, report) if draft_model else None
     files = open_model(folder, tensors)

@@ -181,6 +181,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "sharding",
     ),
     "jaxserve.loading.product_rows": (
+        "jaxserve.cache_folders",
         "jaxserve.compilation_cache",
         "jaxserve.cpu_kernels",
         "jaxserve.loading.load_plan",

@@ -23,6 +23,7 @@ from jaxserve.checkpoints.hub.lookup import HubFile, Snapshot
 PART: Final = 32 * 2**20  # bytes of one request
 REQUESTS_AT_ONCE: Final = 8  # requests of one read
 ADDRESSES: Final = 4  # addresses that the endpoint is asked for until one is not refused
+REASONS: Final = ("X-Error-Code", "X-Error-Message")  # headers of the hub alone
 REFUSALS: Final = (401, 403)  # statuses of an address whose signature has expired
 
 
@@ -120,6 +121,12 @@ def _ask(url: str, headers: dict[str, str]) -> httpx2.Response:
 
 
 def _refused_elsewhere(answer: httpx2.Response) -> bool:
-    """Return whether another host than the endpoint refuses, which a new address may help."""
-    elsewhere = address_of(str(answer.url)) != address_of(constants.ENDPOINT)
-    return elsewhere and answer.status_code in REFUSALS
+    """Return whether another host than the endpoint refuses, which a new address may help.
+
+    The endpoint, which may have redirected to another name of its own, says why it refuses.
+    """
+    is_explained = any(name in answer.headers for name in REASONS)
+    if answer.status_code not in REFUSALS or is_explained:
+        return False
+    asked = answer.history[0].url if answer.history else answer.url
+    return (asked.host, asked.port) != (answer.url.host, answer.url.port)

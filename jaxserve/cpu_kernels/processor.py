@@ -27,7 +27,7 @@ class Processor:
 def processor() -> Processor:
     """Describe the processor; where the system does not, it has no name and no flags."""
     try:
-        lines = DESCRIPTION.read_text().splitlines()
+        lines = DESCRIPTION.read_text(errors="replace").splitlines()
     except OSError:
         lines = []
     fields: dict[str, str] = {}

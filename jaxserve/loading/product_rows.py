@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxserve.cache_folders import compiler_flags
 from jaxserve.compilation_cache import keep_record, keeps_records, read_record
 from jaxserve.cpu_kernels.processor import processor
 from jaxserve.cpu_kernels.products import CpuProduct, multiply
@@ -54,21 +55,26 @@ class DisturbedError(Exception):
 def measured(plan: LoadPlan, product: CpuProduct) -> CpuProduct:
     """Return the product with the rows that suit the processor and the plan's largest weight.
 
-    The product as it is where that weight is small, where no compilation cache keeps what is
-    measured, and where something disturbs the measurement, which the log says.
+    The product as it is where that weight is small, where what is measured cannot be kept beside
+    compiled steps, and where something disturbs the measurement, which the log says.
     """
     shape = largest_weight(plan)
     if shape is None or shape.nbytes < LEAST_BYTES or not keeps_records():
         return product
     key = key_of(shape, product.instructions)
-    rows = kept_rows(key)
-    if rows is None:
+    if kept_rows(key) is None:
         try:
-            rows = most_rows(Race(shape, product.instructions))
+            with jax.default_device(plan.mesh.devices.flat[0]):
+                found = most_rows(Race(shape, product.instructions))
         except DisturbedError as error:
             log.info("products: the rows of the kernel were not measured: %s", str(error))
             return product
-        keep_record(key, str(rows))
+        keep_record(key, str(found))
+    # Another process may have kept another number, and where none could be kept, another start
+    # would find another.
+    rows = kept_rows(key)
+    if rows is None:
+        return product
     max_rows = product.max_rows._replace(**{shape.numbers: rows})
     return replace(product, max_rows=max_rows, is_measured=True)
 
@@ -88,18 +94,19 @@ def largest_weight(plan: LoadPlan) -> Shape | None:
 
 
 def key_of(shape: Shape, instructions: str) -> str:
-    """Return the key of the record of a measurement: everything that it depends on."""
+    """Return the key of the record of a measurement, from what it is known to depend on."""
     here = processor()
+    flags = f"{sorted(here.flags)}, XLA_FLAGS {compiler_flags()}"
     versions = f"jaxlib {version('jaxlib')}, jaxserve {version('jaxserve')}"
     weight = f"{shape.numbers} {shape.columns} x {shape.summed}"
-    text = f"{here.name}, {here.cores} cores, {versions}, {instructions}, {weight}"
+    text = f"{here.name}, {flags}, {here.cores} cores, {versions}, {instructions}, {weight}"
     return f"product-rows-{sha256(text.encode()).hexdigest()}"
 
 
 def kept_rows(key: str) -> int | None:
-    """Return the rows that were measured before; None without a record that can be read."""
-    text = read_record(key) or ""
-    return int(text) if text.isdecimal() and text.isascii() else None
+    """Return the rows that were measured before; None without a record of one of those."""
+    text = read_record(key)
+    return next((rows for rows in (1, *ROWS) if str(rows) == text), None)
 
 
 def most_rows(is_faster: Callable[[int], bool]) -> int:

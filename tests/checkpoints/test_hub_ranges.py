@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from huggingface_hub import constants
 from safetensors.numpy import save_file
 
 from jaxserve.checkpoints.errors import CheckpointError
@@ -196,10 +197,13 @@ def test_an_address_that_expires_is_renewed(
     assert hub.tokens() == {"hub": {f"Bearer {TOKEN}"}, "cdn": {None}}
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "LocalHost"])
 def test_a_refusal_of_the_endpoint_is_not_tried_again(
-    hub: FakeHub, repo: HubRepo, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, repo: HubRepo, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
+    """However the endpoint is spelt."""
     monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint.replace("127.0.0.1", host))
     tensor = opened()["g.weight"]
     forbidden(hub, repo)
     repo.reader = "another"

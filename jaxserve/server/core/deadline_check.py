@@ -55,22 +55,6 @@ class DeadlineCheck:
         work = self._work_ahead()
         return self._load.waits.seconds_to_start(ahead.choices + 1, ahead.prompt_tokens, work)
 
-    def check_in_advance(self, incoming: IncomingRequest) -> None:
-        """Raise QueueFullError where the answer to a single token would come too late.
-
-        So a prompt whose request is refused in any case is not tokenized. Nothing is said of
-        requests without `max_tokens`, whose answers may be the shorter the longer their prompts.
-        """
-        if incoming.deadline is None or incoming.params.max_tokens is None:
-            return
-        left = incoming.deadline - self._load.clock()
-        outlook = self._outlook(1, incoming)
-        if outlook is None or not outlook.wait or not outlook.is_late(left):
-            return
-        error = self._too_late(1, incoming, left, outlook)
-        if isinstance(error, QueueFullError):  # another error has to name the prompt's tokens
-            raise error
-
     def latest_start(self, tokens: int, incoming: IncomingRequest) -> float | None:
         """Return the time on the clock until which a request has to begin; None: at any time.
 

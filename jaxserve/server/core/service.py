@@ -130,9 +130,7 @@ class Service:
         self._admission.check_fields(incoming, request_id)
         if request_id in self._requests:
             raise RequestIdInUseError(f"request_id {request_id!r} is in flight already")
-        needs_place = self._admission.check_queue(incoming)
-        self._deadlines.check_in_advance(incoming)
-        return needs_place
+        return self._admission.check_queue(incoming)
 
     def _make_room(self, tokens: int, incoming: IncomingRequest, needs_place: bool) -> None:
         """End requests that leave the queue for this one."""

@@ -3,7 +3,9 @@
 import itertools
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -12,7 +14,7 @@ from jaxserve import LLM, EngineOptions
 from jaxserve.cli.flags import BUNDLED
 from jaxserve.compilation_cache import keep_record
 from jaxserve.cpu_kernels.processor import Processor
-from jaxserve.cpu_kernels.products import CpuProduct
+from jaxserve.cpu_kernels.products import CpuProduct, MaxRows
 from jaxserve.loading import product_rows
 from jaxserve.loading.load_plan import LoadPlan, plan_load
 from jaxserve.loading.product_rows import (
@@ -28,6 +30,7 @@ from jaxserve.loading.product_rows import (
     most_rows,
 )
 from jaxserve.loading.spec import open_checkpoint, read_architecture
+from jaxserve.models.summed_last import is_summed_last, product_in
 from tests.jaxserve.cpu_kernel import BEST, instructions
 from tests.jaxserve.models.decoder_harness import one_device_mesh
 
@@ -100,10 +103,37 @@ def test_what_is_measured_is_kept_and_every_weight_has_it(
     asked.clear()
     assert measured(given, product) == found
     assert not asked
-    changed = given.multiplied_by(found)
-    leaves = [p.declared.product for p in changed.parameters if hasattr(p.declared, "product")]
-    assert leaves
-    assert set(leaves) == {found}
+    assert products_in(given.multiplied_by(found)) == ({found}, {found})
+    assert products_in(given) == ({product}, {product})
+
+
+def products_in(plan: LoadPlan) -> tuple[set[CpuProduct], set[CpuProduct]]:
+    """Return the products of the declared tree, and those of the parameters' plans."""
+    leaves = jax.tree.leaves(plan.declared, is_leaf=is_summed_last)
+    declared = [plan.declared for plan in plan.parameters]
+    in_tree, in_plans = (
+        {leaf.product for leaf in each if is_summed_last(leaf)} for each in (leaves, declared)
+    )
+    return in_tree, in_plans
+
+
+def test_what_cannot_be_kept_is_not_used(
+    product: CpuProduct, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another start would find other rows, and choose other tokens."""
+    monkeypatch.setattr(product_rows, "LEAST_BYTES", 1)
+    monkeypatch.setattr(product_rows, "Race", race_until(16, []))
+    jax.config.update("jax_compilation_cache_dir", str(folder / "missing"))
+    assert measured(plan("llama_gqa", product), product) == product
+
+
+def test_what_another_process_has_kept_meanwhile_counts(
+    product: CpuProduct, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(product_rows, "LEAST_BYTES", 1)
+    monkeypatch.setattr(product_rows, "Race", race_until(16, []))
+    monkeypatch.setattr(product_rows, "keep_record", lambda key, text: keep_record(key, "64"))
+    assert measured(plan("llama_gqa", product), product).max_rows.bfloat16 == 64
 
 
 def test_another_processor_shape_or_jaxlib_is_measured_again(
@@ -118,15 +148,17 @@ def test_another_processor_shape_or_jaxlib_is_measured_again(
     found |= keys()
     monkeypatch.setattr(product_rows, "version", lambda package: "another")
     found |= keys()
-    assert len(found) == 18
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_max_isa=AVX2")
+    found |= keys()
+    assert len(found) == 24
 
 
-@pytest.mark.parametrize("text", ["", "many", "-1", "\N{SUPERSCRIPT TWO}"])
+@pytest.mark.parametrize("text", ["", "many", "-1", "0", "47", "9" * 5000, "\N{SUPERSCRIPT TWO}"])
 def test_a_damaged_record_is_none(folder: Path, text: str) -> None:
     keep_record("a key", text)
     assert kept_rows("a key") is None
-    keep_record("a key", "48")
-    assert kept_rows("a key") == 48
+    keep_record("a key", "32")
+    assert kept_rows("a key") == 32
     assert kept_rows("another") is None
 
 
@@ -200,10 +232,20 @@ def test_a_race_ends_in_time(product: CpuProduct, monkeypatch: pytest.MonkeyPatc
     assert clock() < 3.1
 
 
-def test_a_race_runs_both_products(product: CpuProduct) -> None:
+def test_a_race_runs_both_products(product: CpuProduct, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a clock of readings, both take one tick."""
+    ran: list[str] = []
+    for name in ("multiply", "contract"):
+        whole = getattr(product_rows, name)
+
+        def noted(*args: Any, name: str = name, whole: Any = whole) -> jax.Array:
+            ran.append(name)
+            return whole(*args)
+
+        monkeypatch.setattr(product_rows, name, noted)
     ticks = itertools.count()
     assert not Race(SHAPE, product.instructions, lambda: next(ticks) / 1000)(16)
+    assert ran == ["multiply", "contract"]
 
 
 @pytest.mark.parametrize(
@@ -217,19 +259,14 @@ def test_a_race_runs_both_products(product: CpuProduct) -> None:
 def test_an_llm_measures_unless_others_depend_on_its_bits(
     options: EngineOptions, asked: bool, product: CpuProduct, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plans: list[LoadPlan] = []
-
-    def note(plan: LoadPlan, product: CpuProduct) -> CpuProduct:
-        plans.append(plan)
-        return product
-
-    monkeypatch.setattr("jaxserve.loading.folder.measured", note)
+    found = replace(product, max_rows=MaxRows(1, 2, 3), is_measured=True)
+    monkeypatch.setattr("jaxserve.loading.folder.measured", lambda plan, product: found)
     with LLM(BUNDLED, options=options, progress=False) as llm:
-        assert bool(plans) == asked
-        assert llm.model.product == product
-    plans.clear()
-    with LLM(BUNDLED, product=product.instructions, progress=False):
-        assert not plans  # which names its product
+        expected = found if asked else product
+        assert llm.model.product == product_in(llm.model.params) == expected
+        assert ("up to 1 rows, as measured" in llm.model.product_text) == asked
+    with LLM(BUNDLED, options=options, product=product.instructions, progress=False) as llm:
+        assert llm.model.product == product  # which was named
 
 
 def test_the_bundled_model_is_too_small_to_be_measured(

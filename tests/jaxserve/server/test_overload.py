@@ -7,12 +7,10 @@ every request was computed until its deadline passed.
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from jaxserve.errors import DeadlineError
-from jaxserve.prompts import Prompts
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.server.core.incoming_request import IncomingRequest
 from tests.jaxserve.server.simulation import Mix, Simulation
@@ -117,23 +115,3 @@ def test_one_request_a_second_may_show_that_it_is_in_time(simulation: Simulation
 
     simulation.run(beside_a_long_one())
     assert found.count("admitted") == 2, found
-
-
-def test_prompts_of_refused_requests_are_not_tokenized(
-    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A refusal takes the time of a server that has none left."""
-    mix = Mix()
-    simulation.closed(mix, simulation.rows, SECONDS)
-    capacity = simulation.closed(mix, simulation.rows, SECONDS).goodput
-    encode = Prompts.encode
-    encoded: list[Any] = []
-
-    def counted(self: Prompts, *args: Any, **options: Any) -> Any:
-        encoded.append(args)
-        return encode(self, *args, **options)
-
-    monkeypatch.setattr(Prompts, "encode", counted)
-    found = simulation.open(mix, 4 * capacity, SECONDS)
-    assert found.refused > found.sent / 2
-    assert len(encoded) <= 1.05 * (found.sent - found.refused)
