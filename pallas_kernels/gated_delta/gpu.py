@@ -16,12 +16,13 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
 from jaxserve.pallas_kernels.errors import KernelError
-from jaxserve.pallas_kernels.gated_delta import chunked
+from jaxserve.pallas_kernels.gated_delta import gpu_prefill
 from jaxserve.pallas_kernels.gated_delta.api import (
     EPS,
     Advanced,
     DeltaStates,
     Demand,
+    Heads,
     Options,
     Tokens,
 )
@@ -120,7 +121,11 @@ def decode(
     return Advanced(out.reshape(rows, k, r, v), after)
 
 
-prefill = chunked.prefill  # there is no kernel for prompts
+def prefill(
+    heads: Heads, memory: Float[Array, "s k r d v"], chunks: Chunks, options: Options
+) -> tuple[Float[Array, "T k r v"], Float[Array, "s k r d v"]]:
+    """Advance rows over their tokens; see `api.GatedDelta.prefill`."""
+    return gpu_prefill.prefill(heads, memory, chunks)
 
 
 class Body(NamedTuple):

@@ -1,5 +1,6 @@
-"""Decode steps of the gated delta rule, as the compilers for TPUs and an H200 build them.
+"""Kernels of the gated delta rule, as the compilers for TPUs and an H200 build them.
 
+Decode steps for all chips, and prompts for the H200; those of TPUs are part of test_state_steps.py.
 Pools of states are updated in place, and nothing of their size is allocated.
 
 Run by `make deviceless`, in an environment that has these compilers; skipped in any other.
@@ -7,14 +8,16 @@ Run by `make deviceless`, in an environment that has these compilers; skipped in
 
 import importlib.util
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 from _pytest.mark.structures import ParameterSet
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.stages import Compiled
 
 from jaxserve.pallas_kernels.dispatch import RECURRENCES
 from jaxserve.pallas_kernels.errors import KernelError
@@ -23,6 +26,7 @@ from jaxserve.pallas_kernels.gated_delta.api import (
     DeltaStates,
     Demand,
     GatedDelta,
+    Heads,
     Options,
     Tokens,
 )
@@ -45,6 +49,7 @@ STATES = {
     "largest": LARGEST,
 }
 ROWS = (1, 64)
+PROMPTS = ((512, 16), (1536, 64))  # tokens and rows of a step
 SPILT = re.compile(r"(\d+) bytes spill stores")
 
 
@@ -77,20 +82,7 @@ def test_states_are_updated_in_place(
         demand = largest(kernel, options)
     kernel.check(options, demand)
     operands = arguments(demand, rows, slots=rows + 27)
-    on_chip = jax.shard_map(
-        partial(kernel.decode, options=options),
-        mesh=mesh,
-        in_specs=PartitionSpec(),
-        out_specs=PartitionSpec(),
-        check_vma=False,
-    )
-    placed = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(
-            x.shape, x.dtype, sharding=NamedSharding(mesh, PartitionSpec())
-        ),
-        operands,
-    )
-    compiled = jax.jit(on_chip, donate_argnums=2).lower(*placed).compile()
+    compiled = compiled_on(mesh, partial(kernel.decode, options=options), operands, donated=2)
     module = parse(compiled.as_text() or "")
     memory = compiled.memory_analysis()
     assert memory is not None
@@ -109,6 +101,48 @@ def test_states_are_updated_in_place(
         assert not (spilt and is_published) and "serialized" not in report
 
 
+def prompt_cases() -> Iterator[ParameterSet]:
+    for name, demand in STATES.items():
+        for tokens, rows in PROMPTS:
+            marks = [] if (name, rows) == ("27b", 16) else [pytest.mark.slow]
+            yield pytest.param(demand, tokens, rows, marks=marks, id=f"{name}-{tokens}-{rows}")
+
+
+@pytest.mark.deviceless
+@pytest.mark.parametrize(("demand", "tokens", "rows"), list(prompt_cases()))
+def test_prompts_are_advanced_in_place_on_an_h200(
+    demand: Demand,
+    tokens: int,
+    rows: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    if importlib.util.find_spec(COMPILERS["gpu"]) is None:
+        pytest.skip(f"needs {COMPILERS['gpu']} (make deviceless)")
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+    mesh = MeshSpec().build(absent.devices("h200", 1))
+    kernel = RECURRENCES["gpu"]
+    options = Options(device_kind(mesh))
+    kernel.check(options, demand)
+    operands = prompts(demand, tokens, rows, slots=rows + 27)
+    compiled = compiled_on(mesh, partial(kernel.prefill, options=options), operands, donated=1)
+    module = parse(compiled.as_text() or "")
+    memory = compiled.memory_analysis()
+    assert memory is not None
+    k, r, d, v, _ = demand
+    pool = operands[1].size
+    assert memory.alias_size_in_bytes >= 4 * pool
+    blocks = tokens // 64 + rows
+    triangles = 2 * blocks * k * r * 3 * 64 * 64 * 2
+    answers = blocks * 64 * k * r * v * 4
+    moved = (tokens + 8 * rows + 64) * k * (2 * 3 * d * 2 + r * v * 4)
+    assert memory.temp_size_in_bytes < triangles + answers + moved + 2**23
+    assert pallas_calls(module) == {"gated_delta_blocks": 1, "gated_delta_prefill": 1}
+    assert not find_copies(module, set(), {pool})
+    report = "".join(capfd.readouterr())
+    assert max(map(int, SPILT.findall(report))) == 0 and "serialized" not in report
+
+
 def largest(kernel: GatedDelta, options: Options) -> Demand:
     """Return states with the most value heads, up to 64, that a kernel takes."""
     for r in range(LARGEST.r, 0, -1):
@@ -121,6 +155,24 @@ def largest(kernel: GatedDelta, options: Options) -> Demand:
     raise AssertionError("the kernel takes no states")
 
 
+def compiled_on(mesh: Mesh, function: Callable[..., Any], operands: Any, donated: int) -> Compiled:
+    """Compile a function of whole operands, one of which is donated, for the devices of a mesh."""
+    on_chip = jax.shard_map(
+        function,
+        mesh=mesh,
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )
+    placed = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(
+            x.shape, x.dtype, sharding=NamedSharding(mesh, PartitionSpec())
+        ),
+        operands,
+    )
+    return jax.jit(on_chip, donate_argnums=donated).lower(*placed).compile()
+
+
 def arguments(
     demand: Demand, rows: int, slots: int
 ) -> tuple[Tokens, jax.ShapeDtypeStruct, DeltaStates, Chunks]:
@@ -131,12 +183,30 @@ def arguments(
         lambda letters: jax.ShapeDtypeStruct([sizes[x] for x in letters], jnp.float32), AXES
     )
 
-    def array(*shape: int, dtype: type = jnp.int32) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype)
-
     f = sizes["f"]
     rates = array(rows, k, r, dtype=jnp.float32)
     tokens = Tokens(array(rows, k, f, dtype=jnp.bfloat16), rates, rates)
     of_rows = array(rows)
     chunks = Chunks(of_rows, of_rows, of_rows, array(rows, dtype=jnp.bool_), of_rows, of_rows)
     return tokens, array(t, k, f, dtype=jnp.bfloat16), states, chunks
+
+
+def prompts(
+    demand: Demand, tokens: int, rows: int, slots: int
+) -> tuple[Heads, jax.ShapeDtypeStruct, Chunks]:
+    """Return the abstract operands of a kernel of prompts."""
+    k, r, d, v, _ = demand
+    float32 = partial(array, dtype=jnp.float32)
+    vectors = float32(tokens, k, d)
+    rates = float32(tokens, k, r)
+    of_rows = array(rows)
+    live = array(tokens, dtype=jnp.bool_)
+    return (
+        Heads(vectors, vectors, float32(tokens, k, r, v), rates, rates),
+        float32(slots, k, r, d, v),
+        Chunks(of_rows, of_rows, array(tokens), live, of_rows, of_rows),
+    )
+
+
+def array(*shape: int, dtype: type = jnp.int32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)

@@ -1,7 +1,7 @@
 """Steps of a model with recurrent states, as the compilers for TPUs and an H200 build them.
 
 Four layers of Qwen3.5-27B, three of which have a state. Rows of one token are a kernel's, in steps
-of prompts too, where XLA advances the others.
+of prompts too, where another one advances the others.
 
 Run by `make deviceless`, in an environment that has these compilers; skipped in any other.
 """
@@ -100,7 +100,7 @@ def test_states_are_updated_in_place(chip: str, tensor: int, bucket: Bucket) -> 
     assert not find_copies(module, set(), {*pools, states})
     calls = pallas_calls(module)
     assert calls["gated_delta"] == len(spec.state_layers)
-    has_prompts = bucket.kind == "prefill" and CHIPS[chip].platform == "tpu"
+    has_prompts = bucket.kind == "prefill"
     assert calls["gated_delta_prefill"] == (len(spec.state_layers) if has_prompts else 0)
     if not found.copies:
         assert found.temporaries < logits + activations + 2**27
@@ -114,7 +114,7 @@ def test_states_are_updated_in_place(chip: str, tensor: int, bucket: Bucket) -> 
     ids=str,
 )
 def test_a_gpu_gets_a_step_as_one_graph(bucket: Bucket, tmp_path: Path) -> None:
-    """The loops over a row's blocks of tokens, whose number the device knows, are part of it."""
+    """Kernels that advance states over a number of blocks that the device knows are part of it."""
     drafts = {"speculate": "ngram", "draft_tokens": bucket.drafts} if bucket.drafts else {}
     step = lowering("h200", 1, replace(OPTIONS, **drafts)).step(bucket)
     step.compile({"xla_dump_to": str(tmp_path), "xla_dump_hlo_as_text": True})

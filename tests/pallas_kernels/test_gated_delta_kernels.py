@@ -1,6 +1,6 @@
-"""Kernels of the gated delta rule keep the contract, in Pallas's interpreters.
+"""Kernels of the gated delta rule keep the contract in decode steps, in Pallas's interpreters.
 
-Decode steps against numpy in float64, which follows one sequence at a time. On a GPU the Hopper
+Against numpy in float64, which follows one sequence at a time. On a GPU the Hopper
 kernel runs.
 """
 
@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import tpu as pltpu
 
 from jaxserve.pallas_kernels.errors import KernelError
 from jaxserve.pallas_kernels.gated_delta import chunked, gpu, tpu
@@ -25,13 +24,17 @@ from tests.pallas_kernels.delta_case import (
     states_of,
     step,
 )
-from tests.pallas_kernels.hopper_kernels import interpreted_or_run, on_gpu
+from tests.pallas_kernels.delta_kernels import (
+    BOUND,
+    KERNELS,
+    SLOTS,
+    as_numpy,
+    interpreted,
+    unchanged,
+)
 from tests.slow_cases import slow_but
 
-KERNELS = {"tpu": tpu, "gpu": gpu}
-BOUND = 2e-5
 LENGTH = 6  # tokens of a sequence, the last of which a kernel advances
-SLOTS = 12
 SIZES = [
     Sizes(2, 3, 128, 128),
     Sizes(16, 1, 128, 128),  # two blocks of heads on a TPU
@@ -46,13 +49,7 @@ pytestmark = pytest.mark.kernels
 @pytest.fixture(params=KERNELS)
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Interpret a kernel in this block, and look for races."""
-    if request.param == "gpu":
-        with interpreted_or_run(monkeypatch):
-            yield request.param
-        return
-    if on_gpu():
-        pytest.skip("its interpreter is for a CPU")
-    with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(detect_races=True)):
+    with interpreted(request.param, monkeypatch):
         yield request.param
 
 
@@ -80,19 +77,6 @@ def behind_prompts(sizes: Sizes, slots: list[int]) -> DeltaStates:
 
 def last_tokens(sizes: Sizes, count: int) -> list[Sequence]:
     return [each.part(LENGTH - 1, LENGTH) for each in sequences(sizes)[:count]]
-
-
-def as_numpy(states: DeltaStates) -> list[np.ndarray]:
-    return [np.array(x) for x in states]
-
-
-def unchanged(states: DeltaStates, before: list[np.ndarray], slots: set[int]) -> bool:
-    """Return whether these slots have the bits that they had."""
-    rest = sorted(slots)
-    return all(
-        np.array_equal(np.asarray(x)[rest], old[rest], equal_nan=True)
-        for x, old in zip(states, before, strict=True)
-    )
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
@@ -199,75 +183,6 @@ def test_inputs_of_16_bits(kernel: str) -> None:
     )
     for ours, theirs in zip((*found[0], *found[1]), (*wanted[0], *wanted[1]), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=BOUND)
-
-
-# ---- prompts
-
-
-@pytest.fixture
-def prefill() -> Iterator[Callable[..., Advanced]]:
-    """Interpret the TPU kernel of prompts, with rows of one token beside them."""
-    if on_gpu():
-        pytest.skip("its interpreter is for a CPU")
-
-    def advance(*operands: Any) -> Advanced:
-        return chunked.advance(*operands, None, tpu, Options())
-
-    with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(detect_races=True)):
-        yield jax.jit(advance, donate_argnums=2)
-
-
-@pytest.mark.parametrize("sizes", [Sizes(2, 2, 128, 128), Sizes(1, 1, 128, 256)], ids=str)
-def test_prompts_of_all_lengths(prefill: Callable[..., Advanced], sizes: Sizes) -> None:
-    """Prompts begin empty, and go on from their slots, beside a row of one token."""
-    lengths = (130, 1, 7, 271)
-    asked = [random_sequence(seed, length, sizes) for seed, length in enumerate(lengths)]
-    slots = [4, 0, 11, 2]
-    empty = states_of(np.nan, sizes, SLOTS)
-    before = as_numpy(empty)
-    begun = [each.part(0, -(-len(each.inputs) // 2)) for each in asked]
-    first, states = step(prefill, begun, [SLOTS] * 4, slots, empty, 256, sizes)
-    rest = [
-        each.part(len(part.inputs), len(each.inputs))
-        for each, part in zip(asked, begun, strict=True)
-    ]
-    moved = [5, 0, 11, 3]
-    second, states = step(prefill, rest, slots, [5, SLOTS, 11, 3], states, 256, sizes)
-    for row, each in enumerate(asked):
-        right, memory = expected(each, sizes)
-        answers = np.concatenate([first[row], second[row]])
-        np.testing.assert_allclose(answers, right, atol=BOUND)
-        np.testing.assert_allclose(states.memory[moved[row]], memory, atol=BOUND)
-    assert unchanged(states, before, set(range(SLOTS)) - {*slots, *moved})
-
-
-def test_a_prompt_has_the_same_bits_whatever_runs_beside_it(
-    prefill: Callable[..., Advanced],
-) -> None:
-    asked = [random_sequence(seed, length, SIZE) for seed, length in enumerate((5, 141, 33))]
-
-    def run(rows: list[int]) -> tuple[np.ndarray, np.ndarray]:
-        parts = [asked[row] for row in rows]
-        empty = states_of(np.nan, SIZE, SLOTS)
-        answers, states = step(prefill, parts, [SLOTS] * len(rows), rows, empty, 256, SIZE)
-        return answers[rows.index(1)], np.asarray(states.memory[1])
-
-    alone, together, last = run([1]), run([0, 1, 2]), run([2, 0, 1])
-    assert all(np.array_equal(x, y) for x, y in zip(alone, together, strict=True))
-    assert all(np.array_equal(x, y) for x, y in zip(alone, last, strict=True))
-
-
-def test_a_prompt_with_no_number_stays_in_its_row(prefill: Callable[..., Advanced]) -> None:
-    asked = [random_sequence(seed, 9, SIZE) for seed in range(3)]
-    asked[1] = asked[1]._replace(inputs=np.full_like(asked[1].inputs, np.nan))
-    answers, states = step(
-        prefill, asked, [SLOTS] * 3, [3, 4, 5], states_of(np.nan, SIZE, SLOTS), 64, SIZE
-    )
-    for row in (0, 2):
-        right, memory = expected(asked[row], SIZE)
-        np.testing.assert_allclose(answers[row], right, atol=BOUND)
-        np.testing.assert_allclose(states.memory[3 + row], memory, atol=BOUND)
-    assert np.isnan(answers[1]).all()
 
 
 def test_what_the_kernels_refuse() -> None:

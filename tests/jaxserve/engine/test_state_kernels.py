@@ -1,4 +1,4 @@
-"""Engines whose decode steps advance states by an interpreted kernel: the tokens of XLA's."""
+"""Engines whose steps advance states by interpreted kernels: the tokens of XLA's."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,7 +10,9 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import tpu as pltpu
 
+from jaxserve.config import EngineOptions
 from jaxserve.models.layer_kind import DeltaState, LayerKind
+from jaxserve.models.spec import ModelSpec
 from jaxserve.pallas_kernels import dispatch
 from jaxserve.request import Request
 from jaxserve.sharding.mesh import MeshSpec
@@ -34,6 +36,7 @@ MODES = {
 }
 STATE = DeltaState(key_heads=2, value_heads=4, key_dim=128, value_dim=128, taps=4)
 WIDE = replace(STATES, layers=(LayerKind(state=STATE), LayerKind(), LayerKind(state=STATE)))
+NARROW = replace(STATES, num_layers=2, layers=(LayerKind(state=STATE), LayerKind()))
 # A state takes as much memory as the pages of 4,144 tokens.
 SOME_SNAPSHOTS = replace(CROWDED, cache_tokens=50_000)
 ASKED = [list(requests())[:9]]
@@ -60,22 +63,46 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         yield request.param
 
 
-def answered(kernel: str, asked: list[list[Request]], **more: Any) -> Answers:
-    """Answer requests; the steps have to have the kernel."""
-    options = replace(SOME_SNAPSHOTS, recurrence=kernel)
+def answered(
+    kernel: str,
+    asked: list[list[Request]],
+    options: EngineOptions = SOME_SNAPSHOTS,
+    spec: ModelSpec = WIDE,
+    **more: Any,
+) -> Answers:
+    """Answer requests; the steps have to have the kernels."""
+    options = replace(options, recurrence=kernel)
     implementation = dispatch.RECURRENCES[kernel]
-    with patch.object(implementation, "decode", wraps=implementation.decode) as decode:
-        found = answers(options, asked=asked, spec=WIDE, interpreted=True, **more)[0]
-    assert decode.called
+    with (
+        patch.object(implementation, "decode", wraps=implementation.decode) as decode,
+        patch.object(implementation, "prefill", wraps=implementation.prefill) as prefill,
+    ):
+        found = answers(options, asked=asked, spec=spec, interpreted=True, **more)[0]
+    assert decode.called and prefill.called
     return found
 
 
 def test_requests_answer_as_each_alone(kernel: str) -> None:
     """Rows come and go, and leave states behind for the prefix cache."""
+    if kernel == "gpu" and not on_gpu():
+        pytest.skip("the GPU's interpreter takes too long: see the test of few tokens")
     found = answered(kernel, ASKED)
     assert wrong(found, alone()) == []
     times = [each.last.times for each in found.values() if each.last and each.last.times]
     assert sum(each.cached > 0 for each in times) > 0
+
+
+@pytest.mark.slow
+def test_few_tokens_of_one_layer(kernel: str) -> None:
+    """Two prompts side by side, in chunks, and decode steps."""
+    asked = [[shortened(request) for request in ASKED[0][1:3]]]
+    right = answers(ALONE, asked=asked, spec=NARROW)[0]
+    options = replace(ALONE, max_batch=2, step_tokens=16)
+    assert wrong(answered(kernel, asked, options, NARROW), right) == []
+
+
+def shortened(request: Request) -> Request:
+    return replace(request, params=replace(request.params, max_tokens=2))
 
 
 def test_heads_over_two_devices(kernel: str) -> None:

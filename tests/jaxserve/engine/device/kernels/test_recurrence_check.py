@@ -8,12 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import tpu as pltpu
 
 from jaxserve.engine.device.kernels.recurrence_check import BOUNDS, check_recurrence
 from jaxserve.errors import EngineError
 from jaxserve.pallas_kernels import dispatch
-from jaxserve.pallas_kernels.gated_delta import chunked, tpu
+from jaxserve.pallas_kernels.gated_delta import chunked, gpu, tpu
 from jaxserve.pallas_kernels.gated_delta.api import Advanced, DeltaStates, Demand, Options
 from jaxserve.pallas_kernels.short_convolution.api import Chunks
 from tests.jaxserve.engine.tiny import BASE, STATES, largest_of_each_kind, make_engine
@@ -68,6 +69,11 @@ def interpreted_kernels() -> Iterator[None]:
 def test_the_kernel_agrees(dtype: jnp.dtype) -> None:
     for kernel in (tpu, chunked):
         check_recurrence(kernel, [(Options(), DEMAND)], dtype, jax.devices()[0])
+
+
+def test_the_hopper_kernels_agree() -> None:
+    with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams()):
+        check_recurrence(gpu, [(Options(), DEMAND)], jnp.dtype("bfloat16"), jax.devices()[0])
 
 
 @pytest.mark.parametrize("wrong", WRONG)
