@@ -16,7 +16,7 @@ PROBE_SECONDS = 1.0  # between two requests that are admitted to find out whethe
 
 @dataclass(frozen=True)
 class Outlook:
-    """When an answer would begin, and how long it would take.
+    """Forecast of an answer: when it would begin, and how long it would take.
 
     Attributes:
         wait: Seconds until its first chunk is computed.
