@@ -1,5 +1,6 @@
 """Bytes that references move, as the planner counts them and as a compiler has them move."""
 
+import importlib.util
 import math
 from typing import Any
 
@@ -16,7 +17,7 @@ from jaxserve.plan.references import STATE_PASSES, Chunk, References, attention_
 from jaxserve.sharding import aot_devices as absent
 from jaxserve.sharding.mesh import MeshSpec
 from jaxserve.sharding.rules import replicated
-from tests.deviceless.attention_step import Step, compile_for
+from tests.deviceless.attention_step import COMPILERS, Step, compile_for
 
 STEPS = [
     Step(),
@@ -57,6 +58,8 @@ def test_attention(step: Step) -> None:
 @pytest.mark.deviceless
 def test_recurrence() -> None:
     """A decode step reads the states in three fusions, writes a copy, and scatters that."""
+    if importlib.util.find_spec(COMPILERS["gpu"]) is None:
+        pytest.skip(f"needs {COMPILERS['gpu']} (make deviceless)")
     rows, k, r, d, v, slots = 32, 16, 3, 128, 128, 64
     mesh = MeshSpec().build(absent.devices("h200", 1))
 
