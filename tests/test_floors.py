@@ -16,7 +16,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "pallas_kernels": ("pallas_kernels",),
     "checkpoints": ("checkpoints",),
     "cpu_kernels": ("jaxserve.cpu_kernels",),
-    "errors": ("jaxserve.errors",),
+    "errors": ("jaxserve.errors", "jaxserve.flag_errors"),
     "names elsewhere": ("jaxserve.names_elsewhere",),
     "request": ("jaxserve.request", "jaxserve.request_values", "jaxserve.sampling_params"),
     "processes": ("jaxserve.interrupts", "jaxserve.sandbox_process", "jaxserve.sigint"),
