@@ -280,7 +280,7 @@ def _of_states(spec: ModelSpec, case: Case, tensor: int, references: References)
         # A token decays a number, adds its change, and multiplies it for the key and for the query.
         operations = 7 * math.prod(sizes[letter] for letter in "krdv")
     flops = case.tokens * operations * len(spec.state_layers) // tensor
-    # The reference goes over prompts block by block, which is not counted: they count as by a kernel.
+    # The reference walks over prompts block by block, which is not counted: as a kernel does.
     passes = STATE_PASSES if references.states and case.kind == "decode" else 1
     return Work(case.rows * passes * 2 * slot_bytes(spec) / tensor, flops)
 
