@@ -58,7 +58,7 @@ class Room:
             less = "--dtype bfloat16 or --weights"
         raise MemoryLimitError(
             f"{display_name(given)}: {whose} take {needed / 2**30:.2f} GiB of each device, which "
-            f"has {limit / 2**30:.2f} GiB, so it is not fetched (more devices with --tensor, or "
+            f"has {limit / 2**30:.2f} GiB, so nothing is fetched (more devices with --tensor, or "
             f"fewer bytes with {less}; jaxserve plan MODEL --suggest finds what fits)",
             missing=needed - limit,
         )

@@ -19,6 +19,7 @@ from jaxserve.pallas_kernels.gated_delta.gpu_blocks import BLOCK, STEP, within_b
 from jaxserve.pallas_kernels.gated_delta.gpu_parts import parts_of
 from jaxserve.pallas_kernels.gated_delta.gpu_row_fetch import Operands, Rows
 from jaxserve.pallas_kernels.gated_delta.gpu_rows import over_rows
+from jaxserve.pallas_kernels.gated_delta.row_blocks import cut
 from jaxserve.pallas_kernels.short_convolution.api import Chunks
 
 
@@ -42,42 +43,26 @@ def blocks_of(chunks: Chunks, slots: int) -> tuple[Blocks, Rows, Places]:
     Args:
         slots: Number of slots, which stands for none.
     """
-    tokens = len(chunks.chunk)
-    rows = len(chunks.sizes)
-    counts = -(-chunks.sizes // BLOCK)
-    ends = jnp.cumsum(counts)
-    first = ends - counts
-    moved_sizes = -(-chunks.sizes // STEP)
-    moved_starts = jnp.cumsum(moved_sizes) - moved_sizes
-
-    block = jnp.arange(tokens // BLOCK + rows)
-    row = jnp.searchsorted(ends, block, side="right", method="compare_all")
-    row = jnp.minimum(row, rows - 1)
-    behind = (block - first[row]) * BLOCK
+    # A block reads behind the last row.
+    width = len(chunks.chunk) + STEP * len(chunks.sizes) + BLOCK
+    found = cut(chunks, BLOCK, STEP, width)
+    row = found.row
     blocks = Blocks(
-        begin=moved_starts[row] + behind // STEP,
-        size=jnp.clip(chunks.sizes[row] - behind, 0, BLOCK),
+        begin=found.starts[row] + found.behind // STEP,
+        size=jnp.clip(chunks.sizes[row] - found.behind, 0, BLOCK),
     )
     empty = chunks.read >= slots
     walks = Rows(
-        blocks=counts,
-        first=first,
-        start=moved_starts,
+        blocks=found.counts,
+        first=found.first,
+        start=found.starts,
         size=chunks.sizes,
         read=jnp.where(empty, chunks.write, chunks.read),
         write=chunks.write,
         empty=empty,
     )
-    own = chunks.chunk
-    place = jnp.arange(tokens) - chunks.starts[own]
-    width = tokens + STEP * rows + BLOCK  # a block reads behind the last row
-    # Padding may belong to any row, and lies behind its tokens.
-    inside = (place >= 0) & (place < chunks.sizes[own])
-    to = jnp.where(inside, moved_starts[own] * STEP + place, width)
-    places = Places(
-        moved=jnp.full(width, tokens).at[to].set(jnp.arange(tokens), mode="drop"),
-        answer=jnp.where(inside, first[own] * BLOCK + place, 0),
-    )
+    answer = found.first[chunks.chunk] * BLOCK + found.place
+    places = Places(found.moved, jnp.where(found.inside, answer, 0))
     return jax.tree.map(lambda x: x.astype(jnp.int32), (blocks, walks, places))
 
 

@@ -19,6 +19,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
 from jaxserve.pallas_kernels.gated_delta.api import Heads
+from jaxserve.pallas_kernels.gated_delta.row_blocks import cut
 from jaxserve.pallas_kernels.grouped_matmul.tpu_plan import SUBLANES
 from jaxserve.pallas_kernels.short_convolution.api import Chunks
 
@@ -50,45 +51,31 @@ def visits_of(chunks: Chunks, slots: int) -> tuple[Visits, Places, Int[Array, ""
     Args:
         slots: Number of slots, which stands for none.
     """
-    tokens = len(chunks.chunk)
-    rows = len(chunks.sizes)
-    counts = -(-chunks.sizes // BLOCK)
-    ends = jnp.cumsum(counts)
-    moved_sizes = -(-chunks.sizes // SUBLANES) * SUBLANES
-    moved_starts = jnp.cumsum(moved_sizes) - moved_sizes
-
-    visit = jnp.arange(tokens // BLOCK + rows)
-    row = jnp.searchsorted(ends, visit, side="right", method="compare_all")
-    row = jnp.minimum(row, rows - 1)
-    behind = (visit - (ends - counts)[row]) * BLOCK
+    width = len(chunks.chunk) + SUBLANES * len(chunks.sizes)
+    found = cut(chunks, BLOCK, SUBLANES, width)
+    row = found.row
+    number = found.counts.sum()
     # There is one visit at least, since Pallas does not define the result of an empty grid: without
     # tokens it copies a slot to itself.
-    is_idle = ends[-1] == 0
+    is_idle = number == 0
     write = jnp.minimum(chunks.write[row], slots - 1)
     empty = (chunks.read[row] >= slots) & ~is_idle
     visits = Visits(
         read=jnp.where(empty | is_idle, write, chunks.read[row]),
         write=write,
-        first=behind == 0,
+        first=found.behind == 0,
         empty=empty,
-        begin=(moved_starts[row] + behind) // SUBLANES,
-        size=jnp.clip(chunks.sizes[row] - behind, 0, BLOCK),
+        begin=found.starts[row] + found.behind // SUBLANES,
+        size=jnp.clip(chunks.sizes[row] - found.behind, 0, BLOCK),
     )
-
-    own = chunks.chunk
-    place = jnp.arange(tokens) - chunks.starts[own]
-    width = tokens + SUBLANES * rows
-    # Padding may belong to any row, and lies behind its tokens.
-    inside = (place >= 0) & (place < chunks.sizes[own])
-    to = jnp.where(inside, moved_starts[own] + place, width)
-    nothing = jnp.full(width, tokens)
+    visit = found.first[chunks.chunk] + found.place // BLOCK
     places = Places(
-        moved=nothing.at[to].set(jnp.arange(tokens), mode="drop"),
-        visit=jnp.where(inside, (ends - counts)[own] + place // BLOCK, 0),
-        place=jnp.where(inside, place % BLOCK, 0),
+        moved=found.moved,
+        visit=jnp.where(found.inside, visit, 0),
+        place=jnp.where(found.inside, found.place % BLOCK, 0),
     )
     as_int32 = jax.tree.map(lambda x: x.astype(jnp.int32), (visits, places))
-    return *as_int32, jnp.maximum(ends[-1], 1).astype(jnp.int32)
+    return *as_int32, jnp.maximum(number, 1).astype(jnp.int32)
 
 
 @jax.enable_x64(False)

@@ -156,7 +156,7 @@ def test_an_unknown_architecture_is_not_fetched(hub: FakeHub, call: Call) -> Non
 
 def test_weights_that_cannot_fit_are_not_fetched(hub: FakeHub, call: Call) -> None:
     name = with_config(hub, **HUGE)
-    assert_refused(call("--prompt", STORY, model=name), "so it is not fetched")
+    assert_refused(call("--prompt", STORY, model=name), "so nothing is fetched")
     assert set(hub.fetched("GET", "HEAD")) == {"config.json"}
     sizes = [lacking(name, room("float32", weights)) for weights in ("auto", "int8", "int4")]
     assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == 3
