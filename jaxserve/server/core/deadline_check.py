@@ -8,9 +8,9 @@ from jaxserve.errors import DeadlineError, JaxserveError, QueueFullError
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.load_model import LoadModel
 from jaxserve.server.core.place_forecast import LATE
-from jaxserve.server.core.wait_forecast import Work
+from jaxserve.server.core.wait_forecast import Running, Work
 
-WORK_SECONDS = 0.05  # for which the work ahead is taken to be the same
+RUNNING_SECONDS = 0.05  # for which what runs is taken to be the same
 PROBE_SECONDS = 1.0  # between two requests that are admitted to find out whether they are late
 
 
@@ -38,14 +38,14 @@ class DeadlineCheck:
 
     Args:
         load: Queue and forecasts of the engine.
-        running: Function that returns the work of the choices that run at present.
+        running: Function that returns the choices that run at present.
     """
 
-    def __init__(self, load: LoadModel, running: Callable[[], Work]):
+    def __init__(self, load: LoadModel, running: Callable[[], Running]):
         self._load = load
-        self._running = running
-        self._work = Work(())
-        self._work_at = -math.inf
+        self._count_running = running
+        self._running = Running(())
+        self._running_at = -math.inf
         self._probed_at = -math.inf
 
     @property
@@ -113,11 +113,12 @@ class DeadlineCheck:
         choices = incoming.params.n
         ahead = self._load.queue.ahead(incoming.priority, incoming.client, choices)
         work = self._work_ahead(incoming)
-        if not (work.seconds_left or work.beginning or ahead.choices):
+        running = work.running
+        if not (running.seconds_left or running.beginning or ahead.choices):
             return None
         pace = self._load.pace
         expected = self._expected_tokens(tokens, incoming)
-        rounds = self._load.rounds(incoming.client, choices, work)
+        rounds = self._load.rounds(incoming.client, choices, running)
         own = pace.prompt_seconds(tokens) + rounds * expected * pace.seconds_per_token
         wait = self._load.waits.seconds_to_start(ahead.choices + choices, ahead.prompt_tokens, work)
         return Outlook(wait, own, work)
@@ -173,20 +174,21 @@ class DeadlineCheck:
         return self._load.places.come_back_in(work, max(1, places))
 
     def _work_ahead(self, incoming: IncomingRequest | None = None) -> Work:
-        """Return what is ahead of a request; prompts in the queue are taken to be alike.
+        """Return what is ahead of a request, or of one behind all others.
 
-        What runs is counted anew only every WORK_SECONDS.
+        Prompts in the queue are taken to be alike. What runs is counted anew only every
+        RUNNING_SECONDS.
         """
         now = self._load.clock()
-        if now - self._work_at > WORK_SECONDS:
-            self._work = self._running()
-            self._work_at = now
+        if now - self._running_at > RUNNING_SECONDS:
+            self._running = self._count_running()
+            self._running_at = now
         if incoming:
             work = self._load.work_before(
-                incoming.client, incoming.priority, incoming.params.n, self._work
+                incoming.client, incoming.priority, incoming.params.n, self._running
             )
         else:
-            work = replace(self._work, unbegun=sum(self._work.unbegun_of.values()))
+            work = Work(self._running, unbegun=sum(self._running.unbegun_of.values()))
         if mean := self._load.queue.mean():
             return replace(
                 work,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from jaxserve.chat import TemplateOptions, Tools
+from jaxserve.chat.chat import NO_OPTIONS
 from jaxserve.prompts import Prompt
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.server.core.ignored_names import IgnoredField
@@ -23,7 +24,7 @@ class IncomingRequest:
     embed: bool = False  # the client wants the prompt's embedding instead of text
     prefill: bool = False  # a decode server asks for the prompt's KV pages only
     tools: Tools | None = None  # functions that the answer to a conversation may call
-    options: TemplateOptions = field(default_factory=TemplateOptions)  # of such an answer
+    options: TemplateOptions = NO_OPTIONS  # of such an answer
     # The client's program always asks for the same max_tokens: an answer may be as long as the
     # context leaves, which has to be --least-answer-tokens.
     clamps_max_tokens: bool = False

@@ -4,7 +4,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 from jaxserve.engine.engine_thread import Loads, StepReport
 from jaxserve.engine.events import Times, TokenEvent
@@ -13,7 +12,7 @@ from jaxserve.server.core.answer import Answer
 from jaxserve.server.core.answer_lengths import AnswerLengths
 from jaxserve.server.core.pace import Pace
 from jaxserve.server.core.place_forecast import PlaceForecast
-from jaxserve.server.core.wait_forecast import WaitForecast, Work
+from jaxserve.server.core.wait_forecast import Running, WaitForecast, Work
 from jaxserve.server.core.waiting_queue import WaitingQueue
 
 
@@ -49,7 +48,7 @@ class LoadModel:
         self._followed: tuple[str, int] | None = None
         self._followed_at = 0.0  # time of its last message
 
-    def work(self, answers: Iterable[Answer], loads: Loads) -> Work:
+    def running(self, answers: Iterable[Answer], loads: Loads) -> Running:
         """Return what the answers in flight still keep the engine busy with.
 
         Args:
@@ -61,7 +60,7 @@ class LoadModel:
             for answer in started
             for index in answer.running_choices
         ]
-        return Work(
+        return Running(
             sorted(left),
             beginning=max(0, loads.running - len(left)),
             engine_waits=loads.waiting > 0,
@@ -69,63 +68,57 @@ class LoadModel:
             unbegun_of=_by_client(started, lambda answer: answer.unbegun_choices),
         )
 
-    def work_before(self, client: str, priority: int, choices: int, work: Work) -> Work:
-        """Return the work as it is for a request of so many choices.
+    def work_before(self, client: str, priority: int, choices: int, running: Running) -> Work:
+        """Return the work ahead of a request of so many choices, without those that wait.
 
         It is the engine that lets some choices of other clients begin first, and takes rows back
         from clients above their share; see WaitingChoices and RowShares there.
         """
         turns = self.queue.choices_of(client) + choices
         unbegun = 0
-        for (other_priority, other), count in work.unbegun_of.items():
+        for (other_priority, other), count in running.unbegun_of.items():
             if other_priority < priority or other == client:
                 unbegun += count
             elif other_priority == priority:
                 unbegun += min(count, turns)
-        if not self._gives_way:
-            return replace(work, unbegun=unbegun)
-        return replace(
-            work, unbegun=unbegun, given_up=self._rows_given_up(client, priority, turns, work)
-        )
+        given_up = self._rows_given_up(client, priority, turns, running) if self._gives_way else 0
+        return Work(running, unbegun=unbegun, given_up=given_up)
 
-    def _rows_given_up(self, client: str, priority: int, turns: int, work: Work) -> int:
-        held = self._rows_of_clients(work)
-        share = self._share(client, held)
+    def _rows_given_up(self, client: str, priority: int, turns: int, running: Running) -> int:
+        share = self._share(client, running)
+        own = running.rows_of.get(client, 0)
+        heavy = [
+            other
+            for other, rows in running.rows_of.items()
+            if rows > share and rows + self.queue.choices_of(other) > HEAVIER * (own + turns)
+        ]
+        if not heavy:
+            return 0
         may_give = Counter[str]()  # rows of no higher priority
-        for (other_priority, other), rows in work.held.items():
+        for (other_priority, other), rows in running.held.items():
             may_give[other] += rows * (other_priority >= priority)
-        asked = held[client] + turns
-        above = sum(
-            min(may_give[other], max(0, rows - share))
-            for other, rows in held.items()
-            if rows + self.queue.choices_of(other) > HEAVIER * asked
-        )
-        return min(above, max(0, share - held[client]))
+        above = sum(min(may_give[other], running.rows_of[other] - share) for other in heavy)
+        return min(above, max(0, share - own))
 
-    def rounds(self, client: str, choices: int, work: Work) -> int:
+    def rounds(self, client: str, choices: int, running: Running) -> int:
         """Return in how many rounds the choices of a request run, one after the other.
 
         It has all rows but those that clients take from it which ask for far less.
         """
         if not self._gives_way or choices == 1:
             return 1
-        held = self._rows_of_clients(work)
-        asked = held[client] + self.queue.choices_of(client) + choices
+        held = running.rows_of
+        asked = held.get(client, 0) + self.queue.choices_of(client) + choices
         lights = 0
         for other in (held.keys() | self.queue.clients) - {client}:
-            others_asked = held[other] + self.queue.choices_of(other)
+            others_asked = held.get(other, 0) + self.queue.choices_of(other)
             lights += others_asked if HEAVIER * others_asked < asked else 0
-        rows = max(self._share(client, held), self._rows - lights)
+        rows = max(self._share(client, running), self._rows - lights)
         return math.ceil(choices / rows)
 
-    def _share(self, client: str, held: Counter[str]) -> int:
-        return max(1, self._rows // len({client, *held, *self.queue.clients}))
-
-    def _rows_of_clients(self, work: Work) -> Counter[str]:
-        held = Counter[str]()
-        for (_, client), rows in work.held.items():
-            held[client] += rows
-        return held
+    def _share(self, client: str, running: Running) -> int:
+        """Return the rows of each client where all have equally many."""
+        return max(1, self._rows // len({client, *running.rows_of, *self.queue.clients}))
 
     def observe_step(self, report: StepReport) -> None:
         """Take in the time between two messages of a choice that is followed to its end."""

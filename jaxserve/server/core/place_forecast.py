@@ -20,6 +20,8 @@ GONE = 5.0  # seconds after its time at which a client will not come any more
 TRACKED = 64  # clients that are to come back and are compared with the places one by one
 MOST_TOLD = 4096  # clients that are to come back
 MOST_GONE = 32  # clients that are counted at once as having gone
+# Function that returns the seconds until so many places have come free, one after the other.
+PlaceTimes = Callable[[int], float]
 
 
 class PlaceForecast:
@@ -55,15 +57,18 @@ class PlaceForecast:
             self._seconds_between_places.add(now - max(self._last_place_at, submitted))
         self._last_place_at = now if others_wait else None
 
-    def seconds_to_place(self, number: int, work: Work) -> float:
-        """Return the seconds until `number` places have come free, one after the other."""
+    def place_times(self, work: Work) -> PlaceTimes:
+        """Return the times at which places come free behind this work."""
         if not self._waits.knows_pace:
-            return number * FIRST_GUESS
-        row = self._waits.seconds_to_row(1 + int((number - 1) * work.choices), work)
+            return lambda number: number * FIRST_GUESS
+        rows = self._waits.row_times(work)
         # The time between places so far covers what is not modelled, such as prompts that take
         # long or are computed by other servers, grammars, and pages. By itself it would say little:
         # rows that began together end together.
-        return max(row, number * self._seconds_between_places.value)
+        between = self._seconds_between_places.value
+        return lambda number: max(
+            rows.seconds_to(1 + int((number - 1) * work.choices)), number * between
+        )
 
     # ---- who comes back when
 
@@ -84,8 +89,9 @@ class PlaceForecast:
         Each client gets the time of another place. Places are not reserved: who comes before takes
         them.
         """
-        number = self._next_number(work) + places - 1
-        seconds = max(LATE * self.seconds_to_place(number, work), MIN_SECONDS)
+        seconds_to = self.place_times(work)
+        number = self._next_number(seconds_to) + places - 1
+        seconds = max(LATE * seconds_to(number), MIN_SECONDS)
         if seconds > MAX_SECONDS:
             # Multiples of the golden ratio lie evenly between whole numbers, however many.
             share = math.modf(len(self._told) * 0.618)[0]
@@ -94,7 +100,7 @@ class PlaceForecast:
             insort(self._told, self._clock() + seconds)
         return seconds
 
-    def _next_number(self, work: Work) -> int:
+    def _next_number(self, seconds_to: PlaceTimes) -> int:
         """Return the number of the first place that nobody was told to come for.
 
         A client that comes before its place is free, as one that was told on a guess, finds none
@@ -102,8 +108,10 @@ class PlaceForecast:
         """
         now = self._clock()
         taken = 0
+        free_at = now + seconds_to(1)
         for time_told in self._told[:TRACKED]:
-            if time_told - now >= self.seconds_to_place(taken + 1, work):
+            if time_told >= free_at:
                 taken += 1
+                free_at = now + seconds_to(taken + 1)
         taken += max(0, len(self._told) - TRACKED)
         return 1 + math.ceil(taken * self._share_that_comes.value)

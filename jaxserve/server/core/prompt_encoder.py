@@ -1,7 +1,6 @@
 """Tokenizing of prompts and compilation of grammars, beside the event loop where they take long."""
 
 import asyncio
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -46,8 +45,7 @@ class PromptEncoder:
     async def prepare(self, incoming: IncomingRequest, engine_id: str) -> Prepared:
         """Make the engine's request, under an id of its own.
 
-        The sampling parameters are the request's, with the structure that its tools ask for, and
-        with a seed.
+        The sampling parameters are the request's, with the structure that its tools ask for.
 
         Raises:
             RequestError: The request could never run.
@@ -55,8 +53,6 @@ class PromptEncoder:
                 compiled.
         """
         rendered, params, grammar = await self._encode_in_time(incoming)
-        if params.seed is None:
-            params = replace(params, seed=secrets.randbits(64))
         check = partial(
             self._prompts.check,
             rendered,

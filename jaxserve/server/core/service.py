@@ -1,6 +1,7 @@
 """The service behind gRPC and HTTP: requests in, answers out, whatever the protocol."""
 
 import itertools
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,7 +28,7 @@ from jaxserve.server.core.page_fetches import PageFetcher, PageFetches
 from jaxserve.server.core.prompt_encoder import PromptEncoder
 from jaxserve.server.core.request_observer import RequestObserver
 from jaxserve.server.core.slow_clients import SlowClients
-from jaxserve.server.core.wait_forecast import Work
+from jaxserve.server.core.wait_forecast import Running
 from jaxserve.server.core.workers import Workers
 
 
@@ -114,7 +115,7 @@ class Service:
             prepared = await self._encoder.prepare(incoming, engine_id)
             tokens = len(prepared.request.prompt)
             start_by = self._admission.check_room(tokens, incoming, needs_place)
-            prepared = replace(prepared, request=replace(prepared.request, start_by=start_by))
+            prepared = _admitted(prepared, start_by)
             if not (request_id in self._aborted or self._failure):
                 self._make_room(tokens, incoming, needs_place)
                 await self._page_fetches.fetch(request_id, prepared.request)
@@ -199,9 +200,9 @@ class Service:
         """Run long work that belongs to no waiting request, beside the event loop."""
         return await self._workers.run_in_background(work)
 
-    def _running(self) -> Work:
-        """Return the running choices, as work ahead of those that wait."""
-        return self._load.work(self._answers.values(), self.loads)
+    def _running(self) -> Running:
+        """Return the choices that run at present."""
+        return self._load.running(self._answers.values(), self.loads)
 
     # ---- submission to the engine
 
@@ -279,6 +280,15 @@ class Service:
             return
         for observer in self._observers:
             observer.ended(answer, error)
+
+
+def _admitted(prepared: Prepared, start_by: float | None) -> Prepared:
+    """Return an admitted request, with a seed and the time until which it has to begin."""
+    request = prepared.request
+    params = request.params
+    if params.seed is None:
+        params = replace(params, seed=secrets.randbits(64))
+    return replace(prepared, request=replace(request, params=params, start_by=start_by))
 
 
 def _enters_again(answer: Answer, error: JaxserveError | None) -> bool:

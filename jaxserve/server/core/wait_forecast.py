@@ -1,7 +1,10 @@
 """Forecast of when waiting requests get their rows and their first tokens."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import repeat
 
 from jaxserve.server.core.answer_lengths import AnswerLengths
 from jaxserve.server.core.pace import Pace
@@ -9,24 +12,57 @@ from jaxserve.server.core.pace import Pace
 FIRST_TOKENS = 512  # most of an answer, while the usual length is not known
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Everything that is ahead of a request."""
+@dataclass(frozen=True)
+class Running:
+    """Choices that keep the engine busy."""
 
     # Seconds of each choice that has a token, until its row is free; ascending.
     seconds_left: Sequence[float]
     beginning: int = 0  # choices that have a row and no token yet
-    unbegun: int = 0  # choices without a token of requests that have one, if they go before it
     # Choices wait in the engine, so that a row that is free cannot be used, for lack of pages.
     engine_waits: bool = False
     # Of requests that have a token, by priority and client: choices that have one too and have not
     # ended, and choices without.
     held: Mapping[tuple[int, str], int] = field(default_factory=dict)
     unbegun_of: Mapping[tuple[int, str], int] = field(default_factory=dict)
+
+    @cached_property
+    def rows_of(self) -> Mapping[str, int]:
+        """Choices of `held` by client."""
+        rows = Counter[str]()
+        for (_, client), held in self.held.items():
+            rows[client] += held
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Everything that is ahead of a request."""
+
+    running: Running
+    unbegun: int = 0  # choices without a token of requests that have one, if they go before it
     given_up: int = 0  # rows that others give up for the client of the request
     choices: float = 1.0  # of a waiting request, on average
     prompt_tokens: float = 0.0  # of a waiting request, on average; 0: no prompt is known yet
     max_tokens: float = 0.0  # of a waiting request, on average
+
+
+@dataclass(frozen=True, slots=True)
+class RowTimes:
+    """Times at which rows come free, one after the other.
+
+    Attributes:
+        first: Seconds until each row comes free for the first time, ascending.
+        round_seconds: Seconds for which a waiting choice has its row.
+    """
+
+    first: Sequence[float]
+    round_seconds: float
+
+    def seconds_to(self, number: int) -> float:
+        """Return the seconds until a row has come free for the `number`-th time."""
+        rounds, row = divmod(number - 1, len(self.first))
+        return self.first[row] + rounds * self.round_seconds
 
 
 class WaitForecast:
@@ -54,18 +90,17 @@ class WaitForecast:
         """Return how long a choice that has `so_far` tokens still has its row."""
         return max(0.0, self._expected(max_tokens, so_far) - so_far) * self._pace.seconds_per_token
 
-    def seconds_to_row(self, number: int, work: Work) -> float:
-        """Return the seconds until a row has come free for the `number`-th time."""
-        busy = len(work.seconds_left)
-        free = max(0, self._rows - busy)
-        if work.engine_waits and busy:
-            free = work.beginning
-        rounds, row = divmod(number - 1, free + busy)
-        first = 0.0 if row < free + work.given_up else work.seconds_left[row - free]
+    def row_times(self, work: Work) -> RowTimes:
+        """Return the times at which rows come free behind this work."""
+        left = work.running.seconds_left
+        free = max(0, self._rows - len(left))
+        if work.running.engine_waits and left:
+            free = work.running.beginning
         round_seconds = self.seconds_of(work.max_tokens)
         if work.prompt_tokens:
             round_seconds += self._pace.prompt_seconds(work.prompt_tokens)
-        return first + rounds * round_seconds
+        given_up = min(work.given_up, len(left))
+        return RowTimes([*repeat(0.0, free + given_up), *left[given_up:]], round_seconds)
 
     def seconds_to_start(self, choices: int, prompt_tokens: int, work: Work) -> float:
         """Return the seconds until the `choices`-th choice gets a row, and its prompt its turn.
@@ -78,7 +113,7 @@ class WaitForecast:
         prompts = self._pace.queue_seconds(prompt_tokens)
         if not self._lengths.known:
             return prompts
-        return max(self.seconds_to_row(choices + work.unbegun, work), prompts)
+        return max(self.row_times(work).seconds_to(choices + work.unbegun), prompts)
 
     def _expected(self, max_tokens: float, so_far: int) -> float:
         """Return the tokens of a choice, of a guessed number where too few answers have ended."""

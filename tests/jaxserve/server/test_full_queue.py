@@ -34,7 +34,7 @@ from jaxserve.server.core.place_forecast import (
     SPREAD_SECONDS,
     PlaceForecast,
 )
-from jaxserve.server.core.wait_forecast import FIRST_TOKENS, Work
+from jaxserve.server.core.wait_forecast import FIRST_TOKENS, Running, Work
 from tests.jaxserve.server.http.harness import Http, serving
 
 STEP = 0.02  # seconds
@@ -89,22 +89,21 @@ def test_a_choice_that_outlives_the_usual_goes_on_for_half_as_long_again() -> No
 
 def test_places_come_free_when_rows_do() -> None:
     places = forecast(Clock(), rows=2, answers=KNOWN, length=100)
-    work = Work([0.5, 1.5], max_tokens=100)
-    found = [places.seconds_to_place(number, work) for number in range(1, 6)]
+    work = Work(Running([0.5, 1.5]), max_tokens=100)
+    found = [places.place_times(work)(number) for number in range(1, 6)]
     assert found == pytest.approx([0.5, 1.5, 2.5, 3.5, 4.5])
     # The choices of a request before the place get their rows first.
-    found = [
-        places.seconds_to_place(number, Work([0.5, 1.5], choices=2, max_tokens=100))
-        for number in (1, 2)
-    ]
+    work = Work(Running([0.5, 1.5]), choices=2, max_tokens=100)
+    found = [places.place_times(work)(number) for number in (1, 2)]
     assert found == pytest.approx([0.5, 2.5])
 
 
 def test_a_free_row_counts_unless_the_engine_cannot_use_it() -> None:
     places = forecast(Clock(), rows=3, answers=KNOWN, length=100)
-    assert places.seconds_to_place(1, Work([0.5])) == 0
-    assert places.seconds_to_place(3, Work([0.5])) == pytest.approx(0.5)
-    assert places.seconds_to_place(1, Work([0.5], engine_waits=True)) == pytest.approx(0.5)
+    assert places.place_times(Work(Running([0.5])))(1) == 0
+    assert places.place_times(Work(Running([0.5])))(3) == pytest.approx(0.5)
+    waiting = Work(Running([0.5], engine_waits=True))
+    assert places.place_times(waiting)(1) == pytest.approx(0.5)
 
 
 # ---- who comes back when
@@ -112,7 +111,7 @@ def test_a_free_row_counts_unless_the_engine_cannot_use_it() -> None:
 
 def test_each_client_is_told_a_time_of_its_own() -> None:
     places = forecast(Clock(), answers=KNOWN, length=100)
-    work = Work([1.0], max_tokens=100)
+    work = Work(Running([1.0]), max_tokens=100)
     told = [places.come_back_in(work) for _ in range(4)]
     assert told == pytest.approx([LATE * seconds for seconds in (1, 3, 5, 7)])
 
@@ -120,7 +119,7 @@ def test_each_client_is_told_a_time_of_its_own() -> None:
 def test_a_client_that_came_or_will_not_come_any_more_is_counted_no_longer() -> None:
     clock = Clock()
     places = forecast(clock, answers=KNOWN, length=100)
-    work = Work([1.0], max_tokens=100)
+    work = Work(Running([1.0]), max_tokens=100)
     first, second = places.come_back_in(work), places.come_back_in(work)
     clock.now = first
     places.note_arrival()  # and finds the place taken
@@ -133,25 +132,28 @@ def test_a_client_that_came_or_will_not_come_any_more_is_counted_no_longer() -> 
 def test_a_promise_that_came_too_early_takes_no_place() -> None:
     """Its client will find none and be told again."""
     load = LoadModel(1, 512, 4096, Clock())
-    guessed = [load.places.come_back_in(Work([])) for _ in range(3)]
+    guessed = [load.places.come_back_in(Work(Running([]))) for _ in range(3)]
     load.pace.observe_tokens(STEP, 1)
     assert max(guessed) < 10
-    assert load.places.come_back_in(Work([10.0], max_tokens=100)) == pytest.approx(LATE * 10)
+    work = Work(Running([10.0]), max_tokens=100)
+    assert load.places.come_back_in(work) == pytest.approx(LATE * 10)
 
 
 def test_the_bounds() -> None:
     places = forecast(Clock(), answers=KNOWN, length=100)
-    assert places.come_back_in(Work([0.0])) == MIN_SECONDS
-    told = [places.come_back_in(Work([1e6])) for _ in range(50)]
+    assert places.come_back_in(Work(Running([0.0]))) == MIN_SECONDS
+    told = [places.come_back_in(Work(Running([1e6]))) for _ in range(50)]
     assert all(MAX_SECONDS - SPREAD_SECONDS <= each <= MAX_SECONDS for each in told)
     assert len(set(told)) == 50, "they do not come back together"
     places = forecast(Clock(), answers=KNOWN, length=100)
-    assert places.come_back_in(Work([1.0], max_tokens=100), places=3) == pytest.approx(LATE * 5)
+    work = Work(Running([1.0]), max_tokens=100)
+    assert places.come_back_in(work, places=3) == pytest.approx(LATE * 5)
 
 
 def test_before_the_first_step_a_place_a_second_is_guessed() -> None:
     places = LoadModel(1, 512, 4096, Clock()).places
-    assert [places.come_back_in(Work([])) for _ in range(2)] == pytest.approx([LATE, 2 * LATE])
+    told = [places.come_back_in(Work(Running([]))) for _ in range(2)]
+    assert told == pytest.approx([LATE, 2 * LATE])
 
 
 # ---- a simulation
@@ -205,7 +207,7 @@ class Simulation:
                 self.load.waits.seconds_left(self.max_tokens, round((self.clock.now - each) / STEP))
                 for each in self.began
             )
-            seconds = self.places.come_back_in(Work(left, max_tokens=self.max_tokens))
+            seconds = self.places.come_back_in(Work(Running(left), max_tokens=self.max_tokens))
             self.later(seconds + STEP * self.draw.random(), lambda: self.ask(attempt + 1))
 
     def begin(self) -> None:
@@ -255,7 +257,7 @@ def test_a_limit_far_above_the_usual_length_costs_no_tries(
 def test_clients_that_never_come_back_do_not_send_others_away() -> None:
     clock = Clock()
     places = forecast(clock, answers=KNOWN, length=100)
-    work = Work([1.0], max_tokens=100)
+    work = Work(Running([1.0]), max_tokens=100)
     for _ in range(200):
         clock.now += 1.0
         places.note_arrival()
@@ -272,7 +274,7 @@ def test_the_time_between_places_counts_where_nothing_else_explains_it() -> None
     for _ in range(5):
         places.observe_place(0.0, others_wait=True)
         clock.now += 2.0
-    told = [places.come_back_in(Work([])) for _ in range(3)]
+    told = [places.come_back_in(Work(Running([]))) for _ in range(3)]
     assert told == pytest.approx([LATE * seconds for seconds in (2, 4, 6)])
 
 
@@ -285,7 +287,7 @@ def test_time_without_any_client_is_no_time_between_places() -> None:
     clock.now = 3600.0
     load.places.observe_place(clock.now - 0.5, others_wait=False)
     load.pace.observe_first_token(10, clock.now - 0.5, clock.now, others_wait=False)
-    assert load.places.come_back_in(Work([])) == pytest.approx(LATE * 0.5)
+    assert load.places.come_back_in(Work(Running([]))) == pytest.approx(LATE * 0.5)
     assert load.pace.queue_seconds(10) == pytest.approx(0.5)
 
 
