@@ -60,7 +60,10 @@ async def _forward(i: int, answer: Answer, queue: asyncio.Queue[Merged]) -> None
 
 async def while_connected[T](request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Return the work's result; cancel it and raise ClientDisconnect if the client goes away."""
-    task = asyncio.create_task(work)
+    # It runs at once, until it waits for something: most refusals are made without.
+    task = asyncio.Task(work, loop=asyncio.get_running_loop(), eager_start=True)
+    if task.done():
+        return task.result()
     gone = asyncio.create_task(_disconnect(request))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
