@@ -15,6 +15,7 @@ from jaxserve.engine.engine_thread import EngineThread
 from jaxserve.errors import RestartingError
 from jaxserve.llm import LLM
 from jaxserve.server import cards
+from jaxserve.server.compute_priority import lower_compute_priority
 from jaxserve.server.core.client_rules import ANY_CLIENT, ClientRules
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.core.request_observer import RequestObserver
@@ -33,6 +34,7 @@ from jaxserve.server.observe.traffic_log import TrafficLog
 from jaxserve.server.readiness import Phase, Readiness
 from jaxserve.server.security.auth import BearerTokens
 from jaxserve.server.serving_state import PrefillEngine, ServingState
+from jaxserve.sharding.mesh import platform
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -196,6 +198,8 @@ class ServerProcess:
         # Modules and compiled steps stay for ever. Without this every full collection would walk
         # all of them, and hold up every stream meanwhile.
         gc.freeze()
+        if platform(llm.runner.mesh) == "cpu":
+            lower_compute_priority()
         return ServingState(
             service,
             thread,

@@ -23,6 +23,7 @@ import pytest
 from jaxserve.client import CallError, Client
 from jaxserve.errors import JaxserveError
 from jaxserve.sampling_params import SamplingParams
+from jaxserve.server.compute_priority import NICENESS
 from tests.compiled_steps import compiled_steps_folder
 
 pytestmark = pytest.mark.system
@@ -215,6 +216,18 @@ def test_every_client_gets_the_same_text(server: Process) -> None:
             [{"role": "user", "content": "What is 7 plus 5?"}], temperature=0, max_tokens=16
         )
     assert chat.choices[0].message.content == answer.choices[0].text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a priority for each thread")
+def test_the_computation_goes_behind_clients(server: Process) -> None:
+    pid = server.popen.pid
+    niceness = {
+        (folder / "comm").read_text().strip(): os.getpriority(os.PRIO_PROCESS, int(folder.name))
+        for folder in Path(f"/proc/{pid}/task").glob("*")
+        if folder.exists()
+    }
+    own = os.getpriority(os.PRIO_PROCESS, pid)
+    assert niceness["tf_XLAEigen"] == min(own + NICENESS, 19)
 
 
 def test_metrics_and_nothing_compiled_while_serving(server: Process) -> None:
