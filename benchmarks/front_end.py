@@ -15,7 +15,6 @@ every step: what gRPC alone costs.
 
 import argparse
 import asyncio
-import gc
 import itertools
 import json
 import statistics
@@ -34,25 +33,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.device import about
-from benchmarks.host_path import NoDevice
-from jaxserve.chat import Chat
-from jaxserve.cli.flags import BUNDLED
-from jaxserve.config import EngineConfig, EngineOptions, resolve
-from jaxserve.engine.engine import Engine
-from jaxserve.engine.engine_thread import EngineThread, StepReport
-from jaxserve.engine.host.scheduler import Scheduler
-from jaxserve.engine.plan import StepOutput, StepPlan
-from jaxserve.prompts import Prompts
+from benchmarks.steady_device import SteadyDevice, steady_service
+from jaxserve.config import EngineOptions, resolve
+from jaxserve.engine.engine_thread import StepReport
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.core.service import Service
 from jaxserve.server.grpc.inference import InferenceServicer
 from jaxserve.server.grpc.server import Health, bind, new_server
-from jaxserve.server.observe.metrics import Metrics
-from jaxserve.server.readiness import Readiness
 from jaxserve.server.security.auth import BearerTokens
-from jaxserve.server.serving_state import EngineCard, ModelCard, ServingState
-from jaxserve.structure.grammars import Grammars
-from jaxserve.tokenizer import load_tokenizer
 from jaxserve.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 
 LAG_EVERY = 0.005  # seconds
@@ -78,30 +65,6 @@ class Result:
     lag_p99_ms: float
     step_over_p50_ms: float
     step_over_p99_ms: float
-
-
-class SteadyDevice(NoDevice):
-    """A device whose steps take `seconds`.
-
-    A step begins at the end of the one before, or at its launch if that is later.
-    """
-
-    def __init__(self, config: EngineConfig, seconds: float):
-        super().__init__(config)
-        self._seconds = seconds
-        self._free = 0.0
-        self._due: dict[int, float] = {}
-        self.ends: list[float] = []
-
-    def launch(self, plan: StepPlan) -> np.ndarray:
-        self._free = max(self._free, time.monotonic()) + self._seconds
-        self._due[plan.number] = self._free
-        return super().launch(plan)
-
-    def collect(self, plan: StepPlan, handle: np.ndarray) -> StepOutput:
-        time.sleep(max(0.0, self._due.pop(plan.number) - time.monotonic()))
-        self.ends.append(time.monotonic())
-        return super().collect(plan, handle)
 
 
 # ---- the server's process
@@ -175,51 +138,22 @@ async def serve(streams: int, steps: int, seconds: float) -> None:
         max_batch=streams, step_tokens=streams * 16, max_context=steps + 64, prefix_cache=False
     )
     config = resolve(options, max_positions=4096, lanes=1, affordable_tokens=2**40)
-    tokenizer = load_tokenizer(BUNDLED)
     device = SteadyDevice(config, seconds)
-    readiness = Readiness()
-    loop = asyncio.get_running_loop()
-    engine = Engine(Scheduler(config), device)
     made = 0
     engine_cpu = 0.0
 
-    def deliver(news: StepReport) -> None:
+    def observe(report: StepReport) -> None:
         nonlocal made, engine_cpu
-        made += sum(len(event.tokens) for event in news.events)
+        made += sum(len(event.tokens) for event in report.events)
         engine_cpu = time.thread_time()
-        loop.call_soon_threadsafe(service.take, news)
 
-    thread = EngineThread(
-        engine, deliver, lambda error: loop.call_soon_threadsafe(print, repr(error)) and None
-    )
-    prompts = Prompts(
-        tokenizer,
-        Chat(BUNDLED, tokenizer),
-        (),
-        tokenizer.vocab_size,
-        config.max_context,
-        config.capacity,
-        engine.scheduler.max_tokens,
-        Grammars(tokenizer, (), tokenizer.vocab_size),
-    )
-    observers = (Metrics(lambda: 0),)
-    service = Service(prompts, thread, config.max_batch, config.step_tokens, Limits(), observers)
+    steady = steady_service(config, device, observe)
     tokens = BearerTokens()
-    inference = InferenceServicer(readiness, tokens)
+    inference = InferenceServicer(steady.readiness, tokens)
     server = new_server(Limits(), tokens, Health(), inference, None)
     port = bind(server, "127.0.0.1", 0, None, "--port")
     await server.start()
-    gc.collect()
-    gc.freeze()  # as serve does
-    thread.start()
-    card = ModelCard(
-        "fake", "fake", 0, "int32", tokenizer.vocab_size, config.max_context, (), False
-    )
-    readiness.set_ready(
-        ServingState(
-            service, thread, card, EngineCard({}, {}, "fake", [], streams, 0, 64, 0), lambda: 0
-        )
-    )
+    steady.open()
     print(json.dumps({"port": port}), flush=True)
     figures = await watch(lambda: engine_cpu)
     ends = device.ends[2:]
@@ -231,7 +165,7 @@ async def serve(streams: int, steps: int, seconds: float) -> None:
     figures["made"] = made
     print(json.dumps(figures), flush=True)
     await server.stop(0)
-    thread.close()
+    steady.thread.close()
 
 
 async def watch_lag(lags: list[float]) -> None:
