@@ -1,6 +1,7 @@
 """Priority of the threads that compute on a CPU, below that of the threads that serve clients."""
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,17 +11,23 @@ COMPUTING = "tf_XLA"  # with which the names of XLA's threads begin
 # A thread of this niceness gets half of the time of a usual one that wants the same processor.
 NICENESS = 3
 
+log = logging.getLogger("jaxserve.serve")
+
 
 def lower_compute_priority() -> None:
     """Let all other threads of the process go before those of XLA.
 
     A server that computes on the processors keeps all of them busy, and the threads that serve
     clients would wait for their turn several times for each message. Does nothing on systems other
-    than Linux.
+    than Linux, and logs a warning where the system does not allow it.
     """
-    for thread in _computing_threads():
-        with contextlib.suppress(ProcessLookupError):  # it has ended
-            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
+    try:
+        for thread in _computing_threads():
+            niceness = os.getpriority(os.PRIO_PROCESS, 0) + NICENESS  # 0: of this thread
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.setpriority(os.PRIO_PROCESS, thread, niceness)
+    except OSError as error:
+        log.warning("the threads that compute keep their priority, and clients may wait: %s", error)
 
 
 def _computing_threads() -> Iterator[int]:
