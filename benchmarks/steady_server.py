@@ -3,8 +3,11 @@
     python -m benchmarks.steady_server [--rows 16] [--step-ms 20] [--prompt-token-us 20]
                                        [--port 50051] [--http-port 8000]
 
-gRPC, HTTP, service and engine are those of serve; tokens are made up (id 1). Give the server a core
-and `jaxserve bench overload --target ... --clients ROWS` another one. Ctrl-C ends it.
+gRPC, HTTP, service and engine are those of serve; the tokens are made up. Give the server a core
+(`taskset -c 0`), and the load another one; Ctrl-C ends the server:
+
+    python -m jaxserve.bench overload --target grpc://127.0.0.1:50051 --clients ROWS
+                                      --tokenizer checkpoints/bundled/tiny-chat
 """
 
 import argparse
