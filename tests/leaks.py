@@ -39,12 +39,7 @@ class LeakReporter:
         self._opened_by: dict[str, str] = {}  # key of a resource -> test that shares fixtures
 
     def pytest_collection_finish(self) -> None:
-        """Leave out of later garbage collections what all tests have imported, half a second each.
-
-        What a test makes is collected as before.
-        """
-        gc.collect()
-        gc.freeze()
+        leave_out_of_later_collections()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
@@ -70,9 +65,20 @@ class LeakReporter:
         lines = [f"{text} ({self._opened_by.get(key, item.name)})" for key, text in left.items()]
         if ends_its_module(item, nextitem):
             self._opened_by.clear()
+            leave_out_of_later_collections()
         if lines or complaints:
             pytest.fail("not closed: " + "; ".join([*lines, *complaints]), pytrace=False)
         return result
+
+
+def leave_out_of_later_collections() -> None:
+    """Collect garbage now, and leave what is alive out of later collections.
+
+    Imports and jax's caches become a million objects, of which each collection would take most of a
+    second. What later tests make is collected as before.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def shares_fixtures(item: pytest.Item) -> bool:
