@@ -20,7 +20,7 @@ class Outlook:
 
     Attributes:
         wait: Seconds until its first chunk is computed.
-        own: Seconds that the answer takes from then on.
+        own: Seconds that the answer takes from then on, more than nine of ten like it if it waits.
         work: Work ahead of it.
     """
 
@@ -119,8 +119,12 @@ class DeadlineCheck:
         pace = self._load.pace
         expected = self._expected_tokens(tokens, incoming)
         rounds = self._load.rounds(incoming.client, choices, running)
-        own = pace.prompt_seconds(tokens) + rounds * expected * pace.seconds_per_token
         wait = self._load.waits.seconds_to_start(ahead.choices + choices, ahead.prompt_tokens, work)
+        # A row that is free would be idle without this request; one that others wait for had better
+        # go to an answer that is in time even if it turns out slow.
+        slowness = pace.slowness.value if wait else 1.0
+        tokens_seconds = rounds * expected * pace.seconds_per_token
+        own = pace.prompt_seconds(tokens) + tokens_seconds * slowness
         return Outlook(wait, own, work)
 
     def _too_late(

@@ -4,6 +4,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from jaxserve.engine.engine_thread import Loads, StepReport
 from jaxserve.engine.events import Times, TokenEvent
@@ -14,6 +15,16 @@ from jaxserve.server.core.pace import Pace
 from jaxserve.server.core.place_forecast import PlaceForecast
 from jaxserve.server.core.wait_forecast import Running, WaitForecast, Work
 from jaxserve.server.core.waiting_queue import WaitingQueue
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """First message of an answer, and the pace that was known then."""
+
+    choice: int
+    tokens: int
+    at: float
+    seconds_per_token: float
 
 
 class LoadModel:
@@ -44,6 +55,7 @@ class LoadModel:
         self.lengths = AnswerLengths()
         self.waits = WaitForecast(rows, self.pace, self.lengths)
         self.places = PlaceForecast(self.waits, clock)
+        self._begun: dict[str, _Begun] = {}  # by request id
         # Choice whose messages are timed: the engine's id of its request, and its index.
         self._followed: tuple[str, int] | None = None
         self._followed_at = 0.0  # time of its last message
@@ -160,11 +172,18 @@ class LoadModel:
             tokens = answer.prompt_tokens
             self.pace.observe_prompt(tokens, times.cached, computed - times.admitted)
             self.pace.observe_first_token(
-                tokens - times.cached, answer.submitted, computed, others_wait
+                tokens - times.cached, times.admitted, computed, others_wait
+            )
+            self._begun[answer.id] = _Begun(
+                event.index, len(event.tokens), computed, self.pace.seconds_per_token
             )
 
     def observe_end(self, answer: Answer) -> None:
-        """Take in the lengths of an answer's choices that had begun."""
+        """Take in the lengths of an answer's choices that had begun, and its pace."""
+        if begun := self._begun.pop(answer.id, None):
+            seconds = answer.last_tokens_at.get(begun.choice, begun.at) - begun.at
+            later = answer.received[begun.choice] - begun.tokens
+            self.pace.observe_answer(seconds, later, begun.seconds_per_token)
         if answer.incoming.embed or answer.incoming.prefill:
             return
         for completion in answer.completions:

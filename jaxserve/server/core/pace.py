@@ -9,6 +9,12 @@ SOME = 8  # values from which on the largest is left out
 # Factor by which each value raises what is known of the fastest: one good moment is forgotten in
 # thousands of values, a machine that has become slower is learnt in the end.
 RISE = 1.0002
+# Of answers, whose pace is compared with that of their first token.
+ANSWERS = 64  # newest that count
+FEWEST_ANSWERS = 8  # from which on something is known
+FEWEST_TOKENS = 8  # behind its first token, without which an answer says little
+IN_TIME = 0.9  # share of answers that are to be no slower than expected
+MOST_SLOWNESS = 2.0
 
 
 class RunningMean:
@@ -44,11 +50,36 @@ class SteadyMean:
             self.value = (sum(self._values) - max(self._values)) / (len(self._values) - 1)
 
 
+class Slowness:
+    """Learns how much slower answers turn out than the pace that was known when they began.
+
+    Attributes:
+        value: Factor that nine of ten answers do not exceed, 1 to MOST_SLOWNESS.
+    """
+
+    def __init__(self) -> None:
+        self.value = 1.0
+        self._factors: deque[float] = deque(maxlen=ANSWERS)
+
+    def add(self, factor: float) -> None:
+        """Take in how much longer the tokens of an answer took than expected."""
+        self._factors.append(factor)
+        if len(self._factors) >= FEWEST_ANSWERS:
+            slow = sorted(self._factors)[int(IN_TIME * len(self._factors))]
+            self.value = min(max(slow, 1.0), MOST_SLOWNESS)
+
+
 class Pace:
-    """Learns how long tokens and prompts take. Lives on the event loop; times are in seconds."""
+    """Learns how long tokens and prompts take. Lives on the event loop; times are in seconds.
+
+    Attributes:
+        seconds_per_token: Time of each token of a choice that has one; 0 until it is known.
+        slowness: What is known of answers that turn out slower.
+    """
 
     def __init__(self, step_tokens: int):
-        self.seconds_per_token = 0.0  # of a choice that has a token; 0 until it is known
+        self.seconds_per_token = 0.0
+        self.slowness = Slowness()
         self._step_tokens = step_tokens  # most tokens that a step computes in one lane
         self._tokens = SteadyMean()
         self._fastest_token = _Fastest()
@@ -75,16 +106,31 @@ class Pace:
         self._observe_prompt_time(tokens - cached, seconds)
 
     def observe_first_token(
-        self, uncached: int, submitted: float, now: float, others_wait: bool
+        self, uncached: int, admitted: float, now: float, others_wait: bool
     ) -> None:
-        """Take in that a prompt is computed, and whether others wait for their first token."""
+        """Take in that a prompt is computed, and whether others wait for their first token.
+
+        Args:
+            admitted: Time at which the prompt got its row.
+        """
         if self._last_prompt_at is not None:
-            # Those that waited may have left, and the server been idle since.
-            seconds = now - max(self._last_prompt_at, submitted)
+            # Not the time for which rows were missing, nor that of a server without requests.
+            seconds = now - max(self._last_prompt_at, admitted)
             self._computed_tokens.add(uncached)
             self._computing_seconds.add(seconds)
             self._observe_prompt_time(uncached, seconds)
         self._last_prompt_at = now if others_wait else None
+
+    def observe_answer(self, seconds: float, tokens: int, expected: float) -> None:
+        """Take in an answer that has ended.
+
+        Args:
+            seconds: Time from its first token to its last.
+            tokens: Number of tokens behind the first.
+            expected: Seconds of each token, as known when its first came; 0 if nothing was.
+        """
+        if expected and tokens >= FEWEST_TOKENS:
+            self.slowness.add(seconds / tokens / expected)
 
     def _observe_prompt_time(self, uncached: int, seconds: float) -> None:
         # Several short prompts are computed in one step, so that their times say little.

@@ -25,8 +25,18 @@ from tests.fake_runner import FakeRunner
 from tests.jaxserve.engine.host.driver import config_of
 from tests.jaxserve.server.harness import new_prompts
 
-STEP_SECONDS = 0.005  # of an empty step
-TOKEN_SECONDS = 0.0002  # of each token in a step
+
+@dataclass(frozen=True)
+class Steps:
+    """How long the steps of a device take."""
+
+    empty: float = 0.005  # seconds of a step without tokens
+    token: float = 0.0002  # seconds of each token
+    spread: float = 0.0  # share of its time by which a step takes more or less
+    stalls: float = 0.0  # share of steps that take four times as long
+
+
+EVEN_STEPS = Steps()
 
 
 class SimulatedLoop(asyncio.SelectorEventLoop):
@@ -62,11 +72,18 @@ class _Jumps:
 class TimedRunner(FakeRunner):
     """A fake device that says how long its last step takes."""
 
-    seconds = 0.0
+    def __init__(self, config: EngineConfig, steps: Steps):
+        super().__init__(config)
+        self.seconds = 0.0
+        self._steps = steps
+        self._draw = random.Random(2)
 
     def launch(self, plan: StepPlan) -> StepOutput:
+        steps = self._steps
         tokens = sum(size for lane in plan.lanes for size in lane.sizes)
-        self.seconds = STEP_SECONDS + TOKEN_SECONDS * tokens
+        seconds = steps.empty + steps.token * tokens
+        seconds *= 1 + steps.spread * self._draw.uniform(-1, 1)
+        self.seconds = seconds * (4 if self._draw.random() < steps.stalls else 1)
         return super().launch(plan)
 
 
@@ -147,6 +164,7 @@ class Simulation:
         rows: int = 16,
         limits: Limits | None = None,
         rules: ClientRules = ANY_CLIENT,
+        steps: Steps = EVEN_STEPS,
         **config: Any,
     ):
         limits = limits or Limits()
@@ -154,7 +172,7 @@ class Simulation:
         self.rows = rows
         sizes = {"max_context": 512, "num_pages": 4096, "step_tokens": 128} | config
         self.config: EngineConfig = config_of(max_batch=rows, page_size=4, **sizes)
-        self.runner = TimedRunner(self.config)
+        self.runner = TimedRunner(self.config, steps)
         self.engine = Engine(Scheduler(self.config), self.runner, self.loop.time)
         prompts = new_prompts(folder, self.engine, self.config, limits)
         thread = SimulatedThread(self.engine, self.runner, self.loop)

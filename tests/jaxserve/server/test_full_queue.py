@@ -25,7 +25,13 @@ from jaxserve.engine.events import Finish, FinishReason, TokenEvent
 from jaxserve.server.core.answer_lengths import KNOWN
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.core.load_model import LoadModel
-from jaxserve.server.core.pace import Pace
+from jaxserve.server.core.pace import (
+    ANSWERS,
+    FEWEST_ANSWERS,
+    FEWEST_TOKENS,
+    MOST_SLOWNESS,
+    Pace,
+)
 from jaxserve.server.core.place_forecast import (
     GONE,
     LATE,
@@ -330,6 +336,30 @@ def test_a_prompt_that_was_computed_for_nothing_is_no_time_of_the_next() -> None
     pace.forget_last_prompt()
     pace.observe_first_token(10, 0.0, 20.0, others_wait=True)
     assert pace.queue_seconds(100) == known == pytest.approx(1.0)
+
+
+def test_the_wait_for_a_row_is_no_time_of_a_prompt() -> None:
+    pace = Pace(512)
+    pace.observe_first_token(10, 0.0, 1.0, others_wait=True)
+    pace.observe_first_token(10, 5.0, 5.1, others_wait=True)
+    assert pace.queue_seconds(100) == pytest.approx(1.0)
+
+
+def test_most_answers_are_no_slower_than_expected() -> None:
+    pace = Pace(512)
+    for number in range(FEWEST_ANSWERS - 1):
+        pace.observe_answer(3.0, 10, 0.1)
+        pace.observe_answer(3.0, FEWEST_TOKENS - 1, 0.1)  # says little
+        pace.observe_answer(3.0, 10, 0.0)  # nothing was expected
+        assert pace.slowness.value == 1.0, number
+    pace.observe_answer(3.0, 10, 0.1)
+    assert pace.slowness.value == MOST_SLOWNESS
+    for number in range(ANSWERS):
+        pace.observe_answer(1.5 if number % 5 == 0 else 0.5, 10, 0.1)
+    assert pace.slowness.value == pytest.approx(1.5)
+    for _ in range(ANSWERS):
+        pace.observe_answer(0.5, 10, 0.1)
+    assert pace.slowness.value == 1.0
 
 
 def test_prompts_that_end_in_one_step_take_no_time_of_their_own() -> None:

@@ -13,7 +13,7 @@ import pytest
 from jaxserve.errors import DeadlineError
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.server.core.incoming_request import IncomingRequest
-from tests.jaxserve.server.simulation import Mix, Simulation
+from tests.jaxserve.server.simulation import Mix, Simulation, Steps
 
 SECONDS = 6.0
 MIXES = {
@@ -48,6 +48,19 @@ def test_goodput_stays_at_the_capacity(simulation: Simulation, name: str) -> Non
     alone = simulation.closed(mix, 1, SECONDS)
     assert alone.good >= alone.sent - 1, "only the last one may end after the time"
     assert (alone.refused, alone.late) == (0, 0), "nothing of the overload is left"
+
+
+def test_steps_of_uneven_length_cut_few_answers(tmp_path: Path) -> None:
+    """With rows that went to answers as slow as expected, a third were cut at their deadline."""
+    steps = Steps(empty=0.06, token=0.002, spread=0.3, stalls=0.02)
+    simulation = Simulation(tmp_path, steps=steps)
+    mix = Mix(output_tokens=(32,), deadlines=(6.0,))
+    simulation.closed(mix, simulation.rows, 12.0)
+    capacity = simulation.closed(mix, simulation.rows, 30.0).goodput
+    found = simulation.open(mix, 4 * capacity, 30.0)
+    simulation.close()
+    assert found.late <= 0.1 * (found.sent - found.refused)
+    assert found.goodput >= 0.8 * capacity, "the first answers come after 4 of the 30 seconds"
 
 
 def test_below_the_capacity_nobody_is_refused(simulation: Simulation) -> None:
