@@ -69,7 +69,7 @@ test-repeat: $(VENV)/.dev ## run the tests RUNS times in random order, every sec
 mutants: $(VENV)/.dev ## put faults into the sources, one after the other: the tests have to notice
 	$(RUN) tests.mutants $(MUTANTS)
 
-test-slow: $(VENV)/.dev ## more cases of what they show with one: an hour
+test-slow: $(VENV)/.dev ## more cases of what they show with some: an hour and a half
 	$(RUN) pytest -q $(SPREAD) -m "slow and not random_kernels and not matrix and not deviceless" $(PYTEST_ARGS)
 
 test-lm-eval: $(VENV)/.dev $(LM_EVAL)/.installed ## lm_eval through a server and through transformers, in an environment of its own

@@ -121,6 +121,7 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
     assert extras <= set(metadata.get_all("Provides-Extra", []))
 
 
+@pytest.mark.slow
 def test_the_wheel_of_the_checkout_is_that_of_the_source_distribution(
     wheel: Path, tmp_path: Path
 ) -> None:

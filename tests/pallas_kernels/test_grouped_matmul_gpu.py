@@ -14,6 +14,7 @@ from jaxserve.pallas_kernels.grouped_matmul import gpu
 from jaxserve.pallas_kernels.grouped_matmul.gpu_plan import NARROW, WIDE, plan_of
 from tests.pallas_kernels.grouped_case import BF16, Shape, check, compiled, shapes
 from tests.pallas_kernels.hopper_kernels import interpreted_or_run
+from tests.slow_cases import slow_but
 
 FLOAT8 = ml_dtypes.float8_e4m3fn
 KEPT = ((None, 0), (np.int8, 0), (FLOAT8, 0))
@@ -49,6 +50,8 @@ WIDE_SHAPES = [
     ),
 ]
 
+SHAPES = [*NARROW_SHAPES, *WIDE_SHAPES]
+
 
 @pytest.fixture(autouse=True)
 def kernels_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -58,7 +61,7 @@ def kernels_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("shape", [*NARROW_SHAPES, *WIDE_SHAPES], ids=str)
+@pytest.mark.parametrize("shape", slow_but(SHAPES, SHAPES[::2]), ids=str)
 def test_rows_times_their_experts_weight(shape: Shape) -> None:
     assert plan_of(shape.options, shape.demand).columns == (
         WIDE if shape in WIDE_SHAPES else NARROW

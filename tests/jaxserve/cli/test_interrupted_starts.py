@@ -23,7 +23,8 @@ pytestmark = pytest.mark.system
 ROOT = Path(__file__).parents[3]
 MODEL = ROOT / "checkpoints" / "bundled" / "tiny-chat"
 SECONDS = 3.0
-STEP = 0.02
+# Seconds from one moment to the next.
+STEPS = (0.06, pytest.param(0.02, marks=pytest.mark.slow))
 AT_ONCE = 3  # processes that run beside each other
 COMMANDS = (
     "-m jaxserve generate MODEL --prompt text --max-tokens 500",
@@ -107,14 +108,15 @@ def fault_of(words: list[str], after: float) -> str:
     return "" if ended or process.returncode in expected else f"{process.returncode}: {said}"
 
 
-def test_ctrl_c_at_any_moment_of_any_command(silent: str, tmp_path: Path) -> None:
-    """Every 20 ms of the first three seconds, each at a command after the other."""
+@pytest.mark.parametrize("step", STEPS)
+def test_ctrl_c_at_any_moment_of_any_command(step: float, silent: str, tmp_path: Path) -> None:
+    """Every 60 or 20 ms of the first three seconds, each at a command after the other."""
     jobs = []
-    for number, command in zip(range(round(SECONDS / STEP)), cycle(COMMANDS), strict=False):
+    for number, command in zip(range(round(SECONDS / step)), cycle(COMMANDS), strict=False):
         places = {"MODEL": str(MODEL), "SILENT": silent, "TARGET": str(tmp_path / str(number))}
         for name, place in places.items():
             command = command.replace(name, place)
-        jobs.append((command.split(), STEP * number))
+        jobs.append((command.split(), step * number))
     with ThreadPoolExecutor(AT_ONCE) as pool:
         faults = list(pool.map(lambda job: fault_of(*job), jobs))
     found = zip(jobs, faults, strict=True)

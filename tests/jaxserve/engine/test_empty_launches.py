@@ -16,6 +16,7 @@ from jaxserve.sampling_params import SamplingParams
 from jaxserve.sharding.mesh import MeshSpec
 from tests.jaxserve.engine.test_draft_model import drafter_factory
 from tests.jaxserve.engine.tiny import BASE, EXPERTS, LATENT, SPEC, WINDOWED, make_engine
+from tests.slow_cases import slow_but
 
 SMALL = replace(BASE, max_batch=2, step_tokens=16, cache_tokens=128)
 DRAFTS = 3
@@ -37,6 +38,8 @@ KINDS: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "embeddings": lambda: {"spec": replace(SPEC, embeds=True)},
 }
+# Other kinds have the steps of the slow ones, too.
+QUICK = [kind for kind in KINDS if kind not in ("full attention", "experts", "prompt lookup")]
 
 
 def request(i: int, embed: bool = False) -> Request:
@@ -56,7 +59,7 @@ def bits(runner: DeviceRunner) -> list[bytes]:
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(runner._state.current)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(list(KINDS), QUICK))
 def test_an_empty_launch_changes_no_bit_of_the_state(kind: str) -> None:
     engine, runner = make_engine(**{"options": SMALL} | KINDS[kind]())
     runner.warm_up(runner.buckets.buckets)

@@ -38,6 +38,7 @@ from tests.jaxserve.engine.tiny import (
     run,
 )
 from tests.jaxserve.loading.loaded import load_params
+from tests.slow_cases import slow_but
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 REQUESTS = 400
@@ -117,7 +118,7 @@ def wrong(found: Answers, expected: Answers | None = None) -> list[tuple[str, in
     return [choice for choice, each in found.items() if each.tokens != expected[choice].tokens]
 
 
-@pytest.mark.parametrize("mesh", [MeshSpec(), MeshSpec(data=2, tensor=2)])
+@pytest.mark.parametrize("mesh", slow_but([MeshSpec(), MeshSpec(data=2, tensor=2)], [MeshSpec()]))
 def test_four_hundred_requests_answer_as_each_alone(mesh: MeshSpec) -> None:
     found, engine = answers(CROWDED, mesh)
     assert wrong(found) == []
@@ -183,8 +184,8 @@ class SuccessorDrafter:
 @pytest.mark.parametrize(
     ("by_device", "mesh"),
     [
-        (False, MeshSpec()),
         (True, MeshSpec(data=2, tensor=2)),
+        pytest.param(False, MeshSpec(), marks=pytest.mark.slow),
         pytest.param(False, MeshSpec(data=2, tensor=2), marks=pytest.mark.slow),
         pytest.param(True, MeshSpec(), marks=pytest.mark.slow),
     ],

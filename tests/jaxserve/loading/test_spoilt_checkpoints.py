@@ -30,6 +30,7 @@ from jaxserve.loading.spec import ModelCheckpoint, read_architecture
 from jaxserve.loading.tensor_names import NAMINGS, is_of, naming_of
 from jaxserve.models.families import FAMILIES
 from tests.jaxserve.models.decoder_harness import one_device_mesh
+from tests.slow_cases import slow_but
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 EMBEDDING = "model.embed_tokens.weight"
@@ -62,6 +63,15 @@ def goldens() -> dict[str, list[Path]]:
 
 
 FOLDERS = goldens()
+# Plain, fused, and stacked tensors; experts of each spelling, latent attention, states, images.
+OF_EACH_LAYOUT = (
+    *("DeepseekV3ForCausalLM", "Ernie4_5_MoeForCausalLM", "Gemma3ForConditionalGeneration"),
+    *("Glm4MoeLiteForCausalLM", "GptOssForCausalLM", "GraniteMoeForCausalLM"),
+    *("HunYuanMoEV1ForCausalLM", "KimiK25ForConditionalGeneration", "Lfm2MoeForCausalLM"),
+    *("LlamaForCausalLM", "MiniMaxM2ForCausalLM", "Mistral3ForConditionalGeneration"),
+    *("MixtralForCausalLM", "Olmo2ForCausalLM", "Phi3ForCausalLM"),
+    "Qwen3_5MoeForConditionalGeneration",
+)
 
 
 class Golden:
@@ -203,7 +213,7 @@ def test_the_goldens_have_every_family() -> None:
     assert not {name for name, family in FAMILIES.items() if id(family) not in tables}
 
 
-@pytest.mark.parametrize("family", FOLDERS)
+@pytest.mark.parametrize("family", slow_but(list(FOLDERS), OF_EACH_LAYOUT))
 def test_every_kind_of_tensor_of_every_family(family: str) -> None:
     for golden, names in first_of_each_kind(family):
         golden.load({})
