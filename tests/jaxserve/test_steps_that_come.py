@@ -21,6 +21,8 @@ from tests.jaxserve.engine.tiny import BASE, make_engine
 pytestmark = pytest.mark.steps_come
 BUNDLED = Path(__file__).parents[2] / "checkpoints" / "bundled" / "tiny-chat-draft"
 SMALL = EngineOptions(max_batch=8, step_tokens=64, page_size=16, max_context=128)
+# Where a test compiles all of its steps anew.
+FEW_STEPS = replace(SMALL, max_batch=2, step_tokens=32)
 PROMPTS = ["Once", "The dog ran to the river and", "A cat"]
 GREEDY = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
 LONG = 100.0  # seconds
@@ -77,7 +79,7 @@ def test_a_deterministic_engine_waits_for_all() -> None:
 def test_a_call_beside_an_open_stream(tmp_path: Path) -> None:
     """It compiles while the background does, and both keep what they compile."""
     before = options_of_jax()
-    with LLM(BUNDLED, options=SMALL, compilation_cache=tmp_path) as llm:
+    with LLM(BUNDLED, options=FEW_STEPS, compilation_cache=tmp_path) as llm:
         stream = llm.stream("Once", max_tokens=40)
         next(stream)
         other = threading.Thread(target=lambda: llm.generate(PROMPTS * 3, **GREEDY), daemon=True)
@@ -94,10 +96,10 @@ def test_a_call_beside_an_open_stream(tmp_path: Path) -> None:
 def test_an_llm_made_while_another_one_s_steps_come_keeps_its_own_folder(tmp_path: Path) -> None:
     before = options_of_jax()
     folders = tmp_path / "a", tmp_path / "b"
-    with LLM(BUNDLED, options=SMALL, compilation_cache=folders[0]) as a:
+    with LLM(BUNDLED, options=FEW_STEPS, compilation_cache=folders[0]) as a:
         stream = a.run([a.prepare(prompt) for prompt in PROMPTS])
         next(stream)
-        with LLM(BUNDLED, options=SMALL, compilation_cache=folders[1]) as b:
+        with LLM(BUNDLED, options=FEW_STEPS, compilation_cache=folders[1]) as b:
             stream.close()
             wait_until(lambda: not a.runner.executables.background.busy)
             assert options_of_jax() == before
