@@ -113,7 +113,15 @@ class WaitForecast:
         prompts = self._pace.queue_seconds(prompt_tokens)
         if not self._lengths.known:
             return prompts
-        return max(self.row_times(work).seconds_to(choices + work.unbegun), prompts)
+        rows = self.row_times(work)
+        number = choices + work.unbegun
+        # Prompts are computed one after the other, each once it has a row. From the row on that
+        # comes latest of all, there is no pause between them: rows that come free together leave
+        # the last of their prompts waiting for all others.
+        each = prompts / number
+        first = max(1, number - self._rows + 1)
+        latest = max(rows.seconds_to(n) + (number - n) * each for n in range(first, number + 1))
+        return max(latest, rows.seconds_to(1) + prompts - each)
 
     def _expected(self, max_tokens: float, so_far: int) -> float:
         """Return the tokens of a choice, of a guessed number where too few answers have ended."""

@@ -79,6 +79,20 @@ def test_a_choice_takes_as_long_as_usual_and_at_most_its_max_tokens() -> None:
     assert unknown.seconds_of(30) == pytest.approx(30 * STEP)
 
 
+def test_prompts_are_computed_one_after_the_other_behind_their_rows() -> None:
+    """Rows that come free together leave the last prompt waiting for all others."""
+    load = load_of(Clock(), rows=4, answers=KNOWN, length=100)
+    load.pace.observe_first_token(10, 0.0, 0.0, others_wait=True)
+    load.pace.observe_first_token(10, 0.0, 0.5, others_wait=False)
+    together = Work(Running([2.0, 2.0, 2.0, 2.0]), prompt_tokens=10, max_tokens=100)
+    assert load.waits.seconds_to_start(1, 10, together) == pytest.approx(2.0)
+    assert load.waits.seconds_to_start(4, 40, together) == pytest.approx(2.0 + 3 * 0.5)
+    apart = Work(Running([1.0, 2.0, 3.0, 4.0]), prompt_tokens=10, max_tokens=100)
+    assert load.waits.seconds_to_start(4, 40, apart) == pytest.approx(4.0)
+    free = Work(Running([]), prompt_tokens=10, max_tokens=100)
+    assert load.waits.seconds_to_start(4, 40, free) == pytest.approx(3 * 0.5)
+
+
 def test_one_long_answer_changes_little() -> None:
     load = load_of(Clock(), answers=KNOWN, length=100)
     load.lengths.add(32_000, cut=True)
