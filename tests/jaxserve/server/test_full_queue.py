@@ -87,6 +87,8 @@ def test_prompts_are_computed_one_after_the_other_behind_their_rows() -> None:
     together = Work(Running([2.0, 2.0, 2.0, 2.0]), prompt_tokens=10, max_tokens=100)
     assert load.waits.seconds_to_start(1, 10, together) == pytest.approx(2.0)
     assert load.waits.seconds_to_start(4, 40, together) == pytest.approx(2.0 + 3 * 0.5)
+    first_apart = Work(Running([0.5, 2.0, 2.0, 2.0]), prompt_tokens=10, max_tokens=100)
+    assert load.waits.seconds_to_start(4, 40, first_apart) == pytest.approx(2.0 + 2 * 0.5)
     apart = Work(Running([1.0, 2.0, 3.0, 4.0]), prompt_tokens=10, max_tokens=100)
     assert load.waits.seconds_to_start(4, 40, apart) == pytest.approx(4.0)
     free = Work(Running([]), prompt_tokens=10, max_tokens=100)
