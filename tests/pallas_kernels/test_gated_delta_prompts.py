@@ -40,10 +40,6 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         yield request.param
 
 
-# The GPU's takes its interpreter ten seconds.
-mostly_on_tpu = pytest.mark.parametrize("kernel", slow_but(list(KERNELS), ["tpu"]), indirect=True)
-
-
 def options() -> Options:
     return Options(jax.devices()[0].device_kind)
 
@@ -166,7 +162,8 @@ def followed(heads: Heads, memory: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.array(answers), memory
 
 
-@mostly_on_tpu
+# The GPU's takes its interpreter twenty seconds.
+@pytest.mark.parametrize("kernel", slow_but(list(KERNELS), ["tpu"]), indirect=True)
 def test_a_prompt_has_the_same_bits_whatever_runs_beside_it(
     prefill: Callable[..., Advanced],
 ) -> None:
@@ -183,7 +180,6 @@ def test_a_prompt_has_the_same_bits_whatever_runs_beside_it(
     assert all(np.array_equal(x, y) for x, y in zip(alone, last, strict=True))
 
 
-@mostly_on_tpu
 def test_a_prompt_with_no_number_stays_in_its_row(prefill: Callable[..., Advanced]) -> None:
     asked = [random_sequence(seed, 9, MANY) for seed in range(3)]
     asked[1] = asked[1]._replace(inputs=np.full_like(asked[1].inputs, np.nan))
