@@ -20,7 +20,8 @@ class Outlook:
 
     Attributes:
         wait: Seconds until its first chunk is computed.
-        own: Seconds that the answer takes from then on, more than nine of ten like it if it waits.
+        own: Seconds that the answer takes from then on; nine of ten take no longer, if it waits for
+            a row.
         work: Work ahead of it.
     """
 
@@ -119,10 +120,12 @@ class DeadlineCheck:
         pace = self._load.pace
         expected = self._expected_tokens(tokens, incoming)
         rounds = self._load.rounds(incoming.client, choices, running)
-        wait = self._load.waits.seconds_to_start(ahead.choices + choices, ahead.prompt_tokens, work)
+        waits = self._load.waits
+        wait = waits.seconds_to_start(ahead.choices + choices, ahead.prompt_tokens, work)
         # A row that is free would be idle without this request; one that others wait for had better
         # go to an answer that is in time even if it turns out slow.
-        slowness = pace.slowness.value if wait else 1.0
+        is_free = waits.finds_free_row(ahead.choices + choices, work)
+        slowness = 1.0 if is_free else pace.slowness.value
         tokens_seconds = rounds * expected * pace.seconds_per_token
         own = pace.prompt_seconds(tokens) + tokens_seconds * slowness
         return Outlook(wait, own, work)

@@ -93,14 +93,16 @@ class WaitForecast:
     def row_times(self, work: Work) -> RowTimes:
         """Return the times at which rows come free behind this work."""
         left = work.running.seconds_left
-        free = max(0, self._rows - len(left))
-        if work.running.engine_waits and left:
-            free = work.running.beginning
         round_seconds = self.seconds_of(work.max_tokens)
         if work.prompt_tokens:
             round_seconds += self._pace.prompt_seconds(work.prompt_tokens)
         given_up = min(work.given_up, len(left))
-        return RowTimes([*repeat(0.0, free + given_up), *left[given_up:]], round_seconds)
+        free = self._free_rows(work) + given_up
+        return RowTimes([*repeat(0.0, free), *left[given_up:]], round_seconds)
+
+    def finds_free_row(self, choices: int, work: Work) -> bool:
+        """Return whether the `choices`-th choice gets a row that is free already."""
+        return choices + work.unbegun <= self._free_rows(work)
 
     def seconds_to_start(self, choices: int, prompt_tokens: int, work: Work) -> float:
         """Return the seconds until the `choices`-th choice gets a row, and its prompt its turn.
@@ -122,6 +124,12 @@ class WaitForecast:
         first = max(1, number - self._rows + 1)
         latest = max(rows.seconds_to(n) + (number - n) * each for n in range(first, number + 1))
         return max(latest, rows.seconds_to(1) + prompts - each)
+
+    def _free_rows(self, work: Work) -> int:
+        left = work.running.seconds_left
+        if work.running.engine_waits and left:
+            return work.running.beginning
+        return max(0, self._rows - len(left))
 
     def _expected(self, max_tokens: float, so_far: int) -> float:
         """Return the tokens of a choice, of a guessed number where too few answers have ended."""

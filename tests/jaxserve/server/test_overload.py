@@ -70,6 +70,18 @@ def test_below_the_capacity_nobody_is_refused(simulation: Simulation) -> None:
     assert (found.refused, found.late) == (0, 0)
 
 
+def test_a_free_row_goes_to_an_answer_that_is_in_time_at_the_usual_pace(
+    simulation: Simulation,
+) -> None:
+    """Requests that come together wait for each other's prompts, and half of the rows are free."""
+    mix = Mix(deadlines=(1.0,))
+    simulation.closed(mix, simulation.rows, SECONDS)
+    for _ in range(64):
+        simulation.service._load.pace.slowness.add(3.0)
+    found = simulation.closed(mix, simulation.rows // 2, 0.9)
+    assert found.good >= simulation.rows // 2 and (found.refused, found.late) == (0, 0)
+
+
 def test_after_an_overload_the_pace_of_then_refuses_nobody(simulation: Simulation) -> None:
     """A server that has nothing to do serves what it refused when it was full."""
     mix = Mix(deadlines=(2.0,))
