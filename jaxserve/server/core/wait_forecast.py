@@ -64,6 +64,26 @@ class RowTimes:
         rounds, row = divmod(number - 1, len(self.first))
         return self.first[row] + rounds * self.round_seconds
 
+    def seconds_to_prompt(self, number: int, prompt_seconds: float) -> float:
+        """Return the seconds until the prompt of the `number`-th row has its turn.
+
+        Prompts are computed one after the other, each once it has a row. From the row on that comes
+        latest of all, there is no pause between them: rows that come free together leave the last
+        of their prompts waiting for all others.
+
+        Args:
+            prompt_seconds: Seconds that each prompt takes.
+        """
+        rounds, row = divmod(number - 1, len(self.first))
+        # Time of each row, less that of all prompts between the first one and its own.
+        starts = [seconds - i * prompt_seconds for i, seconds in enumerate(self.first)]
+        prompts = (number - 1) * prompt_seconds
+        later_rounds = self.round_seconds - len(self.first) * prompt_seconds
+        found = max(starts[: row + 1]) + rounds * later_rounds
+        if rounds:  # of those before, the first or the last comes latest
+            found = max(found, max(starts) + max(0.0, (rounds - 1) * later_rounds))
+        return found + prompts
+
 
 class WaitForecast:
     """Forecasts the times at which rows come free. Lives on the event loop.
@@ -115,15 +135,8 @@ class WaitForecast:
         prompts = self._pace.queue_seconds(prompt_tokens)
         if not self._lengths.known:
             return prompts
-        rows = self.row_times(work)
         number = choices + work.unbegun
-        # Prompts are computed one after the other, each once it has a row. From the row on that
-        # comes latest of all, there is no pause between them: rows that come free together leave
-        # the last of their prompts waiting for all others.
-        each = prompts / number
-        first = max(1, number - self._rows + 1)
-        latest = max(rows.seconds_to(n) + (number - n) * each for n in range(first, number + 1))
-        return max(latest, rows.seconds_to(1) + prompts - each)
+        return self.row_times(work).seconds_to_prompt(number, prompts / number)
 
     def _free_rows(self, work: Work) -> int:
         left = work.running.seconds_left

@@ -40,7 +40,7 @@ from jaxserve.server.core.place_forecast import (
     SPREAD_SECONDS,
     PlaceForecast,
 )
-from jaxserve.server.core.wait_forecast import FIRST_TOKENS, Running, Work
+from jaxserve.server.core.wait_forecast import FIRST_TOKENS, RowTimes, Running, Work
 from tests.jaxserve.server.http.harness import Http, serving
 
 STEP = 0.02  # seconds
@@ -93,6 +93,20 @@ def test_prompts_are_computed_one_after_the_other_behind_their_rows() -> None:
     assert load.waits.seconds_to_start(4, 40, apart) == pytest.approx(4.0)
     free = Work(Running([]), prompt_tokens=10, max_tokens=100)
     assert load.waits.seconds_to_start(4, 40, free) == pytest.approx(3 * 0.5)
+
+
+def test_the_turn_of_a_prompt_is_that_behind_the_latest_row_of_all() -> None:
+    """As one prompt after the other would have it, over several rounds of the rows."""
+    draw = random.Random(0)
+    for _ in range(500):
+        first = sorted(draw.choice([0.0, draw.uniform(0, 5)]) for _ in range(4))
+        rows = RowTimes(first, round_seconds=draw.uniform(0, 4))
+        each = draw.choice([0.0, draw.uniform(0, 1.5)])
+        turn = 0.0
+        for number in range(1, 20):
+            turn = max(turn, rows.seconds_to(number))
+            assert rows.seconds_to_prompt(number, each) == pytest.approx(turn)
+            turn += each
 
 
 def test_one_long_answer_changes_little() -> None:
