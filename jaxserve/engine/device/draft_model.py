@@ -21,11 +21,12 @@ from jaxserve.engine.device.kernels.choice import (
     choose_quantized_matmul,
     choose_recurrence,
 )
+from jaxserve.engine.device.lane_index import take
 from jaxserve.engine.device.lowering import abstract_params
 from jaxserve.engine.device.memory import cache_bytes
 from jaxserve.engine.device.sharded_model import ShardedModel
 from jaxserve.engine.device.state import State, abstract_state
-from jaxserve.engine.device.token_layout import TokenLayout, take
+from jaxserve.engine.device.token_layout import TokenLayout
 from jaxserve.models.decoder import Forwarded
 from jaxserve.models.quant import scheme_in
 from jaxserve.models.spec import ModelSpec

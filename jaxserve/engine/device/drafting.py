@@ -14,10 +14,11 @@ from jax import lax
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxserve.engine.device.sampling import disable_idle_rows, sample, take_rows
+from jaxserve.engine.device.lane_index import take
+from jaxserve.engine.device.sampling import disable_idle_rows, sample, take_rows, unpack_sampling
 from jaxserve.engine.device.sharded_model import by_lane
 from jaxserve.engine.device.state import State
-from jaxserve.engine.device.token_layout import TokenLayout, take
+from jaxserve.engine.device.token_layout import TokenLayout
 from jaxserve.engine.plan import DRAFTED
 
 # The drafter's state, newest tokens [A, R], and drafted tokens so far [A, R, k].
@@ -116,7 +117,7 @@ def draft_tokens(
     present = (batch["sizes"] > 0).astype(jnp.int32)
     samples = batch["samples"] * present
     begin = take(rows.length, ids)
-    sampling = jax.tree.map(lambda field: take_rows(field, ids), rows.sampling)
+    sampling = unpack_sampling(take_rows(rows.sampling, ids))
     sampling = replace(sampling, logprobs=jnp.full_like(sampling.logprobs, -1))
 
     def compute(kept: Any, tokens: jax.Array, turn: jax.Array) -> tuple[Any, jax.Array]:

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from jaxserve.engine.device.lane_index import put, take
 from jaxserve.sampling_params import MAX_LOGPROBS
 
 # Up to this many, lax.top_k is one kernel on a GPU; beyond it sorts the whole vocabulary.
@@ -20,7 +21,7 @@ def log_probabilities(logits: Float[Array, "B V"], tokens: Int[Array, "B"]) -> L
     """
     peak = logits.max(-1, keepdims=True)
     total = jnp.log(jnp.exp(logits - peak).sum(-1, keepdims=True))
-    chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1) - peak - total
+    chosen = take(logits, tokens[:, None]) - peak - total
     top, ids = _top_k(logits, min(MAX_LOGPROBS, logits.shape[-1]))
     missing = ((0, 0), (0, MAX_LOGPROBS - top.shape[-1]))
     top = jnp.pad(top - peak - total, missing, constant_values=-jnp.inf)
@@ -45,6 +46,6 @@ def _top_k(
     top, ids = lax.top_k(logits, first)
     if count == first:
         return top, ids
-    rest = logits.at[jnp.arange(logits.shape[0])[:, None], ids].set(-jnp.inf)
+    rest = put(logits, jnp.full(ids.shape, -jnp.inf, logits.dtype), ids)
     more, more_ids = lax.top_k(rest, count - first)
     return jnp.concatenate([top, more], -1), jnp.concatenate([ids, more_ids], -1)

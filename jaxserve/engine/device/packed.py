@@ -5,6 +5,7 @@ What a launch needs are dozens of small arrays. Packed into one, they cost one t
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -23,6 +24,16 @@ class Packed:
 
     fields: tuple[tuple[str, tuple[int, ...], type], ...]
 
+    @cached_property
+    def _places(self) -> dict[str, tuple[int, tuple[int, ...], type]]:
+        """Beginning, shape and dtype of each field."""
+        places = {}
+        begin = 0
+        for name, shape, dtype in self.fields:
+            places[name] = begin, shape, dtype
+            begin += prod(shape)
+        return places
+
     @property
     def size(self) -> int:
         return sum(prod(shape) for _, shape, _ in self.fields)
@@ -39,31 +50,42 @@ class Packed:
         """Pack fields of shape [*lead, *shape] into [*lead, size] int32."""
         parts = []
         for name, shape, dtype in self.fields:
-            value = values[name].astype(dtype)
-            if dtype is not np.int32:
-                value = lax.bitcast_convert_type(value, jnp.int32)
+            value = _bits(values[name].astype(dtype))
             lead = value.shape[: value.ndim - len(shape)]
             parts.append(value.reshape(*lead, prod(shape)))
         return jnp.concatenate(parts, axis=-1)
 
     def unpack(self, array: jax.Array) -> dict[str, jax.Array]:
         """Unpack [*lead, size] into fields of shape [*lead, *shape] on the device."""
-        values = {}
-        offset = 0
-        for name, shape, dtype in self.fields:
-            part = array[..., offset : offset + prod(shape)].reshape(*array.shape[:-1], *shape)
-            values[name] = part if dtype is np.int32 else lax.bitcast_convert_type(part, dtype)
-            offset += prod(shape)
-        return values
+        return {name: self.unpack_field(array, name) for name, _, _ in self.fields}
+
+    def unpack_field(self, array: jax.Array, name: str) -> jax.Array:
+        """Unpack one field of [*lead, size], in the shape [*lead, *shape], on the device."""
+        begin, shape, dtype = self._places[name]
+        part = lax.slice_in_dim(array, begin, begin + prod(shape), axis=-1)
+        part = part.reshape(*array.shape[:-1], *shape)
+        return part if dtype is np.int32 else lax.bitcast_convert_type(part, dtype)
+
+    def replace_fields(self, array: jax.Array, **values: jax.Array) -> jax.Array:
+        """Return [*lead, size] with these fields replaced, each [*lead, *shape], on the device."""
+        for name, value in values.items():
+            begin, shape, _ = self._places[name]
+            lead = array.shape[:-1]
+            part = _bits(value).reshape(*lead, prod(shape))
+            array = lax.dynamic_update_slice_in_dim(array, part, begin, axis=-1)
+        return array
 
     def unpack_on_host(self, array: np.ndarray) -> dict[str, np.ndarray]:
         """Return the fields of one lane's [size] array as views of it."""
-        values = {}
-        offset = 0
-        for name, shape, dtype in self.fields:
-            values[name] = array[offset : offset + prod(shape)].view(dtype).reshape(shape)
-            offset += prod(shape)
-        return values
+        return {
+            name: array[begin : begin + prod(shape)].view(dtype).reshape(shape)
+            for name, (begin, shape, dtype) in self._places.items()
+        }
+
+
+def _bits(value: jax.Array) -> jax.Array:
+    """Return the bits of a field as int32."""
+    return value if value.dtype == np.int32 else lax.bitcast_convert_type(value, jnp.int32)
 
 
 def padded(column: list[int], size: int, fill: int) -> np.ndarray:

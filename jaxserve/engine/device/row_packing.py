@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxserve.engine.device.packed import Packed, padded
+from jaxserve.engine.device.sampling import SMALL_FIELDS
 from jaxserve.engine.plan import Admission
-from jaxserve.engine.row_fields import ROW_FIELDS
 
 MASKED_AT_ONCE = 8  # rows whose masks are written by one launch
 
@@ -21,7 +21,7 @@ def admission_layout(groups: int, pages_per_row: int) -> Packed:
             ("row", (), np.int32),
             ("length", (), np.int32),
             ("table", (groups, pages_per_row), np.int32),
-            *((name, declared.shape, declared.dtype) for name, declared in ROW_FIELDS.items()),
+            ("fields", (SMALL_FIELDS.size,), np.int32),
         )
     )
 

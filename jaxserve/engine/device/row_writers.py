@@ -10,7 +10,6 @@ from jaxtyping import Array, Float, Int, UInt32
 
 from jaxserve.engine.device.packed import Packed
 from jaxserve.engine.device.state import State
-from jaxserve.engine.row_fields import ROW_FIELDS, RowSampling
 
 
 def admit_row(layout: Packed, state: State, packed: Int[Array, "n"]) -> State:
@@ -22,9 +21,7 @@ def admit_row(layout: Packed, state: State, packed: Int[Array, "n"]) -> State:
     values = layout.unpack(packed)
     where = values["lane"], values["row"]
     rows = state.rows
-    sampling = RowSampling(
-        **{name: getattr(rows.sampling, name).at[where].set(values[name]) for name in ROW_FIELDS}
-    )
+    sampling = rows.sampling.at[where].set(values["fields"])
     tables = tuple(
         table.at[where].set(values["table"][group]) for group, table in enumerate(rows.tables)
     )

@@ -13,10 +13,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Shaped
 
 from jaxserve.engine.buckets import Bucket
-from jaxserve.engine.device.sampling import Sampled
+from jaxserve.engine.device.lane_index import add, put, take
+from jaxserve.engine.device.sampling import SMALL_FIELDS, Sampled, unpack_sampling
 from jaxserve.engine.device.state import Rows
 from jaxserve.engine.device.thoughts import thoughts_after
-from jaxserve.engine.device.token_layout import TokenLayout, put, take
+from jaxserve.engine.device.token_layout import TokenLayout
 
 Batch = dict[str, jax.Array]
 
@@ -65,6 +66,8 @@ def accepted_tokens(slots: SampleSlots, sampled: Sampled) -> Int[Array, "A R"]:
 
 def newest(field: Shaped[Array, "A R S"], accepted: Int[Array, "A R"]) -> Shaped[Array, "A R"]:
     """Return a field's value in the slot of the last accepted token; slot 0 where none is."""
+    if field.shape[-1] == 1:
+        return field[..., 0]
     return jnp.take_along_axis(field, jnp.maximum(accepted - 1, 0)[..., None], axis=-1)[..., 0]
 
 
@@ -82,24 +85,22 @@ def advance(
     token = jnp.where(live, newest(sampled.tokens, accepted), take(rows.token, ids))
     new = jnp.arange(slots.live.shape[-1])[None, None] < accepted[..., None]
     # 2: one more occurrence in the output, see LargeRowFields.counts.
-    counted = 2 * (new & (take(rows.sampling.penalised, ids) == 1)[..., None]).astype(jnp.int32)
-    counts = jax.vmap(lambda lane, row, token, n: lane.at[row[:, None], token].add(n, mode="drop"))(
-        rows.fields.counts, ids, sampled.tokens, counted
+    packed = take(rows.sampling, ids)
+    sampling = unpack_sampling(packed)
+    counted = 2 * (new & (sampling.penalised == 1)[..., None]).astype(jnp.int32)
+    row = jnp.broadcast_to(ids[..., None], sampled.tokens.shape)
+    counts = add(rows.fields.counts, counted, row, sampled.tokens)
+    after = thoughts_after(sampling, sampled.tokens, slots.position, new)
+    packed = SMALL_FIELDS.replace_fields(
+        packed, closes_at=after.closes_at, opens_at=after.opens_at, gap=after.gap
     )
-    sampling = jax.tree.map(lambda field: take(field, ids), rows.sampling)
-    sampling = thoughts_after(sampling, sampled.tokens, slots.position, new)
     # The keys and values of rejected drafts lie behind a row's length, where steps overwrite them.
     rejected = jnp.where(live, batch["samples"] - accepted, 0)
     return replace(
         rows,
-        length=put(rows.length, ids, layout.lengths - rejected),
-        token=put(rows.token, ids, token),
-        sampling=replace(
-            rows.sampling,
-            closes_at=put(rows.sampling.closes_at, ids, sampling.closes_at),
-            opens_at=put(rows.sampling.opens_at, ids, sampling.opens_at),
-            gap=put(rows.sampling.gap, ids, sampling.gap),
-        ),
+        length=put(rows.length, layout.lengths - rejected, ids),
+        token=put(rows.token, token, ids),
+        sampling=put(rows.sampling, packed, ids),
         fields=replace(rows.fields, counts=counts),
     )
 
@@ -108,8 +109,9 @@ def ended(
     rows: Rows, ids: Int[Array, "A R"], tokens: Int[Array, "A R"], position: Int[Array, "A R"]
 ) -> Bool[Array, "A R"]:
     """Tell which rows are ended by their new token at this position, by the scheduler's rule."""
-    is_end = (tokens[..., None] == take(rows.sampling.end_ids, ids)).any(-1)
-    return is_end & (position >= take(rows.sampling.end_after, ids))
+    sampling = unpack_sampling(take(rows.sampling, ids))
+    is_end = (tokens[..., None] == sampling.end_ids).any(-1)
+    return is_end & (position >= sampling.end_after)
 
 
 def sampled_results(sampled: Sampled, accepted: Int[Array, "A R"]) -> Batch:

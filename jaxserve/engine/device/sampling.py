@@ -19,10 +19,17 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
+from jaxserve.engine.device.lane_index import add, put, take
 from jaxserve.engine.device.logprobs import log_probabilities, no_log_probabilities
+from jaxserve.engine.device.packed import Packed
 from jaxserve.engine.device.thoughts import close_thoughts, closes_after
 from jaxserve.engine.device.token_choice import choose_tokens
 from jaxserve.engine.row_fields import ROW_FIELDS, RowSampling
+
+# Small fields of a row as the device keeps them, F numbers in all: one array costs one gather.
+SMALL_FIELDS = Packed(
+    tuple((name, declared.shape, declared.dtype) for name, declared in ROW_FIELDS.items())
+)
 
 # Declared where no jax is imported; on the device its values are arrays.
 jax.tree_util.register_dataclass(RowSampling)
@@ -42,23 +49,21 @@ class LargeRowFields:
     mask: UInt32[Array, "A R S V/32"]  # allowed tokens, for each slot that a verification samples
 
 
-def take_rows(field: jax.Array, rows: Int[Array, "A r"]) -> jax.Array:
+def unpack_sampling(packed: Int[Array, "*rows F"]) -> RowSampling[jax.Array]:
+    """Unpack the small fields of rows."""
+    return RowSampling(**SMALL_FIELDS.unpack(packed))
+
+
+def take_rows(field: jax.Array, *index: Int[Array, "A r"]) -> jax.Array:
     """Return entries of a field [A, R, ...] by row, lane for lane, as [A*r, ...].
 
     A row id out of range is padding and gives an arbitrary row.
+
+    Args:
+        index: Row of each entry; behind it the index of any further axis.
     """
-    taken = jax.vmap(lambda lane, ids: lane.at[ids].get(mode="clip"))(field, rows)
+    taken = take(field, *index)
     return taken.reshape(-1, *taken.shape[2:])
-
-
-def _take_masks(
-    mask: UInt32[Array, "A R S V/32"], rows: Int[Array, "A r"], slot: Int[Array, "B"]
-) -> UInt32[Array, "B V/32"]:
-    """Return one slot's mask for each row, as take_rows returns other fields."""
-    taken = jax.vmap(lambda lane, ids, slots: lane.at[ids, slots].get(mode="clip"))(
-        mask, rows, slot.reshape(rows.shape)
-    )
-    return taken.reshape(-1, taken.shape[-1])
 
 
 def disable_idle_rows(
@@ -153,14 +158,14 @@ def apply_constraints(
 
     def apply(logits: jax.Array) -> jax.Array:
         token = jnp.arange(vocab)
-        words = _take_masks(fields.mask, rows, slot)[:, token // 32]
-        allowed = (words >> (token % 32).astype(jnp.uint32)[None]) & 1
+        masks = take_rows(fields.mask, rows, slot.reshape(rows.shape))
+        words = jnp.repeat(masks, 32, axis=-1)[:, :vocab]
+        allowed = (words >> (token & 31).astype(jnp.uint32)[None]) & 1
         logits = jnp.where((params.masked[:, None] == 0) | (allowed == 1), logits, -jnp.inf)
-        batch = jnp.arange(logits.shape[0])[:, None]
         bias_ids = jnp.where(params.biased[:, None] == 1, take_rows(fields.bias_ids, rows), vocab)
-        logits = logits.at[batch, bias_ids].add(take_rows(fields.bias_values, rows), mode="drop")
+        logits = add(logits, take_rows(fields.bias_values, rows), bias_ids)
         ends = jnp.where(early[:, None], params.end_ids, vocab)
-        return logits.at[batch, ends].set(-jnp.inf, mode="drop")
+        return put(logits, jnp.full(ends.shape, -jnp.inf, logits.dtype), ends)
 
     asked = _is_constrained(params, position)
     return lax.cond(jnp.any(asked), apply, lambda logits: logits, logits)
@@ -198,7 +203,7 @@ def apply_penalties(
         counts = take_rows(fields.counts, rows)
         if drafted is not None:
             # 2: one more occurrence in the output, see LargeRowFields.counts.
-            counts = counts.at[jnp.arange(len(counts))[:, None], drafted].add(2, mode="drop")
+            counts = add(counts, jnp.full_like(drafted, 2), drafted)
         produced = (counts >> 1).astype(jnp.float32)
         repetition = params.repetition_penalty[:, None]
         repeated = jnp.where(logits > 0, logits / repetition, logits * repetition)

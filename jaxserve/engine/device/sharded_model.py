@@ -10,6 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from jaxserve.engine.device.kernels.choice import attention_options
+from jaxserve.engine.device.lane_index import take
 from jaxserve.engine.device.token_layout import TokenLayout
 from jaxserve.models.decoder import Forwarded, Kept, Mixer, forward, logits
 from jaxserve.models.matmul_weight_only import bind_kernels
@@ -87,7 +88,7 @@ class ShardedModel:
             by_layer |= dict.fromkeys(self.spec.state_layers, recurrence)
         for group, table in zip(groups, tables[: len(groups)], strict=True):
             index = layout.position // self.page_size
-            entry = jax.vmap(lambda t, chunk, i: t[chunk, i])(table, layout.chunk, index)
+            entry = take(table, layout.chunk, index)
             # An id out of range, such as the number of pages, drops what padding would write.
             pages = kept[group.layers[0]]
             assert isinstance(pages, Pages)

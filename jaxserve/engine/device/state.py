@@ -15,8 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int, UInt32
 
 from jaxserve.config import EngineConfig
-from jaxserve.engine.device.sampling import LargeRowFields
-from jaxserve.engine.row_fields import ROW_FIELDS, RowSampling
+from jaxserve.engine.device.sampling import SMALL_FIELDS, LargeRowFields
 from jaxserve.errors import EngineError
 from jaxserve.models.decoder import Kept
 from jaxserve.models.layer_kind import LayerState
@@ -36,7 +35,7 @@ class Rows:
     tables: tuple[Int[Array, "A R W"], ...]  # per group: those of pages, then that of slots
     length: Int[Array, "A R"]  # positions in pages
     token: Int[Array, "A R"]  # the newest token
-    sampling: RowSampling[jax.Array]  # fields [A, R, ...]
+    sampling: Int[Array, "A R F"]  # small fields, packed as SMALL_FIELDS
     fields: LargeRowFields
 
 
@@ -167,12 +166,7 @@ def _zero_rows(spec: ModelSpec, config: EngineConfig) -> Rows:
         tables=tuple(field(config.pages_per_row) for _ in config.pools),
         length=field(),
         token=field(),
-        sampling=RowSampling(
-            **{
-                name: field(*declared.shape, dtype=declared.dtype)
-                for name, declared in ROW_FIELDS.items()
-            }
-        ),
+        sampling=field(SMALL_FIELDS.size),
         fields=LargeRowFields(
             counts=field(spec.vocab_size),
             bias_ids=field(MAX_BIASES),

@@ -7,6 +7,7 @@ step has embeddings in place of logits and tokens.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from jaxtyping import Array, Float, Int
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.device.batch import download_layout, upload_layout
 from jaxserve.engine.device.drafting import Drafter, ModelPass, draft_tokens, fill_in_drafts
+from jaxserve.engine.device.lane_index import put, take
 from jaxserve.engine.device.logprobs import log_probabilities
 from jaxserve.engine.device.sample_slots import (
     Batch,
@@ -27,10 +29,16 @@ from jaxserve.engine.device.sample_slots import (
     sample_slots,
     sampled_results,
 )
-from jaxserve.engine.device.sampling import Sampled, disable_idle_rows, sample, take_rows
+from jaxserve.engine.device.sampling import (
+    Sampled,
+    disable_idle_rows,
+    sample,
+    take_rows,
+    unpack_sampling,
+)
 from jaxserve.engine.device.sharded_model import ShardedModel, by_lane
 from jaxserve.engine.device.state import Rows, State
-from jaxserve.engine.device.token_layout import TokenLayout, last_of_chunks, put, take
+from jaxserve.engine.device.token_layout import TokenLayout, last_of_chunks
 from jaxserve.engine.plan import FED_BACK
 from jaxserve.models.decoder import embeddings, settled
 from jaxserve.models.spec import ModelSpec
@@ -49,6 +57,11 @@ class StepBuilder:
     @property
     def spec(self) -> ModelSpec:
         return self.model.spec
+
+    @cached_property
+    def _sampler(self) -> Callable[..., Sampled]:
+        """The sampler of every lane, which steps with the same number of slots trace once."""
+        return jax.jit(by_lane(self.model.mesh, sample))
 
     def step(self, bucket: Bucket) -> Callable[[dict, State, jax.Array], tuple[State, jax.Array]]:
         """Return the step of this shape: (params, state, upload) -> (state, download)."""
@@ -156,7 +169,7 @@ class StepBuilder:
         ends = last_of_chunks(hidden, layout)
         found = embeddings(params, self.spec, ends.reshape(-1, self.spec.d_model))
         found = found.reshape(ends.shape)
-        rows = replace(rows, length=put(rows.length, batch["rows"], layout.lengths))
+        rows = replace(rows, length=put(rows.length, layout.lengths, batch["rows"]))
         return rows, {"embedding": found, "finite": jnp.isfinite(found).all(-1)}
 
     def _several_decodes(
@@ -218,11 +231,11 @@ class StepBuilder:
         states = take(hidden, slots.token.reshape(lanes, -1))
         values = self.model.logits(params, states.reshape(-1, states.shape[-1]))
         ids = jnp.repeat(batch["rows"], width, axis=-1)
-        sampling = jax.tree.map(lambda field: take_rows(field, ids), rows.sampling)
+        sampling = unpack_sampling(take_rows(rows.sampling, ids))
         sampling = disable_idle_rows(sampling, ~slots.live.reshape(-1))
         # jaxlib 0.11.2 crashes when it compiles a shard_map over an array without elements.
         before = slots.before.reshape(lanes * count * width, -1) if width > 1 else None
-        found = by_lane(self.model.mesh, sample)(
+        found = self._sampler(
             values, sampling, rows.fields, ids, slots.position.reshape(-1), before
         )
         return jax.tree.map(lambda x: x.reshape(lanes, count, width, *x.shape[1:]), found)
@@ -253,14 +266,8 @@ class StepBuilder:
 
 def _add_fresh_pages(rows: Rows, batch: Batch) -> Rows:
     """Enter the pages that the host allocated for this step into the rows' tables."""
-
-    def enter(table: jax.Array, row: jax.Array, index: jax.Array, page: jax.Array) -> jax.Array:
-        return table.at[row, index].set(page, mode="drop")
-
+    page, row, index = (batch[name] for name in ("fresh_page", "fresh_row", "fresh_index"))
     tables = tuple(
-        jax.vmap(enter)(
-            table, batch["fresh_row"][:, g], batch["fresh_index"][:, g], batch["fresh_page"][:, g]
-        )
-        for g, table in enumerate(rows.tables)
+        put(table, page[:, g], row[:, g], index[:, g]) for g, table in enumerate(rows.tables)
     )
     return replace(rows, tables=tables)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Bool, Int
 
 from jaxserve.engine.row_fields import NEVER, NO_TOKEN, RowSampling
@@ -68,6 +69,7 @@ def close_thoughts(
 
 def _tokens_at(tokens: Int[Array, "*rows m"], index: Int[Array, "*rows n"]) -> jax.Array:
     """Return the tokens of a padded list by their index; NO_TOKEN outside of it."""
-    size = tokens.shape[-1]
-    found = jnp.take_along_axis(tokens, jnp.clip(index, 0, size - 1), axis=-1)
-    return jnp.where((index >= 0) & (index < size), found, NO_TOKEN)
+    # The lists are short, and no token is larger than NO_TOKEN.
+    shape = (*index.shape, tokens.shape[-1])
+    asked = index[..., None] == lax.broadcasted_iota(jnp.int32, shape, index.ndim)
+    return jnp.where(asked, tokens[..., None, :], NO_TOKEN).min(-1)

@@ -62,6 +62,7 @@ def truncate(logits: Float[Array, "B V"], params: RowSampling[jax.Array]) -> Flo
     return lax.cond(jnp.any(asked), apply, lambda logits: logits, logits)
 
 
+@jax.jit  # two calls are traced and lowered as one
 def _keep_mass(
     logits: Float[Array, "B V"], mass: Float[Array, "B V"], target: Float[Array, "B"]
 ) -> Float[Array, "B V"]:

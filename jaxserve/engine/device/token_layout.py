@@ -6,9 +6,10 @@ row of the lane.
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
+
+from jaxserve.engine.device.lane_index import take
 
 
 class TokenLayout(NamedTuple):
@@ -32,11 +33,9 @@ class TokenLayout(NamedTuple):
         starts = jnp.pad(jnp.cumsum(sizes, axis=-1), ((0, 0), (1, 0)))
         index = jnp.arange(tokens)
         # One fused comparison of all pairs: a bisection is a loop of many small kernels.
-        chunk = jax.vmap(
-            lambda s: jnp.searchsorted(s, index, side="right", method="compare_all") - 1
-        )(starts)
+        ended = starts[:, 1:, None] <= index[None, None]
         # Padding behind the last token belongs to no chunk; any index that exists will do.
-        chunk = jnp.minimum(chunk, lengths.shape[-1] - 1)
+        chunk = jnp.minimum(ended.sum(1, dtype=jnp.int32), lengths.shape[-1] - 1)
         live = index[None] < starts[:, -1:]
         position = take(lengths, chunk) - take(starts[:, 1:], chunk) + index[None]
         split = jnp.stack([(sizes == 1).sum(-1), (sizes > 0).sum(-1)], axis=-1).astype(jnp.int32)
@@ -46,19 +45,3 @@ class TokenLayout(NamedTuple):
 def last_of_chunks(hidden: Float[Array, "A T D"], layout: TokenLayout) -> Float[Array, "A R D"]:
     """Return the hidden state of each chunk's last token."""
     return take(hidden, jnp.maximum(layout.starts[:, 1:] - 1, 0))
-
-
-def take(field: jax.Array, index: Int[Array, "A n"]) -> jax.Array:
-    """Return field[a, index[a, i]] as [A, n, ...], lane for lane.
-
-    An index out of range is padding and gives an arbitrary entry.
-    """
-    return jax.vmap(lambda lane, ids: lane.at[ids].get(mode="clip"))(field, index)
-
-
-def put(field: jax.Array, index: Int[Array, "A n"], value: jax.Array) -> jax.Array:
-    """Return the field with field[a, index[a, i]] = value[a, i], lane for lane.
-
-    An index out of range is padding; its value is dropped.
-    """
-    return jax.vmap(lambda lane, ids, new: lane.at[ids].set(new, mode="drop"))(field, index, value)

@@ -15,10 +15,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxserve.config import EngineConfig, EngineOptions
 from jaxserve.engine.device.draft_model import DraftModel, ModelDrafter
 from jaxserve.engine.device.drafting import ModelPass
+from jaxserve.engine.device.lane_index import put, take
 from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.device.sharded_model import ShardedModel
 from jaxserve.engine.device.state import State
-from jaxserve.engine.device.token_layout import TokenLayout, put, take
+from jaxserve.engine.device.token_layout import TokenLayout
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.host.sequence import Sequence
 from jaxserve.engine.host.speculation import DeviceDrafts, Speculation
@@ -239,7 +240,7 @@ class EchoDrafter:
         ids = jnp.where(
             model.samples, model.ids, self.config.max_batch
         )  # out of range: nothing to keep
-        return put(state.drafter, ids, take(model.hidden, model.newest))
+        return put(state.drafter, take(model.hidden, model.newest), ids)
 
     def catch_up(self, *_: Any) -> tuple[Any, jax.Array]:
         raise AssertionError("it learns of every token by reading")

@@ -11,7 +11,7 @@ from jaxserve.engine.device.row_packing import (
     pack_admission,
     token_counts,
 )
-from jaxserve.engine.device.sampling import LargeRowFields
+from jaxserve.engine.device.sampling import SMALL_FIELDS, LargeRowFields
 from jaxserve.engine.host.plan_builder import admission_of
 from jaxserve.engine.host.sequence import Sequence
 from jaxserve.engine.plan import Admission
@@ -73,8 +73,9 @@ EVERYTHING = replace(
 def row_sampling(row_params: Seq[RowParams]) -> RowSampling[np.ndarray]:
     """Pack the small fields of rows as the engine does; fields [B, ...]."""
     layout = admission_layout(groups=1, pages_per_row=1)
-    packed = [layout.unpack_on_host(pack_admission(a.admission, 1)) for a in row_params]
-    return RowSampling(**{name: np.stack([one[name] for one in packed]) for name in ROW_FIELDS})
+    admitted = [layout.unpack_on_host(pack_admission(a.admission, 1)) for a in row_params]
+    rows = [SMALL_FIELDS.unpack_on_host(one["fields"]) for one in admitted]
+    return RowSampling(**{name: np.stack([row[name] for row in rows]) for name in ROW_FIELDS})
 
 
 def row_fields(

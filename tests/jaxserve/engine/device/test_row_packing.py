@@ -7,7 +7,7 @@ import pytest
 
 from jaxserve.config.kv_policy import NO_PAGE
 from jaxserve.engine.device.row_packing import admission_layout, pack_admission
-from jaxserve.engine.device.sampling import disable_idle_rows
+from jaxserve.engine.device.sampling import SMALL_FIELDS, disable_idle_rows
 from jaxserve.engine.row_fields import NEVER, NO_TOKEN, ROW_FIELDS, RowSampling
 from jaxserve.request import ThoughtBudget
 from tests.jaxserve.engine.device.sampling_rows import EVERYTHING, PLAIN, RowParams, row_sampling
@@ -23,9 +23,10 @@ def test_the_device_unpacks_what_the_host_packed() -> None:
     found = layout.unpack_on_host(packed)
     assert (found["lane"], found["row"], found["length"]) == (1, 3, 8)
     assert found["table"].tolist() == [[7, 0, 9, 0], [4, 0, 0, 0]]
+    fields = SMALL_FIELDS.unpack_on_host(found["fields"])
     for name, declared in ROW_FIELDS.items():
-        assert found[name].dtype == declared.dtype
-        np.testing.assert_array_equal(found[name], getattr(admission.sampling, name))
+        assert fields[name].dtype == declared.dtype
+        np.testing.assert_array_equal(fields[name], getattr(admission.sampling, name))
 
 
 def test_the_numbers_of_a_row() -> None:
