@@ -98,7 +98,7 @@ feature-pairs: $(VENV)/.dev ## every two features together; writes the table in 
 
 deviceless: ## compile small steps for TPUs and an H200 that are not here, in an environment of its own
 	@$(MAKE) --no-print-directory $(DEVICELESS)/.compilers VENV=$(DEVICELESS) JAX_VERSION=$(DEVICELESS_JAX)
-	$(DEVICELESS)/bin/python -m pytest -q tests/deviceless -m "" $(PYTEST_ARGS)
+	$(DEVICELESS)/bin/python -m pytest -q -n 2 tests/deviceless -m "" $(PYTEST_ARGS)
 
 deviceless-full: ## the same for whole published models: hours; writes benchmarks/results/deviceless.md
 	@$(MAKE) --no-print-directory $(DEVICELESS)/.compilers VENV=$(DEVICELESS) JAX_VERSION=$(DEVICELESS_JAX)

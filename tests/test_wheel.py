@@ -15,6 +15,7 @@ from zipfile import ZipFile
 
 import pytest
 
+from tests.compiled_steps import compiled_steps_folder
 from tests.test_taken_names import with_taken_names
 
 ROOT = Path(__file__).parents[1]
@@ -34,6 +35,7 @@ UV = next(
     None,
 )
 SMALL = ("--max-batch", "1", "--max-context", "64", "--step-tokens", "16")
+CACHES = {"JAX_COMPILATION_CACHE_DIR": str(compiled_steps_folder())}
 CONSTRAINTS = ROOT / "constraints.txt"
 BUILD = ("build", "--quiet", "--python", sys.executable, "--build-constraints", CONSTRAINTS)
 pytestmark = [
@@ -46,7 +48,7 @@ pytestmark = [
 def run(*command: str | Path, cwd: Path) -> str:
     """Run a command without this environment's variables, and return what it prints."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    env |= {"XDG_CACHE_HOME": str(cwd / "cache"), "UV_CACHE_DIR": uv_cache()}
+    env |= CACHES | {"XDG_CACHE_HOME": str(cwd / "cache"), "UV_CACHE_DIR": uv_cache()}
     done = subprocess.run(
         [str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True
     )
@@ -167,7 +169,7 @@ def test_the_wheel_serves(installed: Path, tmp_path: Path) -> None:
     server = subprocess.Popen(
         [*python, "jaxserve.serve", "--port", "0", "--http-port", "0", *SMALL],
         cwd=tmp_path,
-        env={"PATH": os.environ["PATH"], "XDG_CACHE_HOME": str(tmp_path / "cache")},
+        env=CACHES | {"PATH": os.environ["PATH"], "XDG_CACHE_HOME": str(tmp_path / "cache")},
         stderr=subprocess.PIPE,
         text=True,
     )

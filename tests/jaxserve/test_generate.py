@@ -17,6 +17,7 @@ from jaxserve.cli.output import TextPrinter
 from jaxserve.completion import Delta
 from jaxserve.engine.trace import DEVICES
 from jaxserve.generate.flags import parse
+from tests.compiled_steps import compiled_steps_folder
 from tests.jaxserve.generate_harness import (
     BUNDLED,
     ROOT,
@@ -392,8 +393,11 @@ def test_without_a_home_steps_are_compiled_but_not_kept() -> None:
 
 
 @pytest.mark.system
-def test_json_is_utf8_whatever_the_terminal_speaks(tmp_path: Path) -> None:
-    env = {**os.environ, "PYTHONIOENCODING": "ascii", "XDG_CACHE_HOME": str(tmp_path)}
+def test_json_is_utf8_whatever_the_terminal_speaks() -> None:
+    env = os.environ | {
+        "PYTHONIOENCODING": "ascii",
+        "JAX_COMPILATION_CACHE_DIR": str(compiled_steps_folder()),
+    }
     for flags, expected in ((["--json"], "caf\u00e9".encode()), ([], b"caf?")):
         run = program("--prompt", "caf\u00e9", "--echo", "--max-tokens", "2", *flags)
         done = subprocess.run(run, cwd=ROOT, env=env, capture_output=True)

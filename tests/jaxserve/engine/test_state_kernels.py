@@ -105,6 +105,7 @@ def shortened(request: Request) -> Request:
     return replace(request, params=replace(request.params, max_tokens=2))
 
 
+@pytest.mark.slow
 def test_heads_over_two_devices(kernel: str) -> None:
     if kernel == "gpu":
         pytest.skip("the GPU's interpreter has memory for one device")

@@ -378,11 +378,9 @@ def test_a_server_that_is_ready_when_all_is_compiled() -> None:
     assert code == 0 and "\n6 steps compiled" in text, text
 
 
-def test_the_end_waits_for_no_compile(tmp_path: Path) -> None:
+def test_the_end_waits_for_no_compile() -> None:
     """A compile cannot be interrupted, and takes a minute for a large model."""
-    process = launch(
-        "--ready-when", "first", "--compilation-cache", str(tmp_path), program=HANGING_COMPILES
-    )
+    process = launch("--ready-when", "first", program=HANGING_COMPILES)
     try:
         with process.client() as client:
             assert client.generate("x", max_tokens=4).choices
@@ -402,7 +400,9 @@ def test_a_start_after_one_that_was_killed_and_with_damaged_steps(tmp_path: Path
     entries = list(tmp_path.glob("*-cache"))
     for entry in entries:
         entry.write_bytes(entry.read_bytes()[: entry.stat().st_size // 2])
-    process = launch("--ready-when", "first", "--compilation-cache", str(tmp_path))
+    process = launch(
+        "--ready-when", "first", "--compilation-cache", str(tmp_path), program=HANGING_COMPILES
+    )
     try:
         with process.client() as client:
             assert client.generate("x", max_tokens=4).choices
