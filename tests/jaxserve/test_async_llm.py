@@ -98,9 +98,11 @@ def test_coroutines_with_random_cancellations(llm: AsyncLLM, alone: dict[str, To
             asyncio.create_task(draw.choice((tokens_of, streamed))(llm, prompt))
             for prompt in prompts
         ]
+        unwanted = tasks[::2]  # however long steps take to compile
+        unwanted[0].cancel()
         while not all(task.done() for task in tasks):
             if draw.random() < 0.6:
-                draw.choice(tasks).cancel()
+                draw.choice(unwanted).cancel()
             await asyncio.sleep(draw.random() * 0.02)
         answers = await asyncio.gather(*tasks, return_exceptions=True)
         finished = 0
@@ -108,7 +110,7 @@ def test_coroutines_with_random_cancellations(llm: AsyncLLM, alone: dict[str, To
             if not isinstance(answer, asyncio.CancelledError):
                 assert answer == alone[prompt]
                 finished += 1
-        assert 0 < finished < len(tasks), "some were cancelled, and some were not"
+        assert len(tasks) / 2 <= finished < len(tasks)
         assert await idle(llm)
 
     asyncio.run(all_of_them())

@@ -230,7 +230,7 @@ def test_threads_that_stream_at_once_get_steps_for_all_of_them() -> None:
 
 
 def test_steps_are_measured_again_when_nothing_is_compiled_beside_them() -> None:
-    options = replace(SMALL, speculate="ngram", draft_tokens=3)
+    options = replace(FEW_STEPS, speculate="ngram", draft_tokens=3)
     with LLM(BUNDLED, options=options) as llm:
         llm.warm_up([llm.prepare("Once", SamplingParams(max_tokens=2))])
         measured: list[Bucket] = []
