@@ -336,7 +336,8 @@ print(json.dumps({"interrupted": interrupted, "children": children}))
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("number", [8, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [100])
 def test_interrupts_of_a_script(number: int) -> None:
     command = [sys.executable, "-c", SCRIPT + PRESS, str(BUNDLED), str(number)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)

@@ -92,6 +92,7 @@ def test_a_call_beside_an_open_stream(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_cache")
 def test_an_llm_made_while_another_one_s_steps_come_keeps_its_own_folder(tmp_path: Path) -> None:
     before = options_of_jax()

@@ -90,6 +90,7 @@ def test_prompts_of_all_lengths(prefill: Callable[..., Advanced], sizes: Sizes) 
     assert unchanged(states, before, set(range(SLOTS)) - {*slots, *moved})
 
 
+@pytest.mark.parametrize("kernel", slow_but(list(KERNELS), ["tpu"]), indirect=True)
 def test_rows_that_end_beside_borders_of_blocks(kernel: str) -> None:
     """Rows begin at any token; some have none, and the kernel takes one of a single token.
 
@@ -162,7 +163,6 @@ def followed(heads: Heads, memory: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.array(answers), memory
 
 
-# The GPU's takes its interpreter twenty seconds.
 @pytest.mark.parametrize("kernel", slow_but(list(KERNELS), ["tpu"]), indirect=True)
 def test_a_prompt_has_the_same_bits_whatever_runs_beside_it(
     prefill: Callable[..., Advanced],
@@ -180,6 +180,7 @@ def test_a_prompt_has_the_same_bits_whatever_runs_beside_it(
     assert all(np.array_equal(x, y) for x, y in zip(alone, last, strict=True))
 
 
+@pytest.mark.parametrize("kernel", slow_but(list(KERNELS), ["tpu"]), indirect=True)
 def test_a_prompt_with_no_number_stays_in_its_row(prefill: Callable[..., Advanced]) -> None:
     asked = [random_sequence(seed, 9, MANY) for seed in range(3)]
     asked[1] = asked[1]._replace(inputs=np.full_like(asked[1].inputs, np.nan))

@@ -277,6 +277,7 @@ def test_a_host_with_one_other_number_is_refused_by_the_tensor(
         ]
 
 
+@pytest.mark.slow
 def test_hosts_with_copies_of_their_own_are_one_pod(tmp_path: Path) -> None:
     """Host 1 has the weights in another form: a folder that was converted."""
     assert convert([str(DRAFT), str(tmp_path / "orbax")]) == 0

@@ -170,7 +170,7 @@ def test_an_estimate_says_what_has_no_kernel(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("words", "notes"),
     [
-        ("qwen3-30b-a3b --topology h200x2", set()),
+        pytest.param("qwen3-30b-a3b --topology h200x2", set(), marks=pytest.mark.slow),
         ("deepseek-v3 --topology h200x8 --weights int8", {"attention*"}),
         (
             "qwen3.5-27b --topology h200x2 --recurrence reference",

@@ -391,6 +391,7 @@ def test_the_end_waits_for_no_compile() -> None:
     assert code == 0, text
 
 
+@pytest.mark.slow
 def test_a_start_after_one_that_was_killed_and_with_damaged_steps(tmp_path: Path) -> None:
     """It goes on, and says so in a line."""
     killed = launch("--ready-when", "first", "--compilation-cache", str(tmp_path))
