@@ -1,7 +1,8 @@
 """Row fields: the small numbers that the device keeps of a row's sequence, each declared once.
 
 RowSampling is the declaration. Derived from it are the bytes that the host packs and that follower
-hosts receive, the packed layout of the row writer, and the arrays on the device with their zeros.
+hosts receive, the array that the row writer takes, and the one in which the device keeps the fields
+of all rows (SMALL_FIELDS in device/sampling.py).
 Inside the engine, a parameter that request.SamplingParams has needs one field here, and its use in
 device/sampling.py or device/token_choice.py.
 """
@@ -160,8 +161,8 @@ class RowSampling[T]:
     """Parameters that a row's next tokens are sampled with.
 
     T is a number or a tuple of numbers on the host, where the class stands for one row, and an
-    array on the device, where its leading axes are [A, R] for R rows in each of A lanes, or [B] for
-    the B rows that a step samples in all lanes.
+    array on the device, where its leading axis is [B] for the B rows that a step samples in all
+    lanes, or [A, R] for R rows in each of A lanes.
     """
 
     key: T = field(metadata=row(np.uint32, (2,), of=_key))  # the seed's high and low half

@@ -67,9 +67,14 @@ class Packed:
         return part if dtype is np.int32 else lax.bitcast_convert_type(part, dtype)
 
     def replace_fields(self, array: jax.Array, **values: jax.Array) -> jax.Array:
-        """Return [*lead, size] with these fields replaced, each [*lead, *shape], on the device."""
+        """Return [*lead, size] with these fields replaced, each [*lead, *shape], on the device.
+
+        TypeError for a value that does not have its field's dtype.
+        """
         for name, value in values.items():
-            begin, shape, _ = self._places[name]
+            begin, shape, dtype = self._places[name]
+            if value.dtype != dtype:
+                raise TypeError(f"{name} is {value.dtype}; the field is {np.dtype(dtype)}")
             lead = array.shape[:-1]
             part = _bits(value).reshape(*lead, prod(shape))
             array = lax.dynamic_update_slice_in_dim(array, part, begin, axis=-1)

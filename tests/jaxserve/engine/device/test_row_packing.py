@@ -29,6 +29,19 @@ def test_the_device_unpacks_what_the_host_packed() -> None:
         np.testing.assert_array_equal(fields[name], getattr(admission.sampling, name))
 
 
+def test_fields_of_rows_are_replaced_on_the_device() -> None:
+    sampling = row_sampling([EVERYTHING, PLAIN])
+    kept = {name: np.asarray(getattr(sampling, name)) for name in ROW_FIELDS}
+    packed = SMALL_FIELDS.pack_on_device(kept)
+    given = {"key": np.array([[1, 2**32 - 1], [2**31, 0]], np.uint32)}
+    given["top_p"] = np.array([1e-40, -0.0], np.float32)
+    replaced = SMALL_FIELDS.unpack(SMALL_FIELDS.replace_fields(packed, **given))
+    for name, value in (kept | given).items():
+        assert np.asarray(replaced[name]).tobytes() == value.tobytes(), name
+    with pytest.raises(TypeError, match="top_k is float32; the field is int32"):
+        SMALL_FIELDS.replace_fields(packed, top_k=given["top_p"])
+
+
 def test_the_numbers_of_a_row() -> None:
     assert EVERYTHING.admission.sampling == RowSampling(
         key=(2**31, 5),
