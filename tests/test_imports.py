@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -423,16 +424,25 @@ def test_modules_import_only_what_the_import_law_allows() -> None:
     assert not found, "\n".join(found)
 
 
+@cache
+def names_everywhere() -> dict[Path, set[str]]:
+    """Return the names that each file of packages and scripts imports, also by calls."""
+    paths = [path for top in (*PACKAGES, *SCRIPTS) for path in (ROOT / top).rglob("*.py")]
+    trees = {path: ast.walk(ast.parse(path.read_text())) for path in paths}
+    return {
+        path: {name for node in nodes for name in (*imported_names(node), *names_in_calls(node))}
+        for path, nodes in trees.items()
+    }
+
+
 @pytest.mark.parametrize("folder", LINKED)
 def test_folders_beside_jaxserve_are_imported_as_its_parts(folder: str) -> None:
     """Under its own name a folder would be imported a second time, with classes of its own."""
     assert (ROOT / "jaxserve" / folder).is_symlink()
     assert (ROOT / "jaxserve" / folder).samefile(ROOT / folder)
-    everywhere = [path for top in (*PACKAGES, *SCRIPTS) for path in (ROOT / top).rglob("*.py")]
-    for path in everywhere:
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [*imported_names(node), *names_in_calls(node)]
-            assert not [n for n in names if is_under(n, folder)], f"{path} imports {names}"
+    for path, names in names_everywhere().items():
+        found = [name for name in names if is_under(name, folder)]
+        assert not found, f"{path} imports {found}"
 
 
 def unsafe_code(source: str) -> Iterator[str]:

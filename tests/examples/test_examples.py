@@ -13,6 +13,7 @@ import jax
 import pytest
 
 from tests.embedding_model import with_tokenizer
+from tests.slow_cases import slow_but
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -96,7 +97,7 @@ def on_a_cpu(notebook: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("name", NOTEBOOKS)
+@pytest.mark.parametrize("name", slow_but(NOTEBOOKS, ["quickstart.ipynb"]))
 def test_notebooks(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_text(json.dumps(on_a_cpu(json.loads((EXAMPLES / name).read_text()))))

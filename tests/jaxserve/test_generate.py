@@ -379,6 +379,7 @@ def test_a_reader_that_goes_away_ends_the_run_quietly() -> None:
         assert running.wait() == 141
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_without_a_home_steps_are_compiled_but_not_kept() -> None:
     env = {**os.environ, "XDG_CACHE_HOME": "", "HOME": "/dev/null"}

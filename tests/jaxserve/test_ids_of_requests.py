@@ -185,6 +185,7 @@ def test_what_is_said_at_the_start(
     assert missing in said and ends in said
 
 
+@pytest.mark.slow
 def test_a_draft_model_with_other_missing_tokens_and_holes(
     folders: dict[str, Path], plain: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -348,7 +348,7 @@ def test_interrupts_of_a_script(number: int) -> None:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("number", [8, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [3, pytest.param(100, marks=pytest.mark.slow)])
 def test_interrupts_of_a_notebook(number: int) -> None:
     kernel = Kernel()
     try:

@@ -54,6 +54,7 @@ def test_auto_is_the_users_cache(
     assert any((tmp_path / "jaxserve" / "xla").iterdir())
 
 
+@pytest.mark.slow
 def test_none_keeps_nothing(
     no_cache: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,6 +75,7 @@ def test_a_deterministic_engine_waits_for_all() -> None:
         assert llm.runner.buckets_pending == 0 and llm.runner.background_compiles == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_cache")
 def test_a_call_beside_an_open_stream(tmp_path: Path) -> None:
     """It compiles while the background does, and both keep what they compile."""

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[3]
 MODEL = ROOT / "checkpoints" / "bundled" / "tiny-chat"
 SECONDS = 3.0
 # Seconds from one moment to the next.
-STEPS = (0.1, pytest.param(0.02, marks=pytest.mark.slow))
+STEPS = (0.25, pytest.param(0.02, marks=pytest.mark.slow))
 AT_ONCE = 3  # processes that run beside each other
 COMMANDS = (
     "-m jaxserve generate MODEL --prompt text --max-tokens 500",

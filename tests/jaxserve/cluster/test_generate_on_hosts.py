@@ -148,6 +148,7 @@ def wide_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHu
         yield hub
 
 
+@pytest.mark.slow
 def test_hosts_read_their_parts_of_a_model_of_the_hub(wide_hub: FakeHub) -> None:
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     with LLM(BUNDLED, dtype="float32", options=OPTIONS) as llm:

@@ -85,6 +85,7 @@ def test_a_follower_that_is_killed_ends_the_pod() -> None:
         assert "host 1 is gone" in s.pod.hosts[0].errors
 
 
+@pytest.mark.slow
 def test_steps_that_come_later_are_used_when_every_host_has_them() -> None:
     """Requests go on meanwhile, and the hosts launch the same steps."""
     with running_pod("--ready-when", "first", "--decode-steps", "2", always=MESH) as s:

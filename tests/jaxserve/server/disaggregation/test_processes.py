@@ -99,6 +99,7 @@ def test_tokens_and_certificates_between_them(tmp_path: Path, plain: list[str]) 
         assert result.usage.cached_prompt_tokens > result.usage.prompt_tokens - 65
 
 
+@pytest.mark.slow
 def test_a_prefill_server_is_killed(plain: list[str]) -> None:
     """Killed while idle, and while computing: requests are computed here until another one is
     there.
