@@ -13,7 +13,9 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -26,7 +28,7 @@ COMPILERS = ("g++", "clang++")
 # vectors. Assertions in XLA's headers would put the headers' path into the library (-DNDEBUG). -w:
 # compilers warn of the vector types in their own headers.
 FLAGS = (
-    *("-O3", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-DNDEBUG", "-w"),
+    *("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-DNDEBUG", "-w"),
     *("-fno-trapping-math", "-fno-math-errno"),
 )
 
@@ -120,20 +122,32 @@ def ffi_minor(headers: Path) -> int:
 
 
 def compile_library(compiler: list[str], headers: Path, sources: list[Path], library: Path) -> None:
-    """Compile, and put the library in its place at once: another process may be loading it."""
-    unfinished = library.with_name(f"{library.name}.{os.getpid()}")
-    command = [*compiler, *FLAGS, "-isystem", headers, *sources, "-o", unfinished]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            shown = " ".join(map(str, command))
-            raise RuntimeError(
-                f"{shown}\nended with {done.returncode}:\n{done.stderr}\n"
-                "HATCH_BUILD_NO_HOOKS=true installs jaxserve without its kernels for a CPU"
-            )
+    """Compile the sources beside each other, and link them.
+
+    The library comes to its place at once: another process may be loading it.
+    """
+    with TemporaryDirectory(prefix="unfinished-", dir=library.parent) as folder:
+        objects = [Path(folder, source.name).with_suffix(".o") for source in sources]
+        unfinished = Path(folder, library.name)
+
+        def compile_one(source: Path, to: Path) -> None:
+            run([*compiler, *FLAGS, "-isystem", headers, "-c", source, "-o", to])
+
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            list(threads.map(compile_one, sources, objects))
+        run([*compiler, "-shared", *objects, "-o", unfinished])
         os.replace(unfinished, library)
-    finally:
-        unfinished.unlink(missing_ok=True)
+
+
+def run(command: list[str | Path]) -> None:
+    """Run a compiler; RuntimeError with all that it says where it fails."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        shown = " ".join(map(str, command))
+        raise RuntimeError(
+            f"{shown}\nended with {done.returncode}:\n{done.stderr}\n"
+            "HATCH_BUILD_NO_HOOKS=true installs jaxserve without its kernels for a CPU"
+        )
 
 
 def wheel_tag() -> str:

@@ -14,9 +14,15 @@ import pytest
 ROOT = Path(__file__).parents[3]
 INTERFACE = "hatchling.builders.hooks.plugin.interface"
 UNKNOWN = "no-such-compiler"
-# Works with `sh`, called as a compiler is; its last argument is the file to write.
-WRITES = 'for last; do :; done; echo "$@" >"$last"'
-FAILS = 'case "$*" in *" -c "*) ;; *) echo products.cc:7: error: no >&2; exit 3;; esac'
+# Work with `sh`, called as a compiler is; the last argument is the file to write. WRITES puts the
+# arguments into it, and what is in the objects among them.
+WRITES = """
+for last; do :; done
+echo "$@" >"$last"
+for each; do case "$each" in "$last") ;; *.o) cat "$each" >>"$last";; esac; done
+"""
+FAILS = 'case "$*" in *products.cc*) echo products.cc:7: error: no >&2; exit 3;; esac'
+LINK_FAILS = 'case "$*" in *-shared*) echo ld: no such symbol >&2; exit 1;; esac\n' + WRITES
 KNOWS_NO_BFLOAT16 = "exit 1"
 
 
@@ -84,7 +90,10 @@ def test_a_library_is_built(
     compile_with(WRITES, tmp_path, monkeypatch)
     build_data, warnings = initialize(hook, root)
     folder = root / hook.FOLDER
-    assert "-isystem" in (folder / "libcpu_kernels.so.7").read_text().split()
+    link, *compiles = (folder / "libcpu_kernels.so.7").read_text().splitlines()
+    assert "-shared" in link.split() and len(compiles) == len(hook.SOURCES)
+    for source, command in zip(hook.SOURCES, compiles, strict=True):
+        assert str(folder / source) in command and "-isystem" in command.split()
     assert {path.name for path in folder.iterdir()} == {*hook.SOURCES, "libcpu_kernels.so.7"}
     assert build_data["artifacts"] == ["/jaxserve/cpu_kernels/libcpu_kernels.so.7"]
     assert build_data["pure_python"] is False
@@ -131,12 +140,16 @@ def test_a_tree_that_cannot_be_written(
         hook.build(root)
 
 
+@pytest.mark.parametrize(
+    ("script", "ends"),
+    [(FAILS, r"ended with 3:\nproducts\.cc:7: error: no"), (LINK_FAILS, "1:\nld: no such symbol")],
+)
 @pytest.mark.usefixtures("on_linux")
 def test_a_compiler_that_fails_is_an_error(
-    hook: Any, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hook: Any, root: Path, tmp_path: Path, script: str, ends: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compile_with(FAILS, tmp_path, monkeypatch)
-    with pytest.raises(RuntimeError, match=r"ended with 3:\nproducts\.cc:7: error: no") as error:
+    compile_with(script, tmp_path, monkeypatch)
+    with pytest.raises(RuntimeError, match=ends) as error:
         initialize(hook, root)
     assert "HATCH_BUILD_NO_HOOKS=true installs" in str(error.value)
     assert {path.name for path in (root / hook.FOLDER).iterdir()} == {*hook.SOURCES}
