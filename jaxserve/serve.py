@@ -39,7 +39,7 @@ def run(options: ServeOptions) -> int:
     hosts = Hosts.of(options.hosts)
     meshes_of(options)
     check_role(options.roles)
-    check_limits(options.limits)
+    check_limits(options.limits, options.addresses.http)
     check_ready_when(options.operation.ready_when, options.engine.options.deterministic)
     credentials = options.credentials
     check_tls_flags(credentials.tls_cert, credentials.tls_key, credentials.tls_client_ca)

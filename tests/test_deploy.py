@@ -238,7 +238,7 @@ def test_probes_ask_what_is_answered(template: dict[str, Any]) -> None:
         assert not container.keys() & set(names)
         return
     probes = {name: container[name]["grpc"] for name in names if "grpc" in container[name]}
-    if not args.pod:  # followers have no HTTP
+    if not follower:  # which has no HTTP
         alive = container["livenessProbe"]["httpGet"]
         assert alive == {"path": "/health", "port": args.http_port}
     assert all(probe["port"] == args.port == PORTS["grpc"] for probe in probes.values())
@@ -249,7 +249,7 @@ def test_probes_ask_what_is_answered(template: dict[str, Any]) -> None:
     assert not args.tls_cert, "Kubernetes asks over gRPC without TLS"
     ready = None if follower else roles.PREFILL if args.role == "prefill" else grpc_server.INFERENCE
     services = {name: probe.get("service") for name, probe in probes.items()}
-    alive = {"livenessProbe": None} if args.pod else {}
+    alive = {"livenessProbe": None} if follower else {}
     assert services == {"startupProbe": ready, "readinessProbe": ready, **alive}
     startup = container["startupProbe"]
     assert startup["periodSeconds"] * startup["failureThreshold"] > args.join_timeout

@@ -122,12 +122,16 @@ def check_places(options: ServeOptions) -> None:
     check_listening_host("--host", options.addresses.host)
 
 
-def check_limits(limits: Limits) -> None:
+def check_limits(limits: Limits, has_http: bool) -> None:
     """Raise ConfigError for limits of which one makes another useless."""
     largest = max(limits.max_message_bytes, limits.max_body_bytes)
     if limits.max_input_bytes < largest:
         problem = f"it must be at least {largest}, for a --max-message-bytes or --max-body-bytes"
         raise flag_error("--max-input-bytes", limits.max_input_bytes, problem)
+    waiting = limits.max_waiting_requests
+    if has_http and limits.max_http_connections <= waiting:
+        problem = f"it must be above {waiting} (--max-waiting-requests): each of those needs one"
+        raise flag_error("--max-http-connections", limits.max_http_connections, problem)
 
 
 def meshes_of(options: ServeOptions) -> Meshes | None:

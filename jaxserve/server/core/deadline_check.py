@@ -151,8 +151,8 @@ class DeadlineCheck:
         longest = max(0.0, left - own) / LATE
         places = math.ceil(len(self._load.queue) * (1 - longest / wait)) if wait else 1
         return QueueFullError(
-            f"the answer could take {LATE * wait + own:.2f} s, {LATE * wait:.2f} s of them in the "
-            f"queue, and the deadline leaves {left:.2f} s",
+            f"the queue is {wait:.2f} s long, and an answer takes {own:.2f} s; it could take "
+            f"{LATE * wait + own:.2f} s in all, and the deadline leaves {left:.2f} s",
             self._places_in(outlook.work, places),
         )
 

@@ -16,6 +16,9 @@ FIELDS = frozenset({"name", "description", "parameters", "strict"})  # of a func
 TOOL = "a function tool"
 ALLOWED = "allowed_tools"  # type of a choice of several tools
 FUNCTION = "function"  # type of the tools and calls that are supported
+# Name of the text in a part of a message, by the part's type. The last two come from clients that
+# send back what they were answered.
+TEXT_IN = {"text": "text", "input_text": "text", "refusal": "refusal"}
 NO_CHOICE = Choice()  # what a body without tool_choice asks for
 
 
@@ -43,7 +46,7 @@ def _message(message: dict[str, Any], path: str) -> dict[str, Any]:
         return message
     for i, part in enumerate(content):
         _check_part(part, f"{path}.content[{i}]")
-    return message | {"content": "".join(part["text"] for part in content)}
+    return message | {"content": "".join(part[TEXT_IN[part["type"]]] for part in content)}
 
 
 def _check_calls(calls: Any, path: str) -> None:
@@ -60,13 +63,13 @@ def _only_functions(kind: Any) -> str:
 def _check_part(part: Any, path: str) -> None:
     if not isinstance(part, dict):
         raise RequestError(path, 'is no object; give {"type": "text", "text": ...}')
-    if part.get("type") != "text":
-        raise UnsupportedError(
-            f"{path}.type", f"is {part.get('type')!r:.80}; only text is supported"
-        )
-    if not isinstance(part.get("text"), str):
-        raise RequestError(f"{path}.text", "is no string")
-    check_fields(part, {"type", "text", CACHE_HINT}, path, "a text part")
+    kind = part.get("type")
+    name = TEXT_IN.get(kind) if isinstance(kind, str) else None
+    if name is None:
+        raise UnsupportedError(f"{path}.type", f"is {kind!r:.80}; only text is supported")
+    if not isinstance(part.get(name), str):
+        raise RequestError(f"{path}.{name}", "is no string")
+    check_fields(part, {"type", name, CACHE_HINT}, path, "a text part")
 
 
 # ---- tools

@@ -53,6 +53,22 @@ def test_whole(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_parts_that_clients_send_back_are_text(tmp_path: Path) -> None:
+    parts = [
+        {"type": "input_text", "text": "h"},
+        {"type": "refusal", "refusal": "i", "cache_control": {"type": "ephemeral"}},
+    ]
+
+    async def main() -> None:
+        async with serving(tmp_path) as http:
+            messages = [MESSAGES[0], {"role": "user", "content": parts}]
+            asked = {"messages": messages, "seed": 1, "max_tokens": 8}
+            reply = (await http.post(PATH, asked)).json()
+            assert reply["choices"][0]["message"]["content"] == answer()
+
+    asyncio.run(main())
+
+
 def test_stream(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path) as http:
@@ -147,6 +163,16 @@ BAD: list[tuple[object, str, str]] = [
         [{"role": "user", "content": [{"type": "text"}]}],
         "messages[0].content[0].text",
         "invalid_value",
+    ),
+    (
+        [{"role": "user", "content": [{"type": "refusal", "text": "x"}]}],
+        "messages[0].content[0].refusal",
+        "invalid_value",
+    ),
+    (
+        [{"role": "user", "content": [{"type": ["text"], "text": "x"}]}],
+        "messages[0].content[0].type",
+        "unsupported_parameter",
     ),
     (
         [{"role": "user", "content": [{"type": "text", "text": "x", "bold": True}]}],
