@@ -1,11 +1,10 @@
 """A check around trouble: others do not feel it, and it leaves nothing behind."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from tests.jaxserve.server.harness import Running, until
+from tests.jaxserve.server.harness import Running, open_files, until
 from tests.jaxserve.server.test_server_isolation import canary
 
 FEW = 20  # tasks and descriptors that gRPC itself opens and ends now and then
@@ -43,7 +42,3 @@ def held(server: Running) -> int:
     """Return the bytes of messages that the server counts as received and not done with."""
     return server.process.listeners._inputs.held
 
-
-def open_files() -> int:
-    """Return the number of descriptors of this process, which is the server and its clients."""
-    return len(os.listdir("/proc/self/fd"))

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import httpx
 
-from tests.jaxserve.server.harness import until
+from tests.jaxserve.server.harness import open_files, until
 from tests.jaxserve.server.http.harness import Http
 
 GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -16,22 +16,30 @@ LAST = GET.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
 BODY = b'{"prompt": "x", "max_tokens": 2}'
+FEW = 3  # tasks and descriptors of the connections of the tests' own client
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @asynccontextmanager
 async def undisturbed(http: Http) -> AsyncIterator[bytes]:
-    """Check that a block changes no other answer, and leaves neither requests nor connections.
+    """Check that a block changes no other answer, and leaves nothing behind.
+
+    That is no request, page, connection, task or descriptor.
 
     Yields what `http.canary` has to answer meanwhile.
     """
     canary = await http.canary()
+    await http.server.at_rest()
     connections = len(http.open_connections)
+    tasks = len(asyncio.all_tasks())
+    files = open_files()
     yield canary
     assert await http.canary() == canary
     await http.server.at_rest()
     await until(lambda: len(http.open_connections) == connections)
     await until(lambda: not http.uvicorn.server_state.tasks)
+    await until(lambda: len(asyncio.all_tasks()) <= tasks + FEW)
+    await until(lambda: open_files() <= files + FEW)
 
 
 def launched(http: Http) -> set[str]:
