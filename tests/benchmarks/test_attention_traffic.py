@@ -14,6 +14,7 @@ from benchmarks.attention_traffic import CONTEXTS, ROWS, SHAPES, spread, traffic
 from jaxserve.pallas_kernels.paged_attention import tpu, tpu_body
 from jaxserve.pallas_kernels.paged_attention.api import Options
 from tests.pallas_kernels.attention_case import TOKENS, Case, Shape, compiled
+from tests.slow_cases import slow_but
 
 CASES = [
     Shape(heads=4, kv_heads=2, head_dim=128, page_size=16, width=9),
@@ -58,7 +59,7 @@ def counted(
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("shape", CASES, ids=str)
+@pytest.mark.parametrize("shape", slow_but(CASES, CASES[1:3]), ids=str)
 def test_a_decode_copies_what_is_counted(shape: Shape, copied: list[int]) -> None:
     cached = [37, shape.page_size - 1, shape.page_size, shape.context - 1, 0]
     ours, theirs = counted(shape, cached, [1, 1, 1, 1, 0], True, copied)
@@ -66,7 +67,7 @@ def test_a_decode_copies_what_is_counted(shape: Shape, copied: list[int]) -> Non
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("shape", CASES, ids=str)
+@pytest.mark.parametrize("shape", slow_but(CASES, [CASES[1], CASES[3]]), ids=str)
 def test_chunks_copy_what_is_counted(shape: Shape, copied: list[int]) -> None:
     ours, theirs = counted(
         shape, [37, 0, shape.page_size - 1, 40, 0], [1, 33, 17, 20, 0], False, copied

@@ -1,10 +1,13 @@
 """The forms of a product on a CPU that are measured multiply right."""
 
+from itertools import product
+
 import pytest
 
 from benchmarks.cpu_products import NUMBERS, check, forms
 from jaxserve.cpu_kernels.errors import CpuKernelError
 from jaxserve.cpu_kernels.library import load
+from tests.slow_cases import slow_but
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -15,8 +18,13 @@ def library() -> None:
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("numbers", NUMBERS)
-@pytest.mark.parametrize("rows", [1, 4, 7])
-def test_products_are_those_of_float64(numbers: str, rows: int) -> None:
+CASES = list(product(NUMBERS, (1, 4, 7)))
+
+
+@pytest.mark.parametrize(
+    "case", slow_but(CASES, CASES[::4]), ids=lambda case: f"{case[0]}-{case[1]}"
+)
+def test_products_are_those_of_float64(case: tuple[str, int]) -> None:
+    numbers, rows = case
     for form in forms(numbers):
         check(form, numbers, rows)

@@ -49,13 +49,14 @@ from tests.slow_cases import slow_but
 
 FLOAT32_SHAPES = [*SHAPES, Shape(4, 2, 64, 16, 9, stored=ml_dtypes.bfloat16)]
 ALL_SHAPES = [*FLOAT32_SHAPES, *BF16_SHAPES]
-# With dense attention in float64 beside them, chunks of many heads take as long as all others.
-SMALL_SHAPES = [shape for shape in ALL_SHAPES if shape.heads < 64]
 # With a window, a soft cap and sinks, 8 bits, and one of latent pages.
 FEW_SHAPES = [SHAPES[2], SHAPES[9], BF16_SHAPES[2], BF16_SHAPES[6], SHAPES[14], BF16_SHAPES[-1]]
-# The others differ from one of these in a number.
-QUICK_SHAPES = [shape for i, shape in enumerate(ALL_SHAPES) if i % 2 == 0 or shape in FEW_SHAPES]
-QUICK_PROMPTS = [shape for shape in QUICK_SHAPES if shape in SMALL_SHAPES]
+# Latent pages of an odd number of heads, and float8.
+TWO_MORE = [SHAPES[12], next(shape for shape in BF16_SHAPES if shape.stored is FP8)]
+# Pages of one token and of a number that is no power of two.
+QUICK_SHAPES = [*FEW_SHAPES, *TWO_MORE, SHAPES[0], SHAPES[4]]
+# With dense attention in float64 beside them, chunks take longest.
+QUICK_PROMPTS = [*FEW_SHAPES, *TWO_MORE]
 few_examples = partial(settings, deadline=None, derandomize=True, database=None, max_examples=6)
 
 
@@ -96,7 +97,7 @@ def test_prefill_is_dense_attention(attention: PagedAttention, shape: Shape) -> 
     check()
 
 
-@pytest.mark.parametrize("shape", FEW_SHAPES, ids=str)
+@pytest.mark.parametrize("shape", slow_but(FEW_SHAPES, FEW_SHAPES[::2]), ids=str)
 def test_a_row_has_the_same_bits_whatever_its_neighbours(
     attention: PagedAttention, shape: Shape
 ) -> None:

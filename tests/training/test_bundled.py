@@ -228,7 +228,7 @@ def test_training_learns_writes_a_folder_and_repeats_itself(tmp_path: Path):
 
 
 def test_the_clock_ends_a_run_given_in_minutes(tmp_path: Path):
-    account = run(tmp_path / "timed", Budget(None, 0.02))
+    account = run(tmp_path / "timed", Budget(None, 0.002))
     assert account["steps"] >= 1 and account["minutes"] < 1
 
 
@@ -279,6 +279,7 @@ def stored_params(folder: Path, recipe: Recipe) -> nnx.State:
     return params
 
 
+@pytest.mark.slow
 def test_the_committed_target_has_the_loss_that_its_account_states():
     folder = FOLDERS["target"]
     recipe = RECIPES["target"]

@@ -127,7 +127,11 @@ def test_drafts_of_the_model_itself_are_always_accepted(expected_answers: Answer
     assert speculation.drafted - speculation.accepted <= MOST * ends, "but for drafts behind an end"
 
 
-@pytest.mark.parametrize(("spec", "seed"), [(SPEC, 1), (OTHER, 7)], ids=["itself", "another"])
+@pytest.mark.parametrize(
+    ("spec", "seed"),
+    [pytest.param(SPEC, 1, marks=pytest.mark.slow), (OTHER, 7)],
+    ids=["itself", "another"],
+)
 def test_any_number_in_any_step(spec: ModelSpec, seed: int, expected_answers: Answers) -> None:
     speculation = VaryingSpeculation()
     check(

@@ -25,6 +25,7 @@ from tests.jaxserve.engine.tiny import (
     make_params,
     run,
 )
+from tests.slow_cases import slow_but
 
 # Executables differ by float32's rounding, and a key that lies between two numbers of 8 bits may
 # become the other one.
@@ -72,7 +73,7 @@ def warm_up(runner: DeviceRunner, *more: str) -> None:
     )
 
 
-@pytest.fixture(scope="module", params=["int8", "fp8"])
+@pytest.fixture(scope="module", params=slow_but(["int8", "fp8"], ["fp8"]))
 def expected_answers(request: pytest.FixtureRequest) -> tuple[str, Answers]:
     """Return the page dtype, and answers one row at a time, prompts whole, nothing shared."""
     return request.param, answers(replace(PLAIN, kv=request.param))
@@ -120,7 +121,7 @@ def logprob_differences(one: Outcome, other: Outcome, bound: float) -> np.ndarra
     return np.array(found)
 
 
-@pytest.mark.parametrize("kv", ["int8", "fp8"])
+@pytest.mark.parametrize("kv", ["int8", pytest.param("fp8", marks=pytest.mark.slow)])
 def test_deterministic_whatever_the_load(kv: str) -> None:
     """A request has the same bits alone and among others that come and go."""
     options = replace(BASE, kv=kv, deterministic=True)
@@ -130,7 +131,10 @@ def test_deterministic_whatever_the_load(kv: str) -> None:
         assert (alone.tokens, alone.logprobs) == (together[name].tokens, together[name].logprobs)
 
 
-@pytest.mark.parametrize(("kv", "dtype"), [("int8", "int8"), ("fp8", "float8_e4m3fn")])
+@pytest.mark.parametrize(
+    ("kv", "dtype"),
+    [pytest.param("int8", "int8", marks=pytest.mark.slow), ("fp8", "float8_e4m3fn")],
+)
 def test_prompts_are_scored_by_what_pages_hold(kv: str, dtype: str) -> None:
     """Scores equal those of a decoder that sees rounded keys and values.
 

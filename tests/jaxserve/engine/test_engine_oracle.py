@@ -32,6 +32,7 @@ from tests.jaxserve.engine.tiny import (
     make_params,
     run,
 )
+from tests.slow_cases import slow_but
 
 BOUND = 1e-4
 EOS = (3,)
@@ -88,15 +89,15 @@ def random_requests(seed: int, count: int) -> list[tuple[int, Request]]:
 
 
 def requests_for_interpreters() -> list[tuple[int, Request]]:
-    """Return requests with arrival steps that have every kind of chunk in about ten launches.
+    """Return requests with arrival steps that have every kind of chunk in a few launches.
 
     Interpreted kernels are slow. A prompt of three chunks that begins a second page of 64, with its
-    log-probabilities; a short one that arrives meanwhile; four tokens of each.
+    log-probabilities; a short one that arrives meanwhile; two tokens of each.
     """
     rng = np.random.default_rng(5)
     long = tuple(rng.integers(0, SPEC.vocab_size, 70).tolist())
     short = tuple(rng.integers(0, SPEC.vocab_size, 9).tolist())
-    common = {"max_tokens": 4, "logprobs": 20, "ignore_eos": True}
+    common = {"max_tokens": 2, "logprobs": 20, "ignore_eos": True}
     scored = SamplingParams(temperature=0.0, prompt_logprobs=20, seed=1, **common)  # type: ignore[arg-type]
     drawn = SamplingParams(temperature=0.8, top_k=7, seed=2, **common)  # type: ignore[arg-type]
     return [
@@ -218,7 +219,7 @@ class ComingSteps:
         self._engine.set_rows_of_several_decodes(max(several, default=0))
 
 
-@pytest.mark.parametrize("decode_steps", [1, 3])
+@pytest.mark.parametrize("decode_steps", slow_but([1, 3], [3]))
 def test_steps_that_come_while_it_runs(
     answers: Answers, decode_steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,6 +259,7 @@ def test_preempted(answers: Answers) -> None:
     assert done.preemptions > 5
 
 
+@pytest.mark.slow
 def test_without_prefix_cache(answers: Answers) -> None:
     done = run_and_check(replace(BASE, prefix_cache=False), answers)
     assert done.cached_tokens == 0
@@ -269,6 +271,7 @@ def test_other_buckets(answers: Answers) -> None:
     run_and_check(options, answers, all_buckets=True)
 
 
+@pytest.mark.slow
 def test_deterministic_mode_gives_the_same_answers(answers: Answers) -> None:
     run_and_check(replace(BASE, deterministic=True), answers)
 
@@ -304,6 +307,7 @@ def test_two_page_groups_over_lanes_and_shards_with_several_decodes_as_one(
     )
 
 
+@pytest.mark.slow
 def test_two_page_groups_preempted(windowed_answers: Answers) -> None:
     done = run_and_check(replace(BASE, cache_tokens=128), windowed_answers, spec=WINDOWED)
     assert done.preemptions > 5
@@ -314,6 +318,7 @@ def test_two_page_groups_deterministic(windowed_answers: Answers) -> None:
     run_and_check(replace(BASE, deterministic=True), windowed_answers, spec=WINDOWED)
 
 
+@pytest.mark.slow
 def test_two_page_groups_over_two_lanes_and_two_shards(windowed_answers: Answers) -> None:
     run_and_check(BASE, windowed_answers, MeshSpec(data=2, tensor=2), spec=WINDOWED)
 

@@ -98,13 +98,9 @@ FEATURES: dict[str, Callable[[Setup], Setup]] = {
     "recurrent states": lambda setup: replace(setup, golden=STATES),
 }
 QUICK = (
-    ("drafts of the host", "grammar"),
-    ("drafts of the host", "thought budget"),
     ("thought budget", "preemption"),
     ("draft model", "preemption"),
     ("grammar", "prefix cache"),
-    ("prefix cache", "recurrent states"),
-    ("preemption", "recurrent states"),
     ("drafts of the host", "recurrent states"),
 )
 

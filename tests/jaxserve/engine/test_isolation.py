@@ -23,6 +23,7 @@ from tests.jaxserve.engine.tiny import (
     make_engine,
     run,
 )
+from tests.slow_cases import slow_but
 
 PROMPTS = [
     [5, 1, 7, 7, 2, 9, 0, 4, 11],
@@ -40,13 +41,13 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module", params=KINDS.values(), ids=KINDS)
+@pytest.fixture(scope="module", params=slow_but(list(KINDS), ("two page groups", "latent pages")))
 def runner(request: pytest.FixtureRequest):
     """Make a runner with the largest bucket of each kind.
 
     Every arrangement of rows then runs the same executable.
     """
-    engine, runner = make_engine(BASE, spec=request.param)
+    engine, runner = make_engine(BASE, spec=KINDS[request.param])
     runner.warm_up(
         [Bucket("decode", 4, 4), Bucket("decode", 4, 4, steps=3), Bucket("prefill", 4, 32)]
     )

@@ -124,7 +124,7 @@ def transfer_prompt(case: str, here: Side, there: Side) -> tuple[House, list[KVS
 
 
 def cases() -> Iterator[ParameterSet]:
-    """Yield all cases; `make test` runs the first of each model but Mistral."""
+    """Yield all cases; `make test` runs the first of two models, one of them with states."""
     sides = {
         "llama_gqa": [
             (Side((1, 1, 4)), Side((2, 1, 2), page_size=8)),
@@ -148,7 +148,7 @@ def cases() -> Iterator[ParameterSet]:
     }
     for case, pairs in sides.items():
         for i, (here, there) in enumerate(pairs):
-            quick = i == 0 and case != "mistral_window"
+            quick = i == 0 and case in ("llama_gqa", "qwen3_5")
             marks = [] if quick else [pytest.mark.slow]
             yield pytest.param(
                 case, here, there, marks=marks, id=f"{case}-{here.mesh}-{there.mesh}"
@@ -194,6 +194,7 @@ def test_what_arrives_is_what_was_sent(kv: str) -> None:
     assert other.runner.compiles_after_ready == 0
 
 
+@pytest.mark.slow
 def test_a_state_arrives_as_it_was_sent() -> None:
     """It is equal bit for bit when it is read again, on a mesh that splits its heads."""
     other, sent = transfer_prompt("qwen3_5", Side(), Side((2, 1, 2)))
@@ -212,7 +213,8 @@ def test_a_state_of_another_model_is_refused() -> None:
         other.install([small])
 
 
-@pytest.mark.parametrize("kv", ["bfloat16", pytest.param("int8", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kv", ["bfloat16", "int8"])
 def test_narrowed_on_the_way(kv: str) -> None:
     """Narrowed pages equal those of an engine with such pages that computes the prompt."""
     other, _ = transfer_prompt("llama_gqa", Side(), Side(kv=kv, page_size=8))

@@ -173,6 +173,7 @@ def test_other_models(spec: ModelSpec) -> None:
     check(found, expected)
 
 
+@pytest.mark.slow
 def test_prompt_lookup(expected_answers: Answers) -> None:
     found, speculation = answers(SPECULATING, proposer=PromptLookup(DRAFTS))
     check(found, expected_answers)

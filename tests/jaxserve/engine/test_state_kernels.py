@@ -45,14 +45,14 @@ pytestmark = pytest.mark.kernels
 
 
 @cache
-def alone() -> Answers:
-    return answers(ALONE, asked=ASKED, spec=WIDE)[0]
+def alone(spec: ModelSpec = WIDE) -> Answers:
+    return answers(ALONE, asked=ASKED, spec=spec)[0]
 
 
 @pytest.fixture(params=slow_but(list(MODES), ["tpu"]))
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Interpret a kernel on a CPU, where no platform list offers it; on a GPU its own runs."""
-    alone()
+    alone(request.node.callspec.params.get("spec", WIDE))
     if on_gpu():
         if request.param != "gpu":
             pytest.skip("its interpreter is for a CPU")
@@ -82,12 +82,17 @@ def answered(
     return found
 
 
-def test_requests_answer_as_each_alone(kernel: str) -> None:
+@pytest.mark.parametrize(
+    ("spec", "count"),
+    [(NARROW, 5), pytest.param(WIDE, 9, marks=pytest.mark.slow)],
+    ids=["one state", "two states"],
+)
+def test_requests_answer_as_each_alone(kernel: str, spec: ModelSpec, count: int) -> None:
     """Rows come and go, and leave states behind for the prefix cache."""
     if kernel == "gpu" and not on_gpu():
         pytest.skip("the GPU's interpreter takes too long: see the test of few tokens")
-    found = answered(kernel, ASKED)
-    assert wrong(found, alone()) == []
+    found = answered(kernel, [ASKED[0][:count]], spec=spec)
+    assert wrong(found, alone(spec)) == []
     times = [each.last.times for each in found.values() if each.last and each.last.times]
     assert sum(each.cached > 0 for each in times) > 0
 

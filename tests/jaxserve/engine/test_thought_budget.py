@@ -19,6 +19,7 @@ from tests.jaxserve.engine.tiny import (
     make_engine,
     run,
 )
+from tests.slow_cases import slow_but
 
 PROMPT = (3, 1, 4, 1, 5)
 TOKENS = 24
@@ -124,6 +125,7 @@ class Foreseen:
         pass
 
 
+@pytest.mark.parametrize("engine", slow_but(list(OPTIONS), ["plain"]), indirect=True)
 def test_drafts_change_no_token(engine: Engine) -> None:
     """A thought that ends in drafted tokens is not closed behind them, in the same step."""
     tokens = free(engine)

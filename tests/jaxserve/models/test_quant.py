@@ -156,7 +156,7 @@ def test_numbers_times_scales_are_the_rounded_checkpoint(
     )
 
 
-@pytest.mark.parametrize("weights", slow_but(WEIGHTS_ALONE, ("int8", "fp8", "int4-g128")))
+@pytest.mark.parametrize("weights", slow_but(WEIGHTS_ALONE, ("fp8", "int4-g128")))
 def test_logits_of_a_quantized_model(
     weights: str, divisible_checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -166,10 +166,10 @@ def test_logits_of_a_quantized_model(
 @pytest.mark.parametrize(
     ("case", "weights"),
     [
-        ("gemma2_caps", "int8"),
         ("olmo2_gqa", "int8"),
         ("phi3_window", "int4"),
-        ("llama_tied", "fp8"),
+        pytest.param("gemma2_caps", "int8", marks=pytest.mark.slow),
+        pytest.param("llama_tied", "fp8", marks=pytest.mark.slow),
         *(pytest.param(case, "int8", marks=pytest.mark.slow) for case in MORE_DENSE),
     ],
 )
@@ -241,7 +241,7 @@ def test_products(
 
 
 @pytest.mark.parametrize("axes", slow_but(MESHES, MESHES[2:]))
-@pytest.mark.parametrize("weights", SCHEMES)
+@pytest.mark.parametrize("weights", slow_but(list(SCHEMES), ("fp8", "int4-g32", "w8a8-int8")))
 def test_shards_hold_what_one_device_holds(
     weights: str,
     axes: tuple[int, int, int],

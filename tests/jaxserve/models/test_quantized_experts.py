@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import product
 from pathlib import Path
 
 import jax
@@ -101,12 +102,20 @@ def rounded_checkpoint(folder: Path, weights: str, target: Path) -> Path:
     return target
 
 
-@pytest.mark.parametrize("weights", WEIGHTS_ALONE)
-@pytest.mark.parametrize("case", WIDE)
+# Every family and every scheme.
+QUICK = [
+    *(("mixtral_gqa", "int4-g128"), ("mixtral_gqa", "int8"), ("qwen2_moe_shared_expert", "fp8")),
+    *(("deepseek_v3_legacy", "int4"), ("deepseek_v3_legacy", "int4-g64")),
+    ("gpt_oss_head_dim", "int4-g32"),
+]
+
+
+@pytest.mark.parametrize("both", slow_but(list(product(WIDE, WEIGHTS_ALONE)), QUICK))
 def test_numbers_times_scales_are_the_rounded_checkpoint(
-    case: str, weights: str, wide_checkpoints: dict[str, Path], tmp_path: Path
+    both: tuple[str, str], wide_checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
     """Weights are equal bit for bit, and within half a step of the source."""
+    case, weights = both
     folder = wide_checkpoints[case]
     plain = load(folder)
     quantized = load(folder, weights)
@@ -284,8 +293,8 @@ def test_what_is_asked_of_a_kernel() -> None:
     ]
 
 
-@pytest.mark.parametrize("axes", [(1, 1, 1), (1, 4, 2), (2, 1, 4)])
-@pytest.mark.parametrize("weights", WEIGHTS_ALONE)
+@pytest.mark.parametrize("axes", slow_but([(1, 1, 1), (1, 4, 2), (2, 1, 4)], [(1, 4, 2)]))
+@pytest.mark.parametrize("weights", slow_but(WEIGHTS_ALONE, ("int8", "fp8", "int4-g64")))
 def test_every_token_gets_its_experts_answers(weights: str, axes: tuple[int, int, int]) -> None:
     """Answers are those of float64 with the numbers that the weights stand for."""
     mesh_spec = MeshSpec(*axes)

@@ -29,9 +29,8 @@ CASES = (
 )
 RUNS = [(case, product) for case in CASES for product in KERNELS]
 QUICK = (
-    *(("llama_gqa", BEST), ("qwen2_moe_shared_expert", BEST)),
-    *(("deepseek_v3_fp8", BEST), ("gpt_oss_mxfp4", BEST)),
-    *(("llama_tied", "avx2"), ("llama_mlp_bias", "avx2"), ("deepseek_v2_groups", "avx2")),
+    *(("qwen2_moe_shared_expert", BEST), ("deepseek_v3_fp8", BEST)),
+    *(("llama_tied", "avx2"), ("llama_mlp_bias", "avx2")),
 )
 
 
@@ -53,7 +52,7 @@ def test_logits(run: tuple[str, str]) -> None:
         np.testing.assert_allclose(found, golden["decode_logits"][:, i], atol=1e-4)
 
 
-@pytest.mark.parametrize("product", KERNELS)
+@pytest.mark.parametrize("product", slow_but(list(KERNELS), [BEST]))
 def test_logits_in_bfloat16(product: str) -> None:
     golden = np.load(GOLDEN / "llama_gqa" / "golden.npz")
     prompts = golden["prompts"]
@@ -71,7 +70,7 @@ def test_logits_in_bfloat16(product: str) -> None:
     assert np.median(np.abs(decoded - golden["decode_logits"][:, 0])) < 0.2
 
 
-@pytest.mark.parametrize("product", KERNELS)
+@pytest.mark.parametrize("product", slow_but(list(KERNELS), [BEST]))
 def test_8_bit_products_are_those_of_xla(product: str) -> None:
     """Sums in int32 are exact, and so are the logits the same bit for bit."""
     golden = np.load(GOLDEN / "llama_gqa" / "golden.npz")

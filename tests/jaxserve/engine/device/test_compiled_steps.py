@@ -16,6 +16,7 @@ from jaxserve.errors import EngineError
 from jaxserve.models.layer_kind import windowed
 from jaxserve.models.spec import ModelSpec
 from tests.jaxserve.engine.tiny import BASE, EXPERTS, SPEC, STATES, make_engine
+from tests.slow_cases import slow_but
 
 LARGE = EngineOptions(max_batch=4, page_size=16, step_tokens=32, cache_tokens=2**18)
 BUCKETS = [
@@ -49,7 +50,10 @@ def test_state_is_aliased_and_never_copied(runner, bucket: Bucket) -> None:
     assert memory.temp_size_in_bytes < nbytes(state.kept[0]) / 10
 
 
-@pytest.mark.parametrize("bucket", [*BUCKETS[1:], Bucket("verify", 4, 16, drafts=3)], ids=str)
+SLOT_BUCKETS = [*BUCKETS[1:], Bucket("verify", 4, 16, drafts=3)]
+
+
+@pytest.mark.parametrize("bucket", slow_but(SLOT_BUCKETS, SLOT_BUCKETS[1::3]), ids=str)
 def test_slots_are_aliased_and_never_copied(bucket: Bucket) -> None:
     """Temporaries stay under a tenth of one layer's states, which have about 4 MB."""
     options = replace(LARGE, cache_tokens=2**16, snapshot_share=0.9, speculate="ngram")

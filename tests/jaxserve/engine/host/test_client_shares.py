@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.jaxserve.engine.host.driver import Driver, config_of, request
+from tests.slow_cases import slow_but
 
 LONG = tuple(n % 60 for n in range(200))
 ENGINES: dict[str, dict[str, Any]] = {
@@ -61,7 +62,7 @@ def held(driver: Driver) -> Counter[str]:
 
 
 @pytest.mark.parametrize("heavy", HEAVY)
-@pytest.mark.parametrize("changes", ENGINES)
+@pytest.mark.parametrize("changes", slow_but(list(ENGINES), ("plain", "two lanes", "windows")))
 def test_a_light_client_waits_at_most_three_times_as_long_as_alone(
     changes: str, heavy: str
 ) -> None:

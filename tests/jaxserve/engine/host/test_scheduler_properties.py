@@ -175,13 +175,13 @@ def submit(driver: Driver, request: Request) -> None:
         assert fits
 
 
-@settings(max_examples=300, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(engine_setups(), st.lists(ACTIONS, min_size=3, max_size=16))
 def test_any_traffic(setup: EngineSetup, actions: list[tuple[str, Any]]) -> None:
     play(setup.driver(), actions)
 
 
-@settings(max_examples=200, derandomize=True)
+@settings(max_examples=80, derandomize=True)
 @given(engine_setups(), st.integers(1, 7), st.lists(ACTIONS, min_size=6, max_size=16))
 def test_any_traffic_whose_drafts_the_device_makes(
     setup: EngineSetup, drafts: int, actions: list[tuple[str, Any]]
@@ -195,7 +195,7 @@ def test_any_traffic_whose_drafts_the_device_makes(
     play(replace(setup, drafts=drafts, by_device=True).driver(), drafting)
 
 
-@settings(max_examples=200, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(configs(deterministic=True), st.lists(ACTIONS, min_size=3, max_size=16))
 def test_any_traffic_deterministic(config: EngineConfig, actions: list[tuple[str, Any]]) -> None:
     """No step is mixed, chunks keep to borders, no sequence is preempted, pages are reserved."""
@@ -217,7 +217,7 @@ def test_any_traffic_of_embeddings_deterministic(
     play(Driver(config), actions)
 
 
-@settings(max_examples=300, derandomize=True)
+@settings(max_examples=90, derandomize=True)
 @given(
     st.booleans().flatmap(lambda embeds: configs(deterministic=True, embeds=embeds)),
     st.lists(ACTIONS, min_size=3, max_size=16),

@@ -47,10 +47,10 @@ def run_check(
 @pytest.mark.parametrize(
     "options",
     [
-        OPTIONS,
+        pytest.param(OPTIONS, marks=pytest.mark.slow),
         replace(OPTIONS, window=5, softcap=2.0),
-        replace(OPTIONS, layout=Layout(1, 64, 16, FLOAT, 32)),
-        EIGHT_BITS,
+        pytest.param(replace(OPTIONS, layout=Layout(1, 64, 16, FLOAT, 32)), marks=pytest.mark.slow),
+        pytest.param(EIGHT_BITS, marks=pytest.mark.slow),
         replace(OPTIONS, layout=Layout(2, 64, 16, jnp.dtype(jnp.float8_e4m3fn))),
         replace(OPTIONS, layout=Layout(1, 64, 16, jnp.dtype(jnp.int8), 32)),
     ],
@@ -124,6 +124,7 @@ def interpreted_kernels() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow  # its interpreter takes long, and the kernel has tests of its own
 @pytest.mark.kernels
 @pytest.mark.usefixtures("interpreted_kernels")
 def test_the_hopper_kernel_agrees() -> None:

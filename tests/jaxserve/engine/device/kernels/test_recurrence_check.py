@@ -18,6 +18,7 @@ from jaxserve.pallas_kernels.gated_delta import chunked, gpu, tpu
 from jaxserve.pallas_kernels.gated_delta.api import Advanced, DeltaStates, Demand, Options
 from jaxserve.pallas_kernels.short_convolution.api import Chunks
 from tests.jaxserve.engine.tiny import BASE, STATES, largest_of_each_kind, make_engine
+from tests.slow_cases import slow_but
 
 DEMAND = Demand(2, 2, 128, 128, 4)
 Corruption = Callable[[Advanced, Chunks], Advanced]
@@ -65,12 +66,13 @@ def interpreted_kernels() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("dtype", slow_but(list(BOUNDS), [jnp.dtype("bfloat16")]), ids=str)
 def test_the_kernel_agrees(dtype: jnp.dtype) -> None:
     for kernel in (tpu, chunked):
         check_recurrence(kernel, [(Options(), DEMAND)], dtype, jax.devices()[0])
 
 
+@pytest.mark.slow  # its interpreter takes longest, and the kernels have tests of their own
 def test_the_hopper_kernels_agree() -> None:
     with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams()):
         check_recurrence(gpu, [(Options(), DEMAND)], jnp.dtype("bfloat16"), jax.devices()[0])
