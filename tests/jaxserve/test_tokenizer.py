@@ -17,6 +17,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from jaxserve.tokenizer import MARK, Tokenizer, TokenizerError, load_tokenizer
 from jaxserve.tokenizer.special import NamedToken, NameSplitter
 from tests.byte_tokenizer import ByteTokenizer
+from tests.slow_cases import slow_but
 from tests.tokenizer_cases import (
     SMALL,
     TEXTS,
@@ -30,7 +31,14 @@ from tests.tokenizer_cases import (
 UNSPELLABLE = "\U0010fffd"  # a character that no vocabulary here has as one piece
 
 
-@pytest.fixture(scope="module", params=case_names())
+# Each has the library, and nearly the settings, of another one.
+ALIKE = ("gpt_neox_20b/tokenizer.json", ".model.v2", ".model.v3")
+
+
+@pytest.fixture(
+    scope="module",
+    params=slow_but(case_names(), [name for name in case_names() if not name.endswith(ALIKE)]),
+)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     return build_case(request.param, tmp_path_factory.mktemp("tokenizer"))
 

@@ -77,7 +77,7 @@ def test_a_generator_that_was_late_says_so() -> None:
 @pytest.mark.parametrize("protocol", ["grpc", "openai"])
 def test_all_loads(tmp_path: Path, protocol: str) -> None:
     flags = (
-        "--loads 0.5,4 --duration 1 --deadlines 0.5,1 --prompt-tokens 5 --output-tokens 8 "
+        "--loads 0.5,4 --duration 0.5 --deadlines 0.5,1 --prompt-tokens 5 --output-tokens 8 "
         "--choices 2 --clients 2 --vocab-size 200"
     )
     report = OverloadReport(ENVIRONMENT, {})

@@ -335,9 +335,10 @@ def test_a_developer_is_the_system_in_every_published_template(
     taken = 0
     for template in {json.loads(line)["template"] for line in lines}:
         outcomes = []
+        chat = chat_of(template)
         for messages in (DEVELOPER, system):
             try:
-                outcomes.append(chat_of(template).render(messages).text)
+                outcomes.append(chat.render(messages).text)
             except ChatError as error:
                 outcomes.append(str(error))
         assert outcomes[0] == outcomes[1], template

@@ -36,6 +36,7 @@ from tests.jaxserve.loading.convert_harness import (
     silent,
 )
 from tests.jaxserve.loading.loaded import load_params
+from tests.slow_cases import slow_but
 
 # fused and separate projections, tied heads, biases, mixtures, latent attention, another's modules,
 # rotated pairs beside each other, stacked experts, corrections and norms of other names, states
@@ -58,9 +59,13 @@ PLAIN = (
     "lfm2_moe",
 )
 QUANTIZED = ("deepseek_v3_fp8", "gpt_oss_mxfp4", "ministral3_fp8")
+QUICK = (
+    *("llama_tied", "phi3_window", "qwen2_gqa", "gpt_oss_three_layers", "deepseek_v2_lite"),
+    *("glm4_gqa", "hunyuan_moe_legacy", "qwen3_next"),
+)
 
 
-@pytest.mark.parametrize("case", PLAIN + QUANTIZED)
+@pytest.mark.parametrize("case", slow_but(PLAIN + QUANTIZED, (*QUICK, "ministral3_fp8")))
 def test_one_device_holds_the_same_bits(case: str, converted: Callable[[str], Path]) -> None:
     direct, stored = (
         load_params(open_checkpoint(folder), mesh()) for folder in (GOLDEN / case, converted(case))
@@ -77,11 +82,11 @@ def test_one_device_holds_the_same_bits(case: str, converted: Callable[[str], Pa
         ("qwen2_gqa", (1, 1, 4)),  # and their biases
         ("glm4_gqa", (1, 1, 4)),
         ("qwen2_moe_shared_expert", (1, 4, 2)),
-        ("deepseek_v2_lite", (1, 4, 2)),
+        pytest.param("deepseek_v2_lite", (1, 4, 2), marks=pytest.mark.slow),
         ("gpt_oss_three_layers", (2, 2, 2)),
-        ("qwen3_5", (1, 1, 4)),
+        pytest.param("qwen3_5", (1, 1, 4), marks=pytest.mark.slow),
         ("qwen3_next", (1, 4, 2)),
-        ("lfm2", (1, 1, 4)),
+        pytest.param("lfm2", (1, 1, 4), marks=pytest.mark.slow),
     ],
 )
 def test_eight_devices_hold_the_same_bits(
@@ -110,7 +115,7 @@ def test_orbax_alone_loads_the_parameters(converted: Callable[[str], Path]) -> N
             np.testing.assert_array_equal(found["layers"][str(i)][name], np.asarray(value))
 
 
-@pytest.mark.parametrize("case", PLAIN)
+@pytest.mark.parametrize("case", slow_but(PLAIN, QUICK))
 def test_back_are_the_tensors_of_the_source(
     case: str, converted: Callable[[str], Path], tmp_path: Path
 ) -> None:

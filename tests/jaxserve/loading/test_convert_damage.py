@@ -31,6 +31,7 @@ from tests.jaxserve.loading.convert_harness import (
     silent,
 )
 from tests.jaxserve.loading.loaded import load_params
+from tests.slow_cases import slow_but
 
 
 def test_nan_in_a_converted_folder_is_refused(spoiled: Path) -> None:
@@ -175,8 +176,11 @@ def kill_at(point: str, source: Path, target: Path) -> None:
     )
 
 
+POINTS = ("layer", "finalize", "configs", "manifest", "rename")
+
+
 @pytest.mark.system
-@pytest.mark.parametrize("point", ["layer", "finalize", "configs", "manifest", "rename"])
+@pytest.mark.parametrize("point", slow_but(POINTS, ("layer", "rename")))
 def test_a_killed_conversion_leaves_nothing_that_loads(point: str, tmp_path: Path) -> None:
     target = tmp_path / "target"
     kill_at(point, BUNDLED, target)
@@ -193,7 +197,7 @@ def test_a_killed_conversion_leaves_nothing_that_loads(point: str, tmp_path: Pat
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("point", ["manifest", "rename"])
+@pytest.mark.parametrize("point", slow_but(("manifest", "rename"), ("manifest",)))
 def test_a_killed_conversion_back(
     point: str, converted: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -93,8 +93,16 @@ def never_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parameters, "ShardQuantizer", refuse)
 
 
-@pytest.mark.parametrize("axes", MESHES)
-@pytest.mark.parametrize("weights", [*SCHEMES, "int8+head", "int4-g128+head"])
+@pytest.mark.parametrize(
+    ("weights", "axes"),
+    [
+        pytest.param(
+            weights, axes, marks=[] if number % len(MESHES) == place else [pytest.mark.slow]
+        )
+        for number, weights in enumerate((*SCHEMES, "int8+head", "int4-g128+head"))
+        for place, axes in enumerate(MESHES)
+    ],
+)
 def test_what_is_stored_is_what_would_be_loaded(
     weights: str,
     axes: tuple[int, int, int],
@@ -111,7 +119,7 @@ def test_what_is_stored_is_what_would_be_loaded(
 @pytest.mark.parametrize(
     ("case", "weights", "axes"),
     [
-        ("llama_mqa", "int8", (1, 1, 4)),
+        pytest.param("llama_mqa", "int8", (1, 1, 4), marks=pytest.mark.slow),
         ("llama_mqa", "int4", (2, 1, 4)),
         ("qwen2_gqa", "fp8", (1, 1, 4)),  # biases
         (
@@ -119,21 +127,21 @@ def test_what_is_stored_is_what_would_be_loaded(
             "int4",
             (1, 1, 2),
         ),  # fused in the source, two of a head's 8 numbers to a byte
-        ("gemma2_caps", "int8", (1, 1, 2)),
-        ("olmo2_gqa", "int8", (1, 1, 4)),
-        ("glm4_gqa", "int4", (1, 1, 4)),
-        ("granite_moe_biases", "int8", (1, 4, 2)),
-        ("ministral3_fp8", "int8", (1, 1, 2)),
-        ("llama_tied", "int4", (1, 1, 1)),
+        pytest.param("gemma2_caps", "int8", (1, 1, 2), marks=pytest.mark.slow),
+        pytest.param("olmo2_gqa", "int8", (1, 1, 4), marks=pytest.mark.slow),
+        pytest.param("glm4_gqa", "int4", (1, 1, 4), marks=pytest.mark.slow),
+        pytest.param("granite_moe_biases", "int8", (1, 4, 2), marks=pytest.mark.slow),
+        pytest.param("ministral3_fp8", "int8", (1, 1, 2), marks=pytest.mark.slow),
+        pytest.param("llama_tied", "int4", (1, 1, 1), marks=pytest.mark.slow),
         ("quantized/awq", "int8", (1, 1, 4)),  # dequantized, then quantized
-        ("quantized/gptq_4bit", "int4-g32", (1, 1, 1)),
+        pytest.param("quantized/gptq_4bit", "int4-g32", (1, 1, 1), marks=pytest.mark.slow),
         ("quantized/compressed_w4a16_asymmetric", "int4", (1, 1, 2)),
-        ("quantized/compressed_fp8_block", "fp8", (1, 1, 1)),
+        pytest.param("quantized/compressed_fp8_block", "fp8", (1, 1, 1), marks=pytest.mark.slow),
         ("mixtral_gqa", "int8", (1, 4, 2)),  # experts with tensors of their own
-        ("deepseek_v3_fp8", "int4", (1, 4, 2)),
+        pytest.param("deepseek_v3_fp8", "int4", (1, 4, 2), marks=pytest.mark.slow),
         ("gpt_oss_mxfp4", "int4-g32", (1, 4, 2)),
-        ("qwen3_5", "int8", (1, 1, 4)),
-        ("qwen3_next", "int4", (1, 4, 2)),
+        pytest.param("qwen3_5", "int8", (1, 1, 4), marks=pytest.mark.slow),
+        pytest.param("qwen3_next", "int4", (1, 4, 2), marks=pytest.mark.slow),
         ("lfm2_moe", "int8", (1, 2, 2)),
     ],
 )

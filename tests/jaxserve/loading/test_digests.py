@@ -21,6 +21,7 @@ from jaxserve.sharding.errors import ShardingError
 from jaxserve.sharding.mesh import MeshSpec
 from tests.jaxserve.loading.convert_harness import GOLDEN
 from tests.jaxserve.loading.loaded import load_params
+from tests.slow_cases import slow_but
 
 # Fused and plain, tied, biases, kv heads that are copied, latent attention, experts in tensors of
 # their own and together, numbers that are dequantized, rotated pairs beside each other.
@@ -40,6 +41,25 @@ KINDS = (
     "qwen3_5",
     "lfm2",
 )
+FORMS = [(case, weights) for case in KINDS for weights in ("auto", "int8", "int4")]
+QUICK = (
+    *(
+        ("llama_gqa", "auto"),
+        ("llama_tied", "int8"),
+        ("qwen2_gqa", "int4"),
+        ("phi3_mha_tied", "int8"),
+    ),
+    *(("qwen2_moe_shared_expert", "auto"), ("qwen3_moe_gqa", "int4"), ("glm4_gqa", "int8")),
+    *(("deepseek_v3_q_lora", "auto"), ("deepseek_v3_fp8", "int8"), ("gpt_oss_mxfp4", "int4")),
+    *(("qwen3_5", "auto"), ("lfm2", "int4")),
+)
+QUICK_FOLDERS = (
+    "llama_tied",
+    "phi3_mha_tied",
+    "qwen2_moe_shared_expert",
+    "deepseek_v3_fp8",
+    "lfm2",
+)
 MESHES = (MeshSpec(), MeshSpec(tensor=2), MeshSpec(tensor=4), MeshSpec(expert=2, tensor=2))
 
 
@@ -50,10 +70,10 @@ def digests_of(folder: Path, spread: MeshSpec = MESHES[0], weights: str = "auto"
     return digests
 
 
-@pytest.mark.parametrize("weights", ["auto", "int8", "int4"])
-@pytest.mark.parametrize("case", KINDS)
-def test_every_mesh_says_the_same(case: str, weights: str) -> None:
+@pytest.mark.parametrize("form", slow_but(FORMS, QUICK))
+def test_every_mesh_says_the_same(form: tuple[str, str]) -> None:
     """Meshes divide heads, experts and their copies differently."""
+    case, weights = form
     one = digests_of(GOLDEN / case, weights=weights)
     compared = 0
     for spread in MESHES[1:]:
@@ -66,7 +86,7 @@ def test_every_mesh_says_the_same(case: str, weights: str) -> None:
     assert compared
 
 
-@pytest.mark.parametrize("case", KINDS)
+@pytest.mark.parametrize("case", slow_but(KINDS, QUICK_FOLDERS))
 def test_a_converted_folder_says_the_same(case: str, converted: Callable[[str], Path]) -> None:
     source = digests_of(GOLDEN / case)
     assert source.first_difference(digests_of(converted(case), MESHES[1]).text()) is None

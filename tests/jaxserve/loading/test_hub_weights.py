@@ -14,6 +14,7 @@ from jaxserve.loading.spec import open_checkpoint
 from jaxserve.sharding.mesh import MeshSpec
 from tests.fake_hub import FakeHub, fake_hub
 from tests.jaxserve.loading.loaded import load_params
+from tests.slow_cases import slow_but
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 CASES = (
@@ -23,6 +24,10 @@ CASES = (
     *("quantized/compressed_fp8_block", "quantized/compressed_mixed"),
     *("quantized/compressed_w4a16_asymmetric", "quantized/compressed_w8a8"),
 )
+QUICK = (
+    *("llama_gqa", "gpt_oss_mxfp4", "glm4_gqa", "ministral3_fp8"),
+    *("quantized/gptq_3bit", "quantized/compressed_w4a16_asymmetric"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +36,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeHub]:
         yield hub
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_but(CASES, QUICK))
 def test_parameters_are_those_of_the_folder(
     hub: FakeHub, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,6 @@
 """Every field of every request of jaxserve.v1 at, below and above its bounds.
 
-After each request a canary gets the same answer as before.
+After the requests of each field a canary gets the same answer as before.
 """
 
 import asyncio
@@ -188,8 +188,8 @@ FORBIDDEN_TOGETHER = {
 }  # of a oneof: setting one takes the other out
 
 
-def cases(embeds: bool) -> Iterator[tuple[str, dict[str, Any], bool]]:
-    """Yield method, request as JSON, and whether the server accepts it.
+def cases(embeds: bool) -> Iterator[tuple[str, list[tuple[dict[str, Any], bool]]]]:
+    """Yield method, and requests as JSON that give a field its values: does the server accept them?
 
     The server embeds, or else generates.
     """
@@ -197,20 +197,26 @@ def cases(embeds: bool) -> Iterator[tuple[str, dict[str, Any], bool]]:
         if (method == "Embed") != embeds:
             continue
         base = BASES.get(method, {})
-        for field, (accepted, refused) in fields.items():
+        for field, values in fields.items():
             kept = {
                 k: v
                 for k, v in base.items()
                 if not (field in FORBIDDEN_TOGETHER and k in FORBIDDEN_TOGETHER)
             }
-            for values, fine in ((accepted, True), (refused, False)):
-                for value in values:
-                    yield method, kept | {field: value}, fine
+            yield method, [(kept | {field: value}, fine) for value, fine in judged(values)]
         if "sampling" in fields:
-            for field, (accepted, refused) in RANGES.items():
-                for values, fine in ((accepted, True), (refused, False)):
-                    for value in values:
-                        yield method, base | {"sampling": base["sampling"] | {field: value}}, fine
+            for field, values in RANGES.items():
+                sampling = [
+                    (base["sampling"] | {field: value}, fine) for value, fine in judged(values)
+                ]
+                yield method, [(base | {"sampling": given}, fine) for given, fine in sampling]
+
+
+def judged(values: tuple[list[Any], list[Any]]) -> Iterator[tuple[Any, bool]]:
+    """Yield the accepted values and the refused ones, each with whether it is accepted."""
+    accepted, refused = values
+    yield from ((value, True) for value in accepted)
+    yield from ((value, False) for value in refused)
 
 
 def input_of(method: str) -> Descriptor:
@@ -285,14 +291,15 @@ def test_every_bound(tmp_path: Path, embeds: bool) -> None:
     async def main() -> None:
         async with running(tmp_path, max_batch=16, embeds=embeds) as server:
             expected = await canary(server)
-            for method, request, accepted in cases(embeds):
-                error = await send(server, method, request)
-                if accepted:
-                    assert error is None, (method, request, error)
-                else:
-                    assert error is not None, (method, request)
-                    assert violation(error), (method, request)
-                assert (await canary(server))[1] == expected[1], (method, request)
+            for method, requests in cases(embeds):
+                for request, accepted in requests:
+                    error = await send(server, method, request)
+                    if accepted:
+                        assert error is None, (method, request, error)
+                    else:
+                        assert error is not None, (method, request)
+                        assert violation(error), (method, request)
+                assert (await canary(server))[1] == expected[1], (method, requests)
             await server.at_rest()
 
     asyncio.run(main())

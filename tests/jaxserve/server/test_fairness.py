@@ -57,9 +57,11 @@ def beside(
 @pytest.mark.parametrize(
     "heavy",
     [
-        Mix(client="heavy"),
+        pytest.param(Mix(client="heavy"), marks=pytest.mark.slow),
         Mix(output_tokens=(32,), choices=16, client="heavy"),
-        Mix(output_tokens=(128,), deadlines=(3600.0,), client="heavy"),
+        pytest.param(
+            Mix(output_tokens=(128,), deadlines=(3600.0,), client="heavy"), marks=pytest.mark.slow
+        ),
         Mix(prompt_tokens=(400,), deadlines=(3600.0,), client="heavy"),
     ],
     ids=["deadlines", "choices", "no deadlines", "long prompts"],

@@ -14,6 +14,7 @@ from jaxserve.errors import DeadlineError
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.server.core.incoming_request import IncomingRequest
 from tests.jaxserve.server.simulation import Mix, Simulation, Steps
+from tests.slow_cases import slow_but
 
 SECONDS = 6.0
 MIXES = {
@@ -25,6 +26,7 @@ MIXES = {
     "each a client of its own": Mix(output_tokens=(32,), choices=4, clients=10**9),
     "eight clients": Mix(clients=8),
 }
+QUICK_MIXES = ("mixed lengths", "mixed deadlines", "each a client of its own")
 
 
 @pytest.fixture
@@ -34,7 +36,7 @@ def simulation(tmp_path: Path) -> Iterator[Simulation]:
     simulation.close()
 
 
-@pytest.mark.parametrize("name", MIXES)
+@pytest.mark.parametrize("name", slow_but(list(MIXES), QUICK_MIXES))
 def test_goodput_stays_at_the_capacity(simulation: Simulation, name: str) -> None:
     mix = MIXES[name]
     clients = simulation.rows // mix.choices

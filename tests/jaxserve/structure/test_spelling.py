@@ -23,6 +23,7 @@ from jaxserve.structure import Grammar, Structure
 from jaxserve.structure.grammars import Grammars
 from jaxserve.structure.spelling import RecentSpellings, Speller
 from jaxserve.tokenizer import StreamDecoder, Tokenizer, load_tokenizer
+from tests.slow_cases import slow_but
 from tests.tokenizer_cases import train_sentencepiece
 
 pytestmark = pytest.mark.system
@@ -55,6 +56,13 @@ NORMALIZERS: dict[str, Callable[[], Any]] = {
 }
 RULES = ("identity", "nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf")
 CASES = (*NORMALIZERS, "Precompiled", "ByteLevel", *RULES)
+WAYS = [(name, way) for name in CASES for way in ("forced", "drawn")]
+QUICK = (  # letters composed, taken apart, rewritten, dropped and added, in each library
+    *(("none", "drawn"), ("NFC", "forced"), ("NFKD", "drawn"), ("Lowercase", "forced")),
+    *(("Strip", "drawn"), ("Prepend", "forced"), ("Bert", "forced"), ("Sequence", "drawn")),
+    *(("Precompiled", "forced"), ("ByteLevel", "drawn"), ("identity", "forced")),
+    *(("nmt_nfkc", "drawn"), ("nfkc_cf", "forced")),
+)
 
 
 def tokenizer_of(name: str, folder: Path) -> Tokenizer:
@@ -120,9 +128,9 @@ def walked(grammar: Grammar, tokenizer: Tokenizer, forced: bool, rng: random.Ran
     return ids
 
 
-@pytest.mark.parametrize("forced", [True, False], ids=["forced", "drawn"])
-@pytest.mark.parametrize("name", CASES)
-def test_every_text_with_every_normalizer(name: str, forced: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", slow_but(WAYS, QUICK))
+def test_every_text_with_every_normalizer(way: tuple[str, str], tmp_path: Path) -> None:
+    name, forced = way[0], way[1] == "forced"
     tokenizer = tokenizer_of(name, tmp_path)
     rng = random.Random(0)
     with grammars_of(tokenizer) as compiler:
@@ -152,7 +160,7 @@ def structures(text: str) -> Iterator[tuple[str, Any, Callable[[str], bool]]]:
     yield "lark", f"start: {json.dumps(text, ensure_ascii=False)}", lambda found: found == text
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_but(CASES, [name for name, _ in QUICK]))
 def test_stop_strings_are_those_of_the_text_itself(name: str, tmp_path: Path) -> None:
     """Not those that a normalizer would make equal to it; the text comes in pieces."""
     tokenizer = tokenizer_of(name, tmp_path)

@@ -202,7 +202,7 @@ FRAGMENTS = (
 
 @pytest.mark.parametrize("form", list(TOOL_FORMATS))
 @given(fragments=st.lists(st.sampled_from(FRAGMENTS), max_size=14), data=st.data())
-@settings(max_examples=150)
+@settings(max_examples=75)
 def test_cuts_change_nothing_of_anything(
     form: str, fragments: list[str], data: st.DataObject
 ) -> None:
@@ -253,23 +253,35 @@ def test_depth_is_bounded(form: str) -> None:
     assert parts_of(reading_of(form), [deep]) == [Content(deep)]
 
 
-@pytest.mark.parametrize("form", list(TOOL_FORMATS))
+# Texts that look like calls of a form.
+ALIKE = {
+    '<tool_call>{"': "hermes",
+    "[TOOL_CALLS] [": "mistral",
+    '<|python_tag|>{"\\"': "llama",
+    "<｜tool▁calls▁begin｜>{": "deepseek",
+    "<|channel|>commentary to=functions.add<|message|>{": "harmony",
+    "<|start|>assistant ": "harmony",
+    "<tool_call>\n<function=add>\n<parameter=a>\n": "qwen3_coder",
+    "<tool_call>add<arg_key>": "glm45",
+    "<tool_call>add<arg_key>a</arg_key><arg_value>": "glm45",
+    '<minimax:tool_call><invoke name="add"><parameter name="a">': "minimax_m2",
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0": "kimi_k2",
+    "\n": "hermes",
+    '{"a": "': "llama",
+}
+BEGUN_ALIKE = ("hermes", "<tool_call>add<arg_key>")  # another form, whose calls begin so too
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("form", "text"),
     [
-        '<tool_call>{"',
-        "[TOOL_CALLS] [",
-        '<|python_tag|>{"\\"',
-        "<｜tool▁calls▁begin｜>{",
-        "<|channel|>commentary to=functions.add<|message|>{",
-        "<|start|>assistant ",
-        "<tool_call>\n<function=add>\n<parameter=a>\n",
-        "<tool_call>add<arg_key>",
-        "<tool_call>add<arg_key>a</arg_key><arg_value>",
-        '<minimax:tool_call><invoke name="add"><parameter name="a">',
-        "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0",
-        "\n",
-        '{"a": "',
+        pytest.param(
+            form,
+            text,
+            marks=[] if form == own or (form, text) == BEGUN_ALIKE else [pytest.mark.slow],
+        )
+        for text, own in ALIKE.items()
+        for form in TOOL_FORMATS
     ],
     ids=repr,
 )

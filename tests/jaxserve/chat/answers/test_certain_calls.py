@@ -134,6 +134,7 @@ MANY = (
     r'{"str": "a \"}{\\\" b\n </tool_call> é", "list": [1, {"x": "]"}], "int": 3, "bool": true}',
 )
 CALLS = (SUM, ("get.time-now", "{}"), MANY)
+WITH_CALLS = [case for case in GOLDEN if any(part[0] == "call" for part in case["parts"])]
 
 
 def certain(form: str, parallel: bool = True) -> Reading:
@@ -192,7 +193,7 @@ def test_a_grammar_has_calls_as_they_are_written_here(name: str, grammars: Gramm
 
 @pytest.mark.parametrize(
     "case",
-    [case for case in GOLDEN if any(part[0] == "call" for part in case["parts"])],
+    WITH_CALLS,
     ids=lambda case: f"{case['form']}: {case['name']}",
 )
 def test_well_formed_calls_are_told_alike(case: dict[str, Any]) -> None:
@@ -205,7 +206,14 @@ def test_well_formed_calls_are_told_alike(case: dict[str, Any]) -> None:
         assert told(reading, [text[:at], text[at:]]) == parts, at
 
 
-@pytest.mark.parametrize("case", GOLDEN, ids=lambda case: f"{case['form']}: {case['name']}")
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=[pytest.mark.slow] if case in WITH_CALLS else [])
+        for case in GOLDEN  # those with calls are cut above
+    ],
+    ids=lambda case: f"{case['form']}: {case['name']}",
+)
 def test_malformed_calls_are_told_alike_however_they_are_cut(case: dict[str, Any]) -> None:
     text = case["text"]
     reading = replace(case_reading(case), certain=True)
@@ -232,7 +240,7 @@ SOME_CALLS = st.lists(
 
 @pytest.mark.parametrize("name", list(KINDS))
 @given(calls=SOME_CALLS, parallel=st.booleans(), data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_any_calls_are_told_alike(
     name: str, calls: list[tuple[str, dict[str, Any]]], parallel: bool, data: st.DataObject
 ) -> None:
@@ -432,8 +440,15 @@ def test_a_parameter_that_comes_twice_keeps_its_first_value(form: str) -> None:
     assert calls_of(told(certain(form), list(twice))) == [SUM]
 
 
-@pytest.mark.parametrize("name", list(KINDS))
-@pytest.mark.parametrize("inner", ["x", "\\\\", "[1], ", "\n"], ids=repr)
+@pytest.mark.parametrize(
+    ("inner", "name"),
+    [
+        pytest.param(inner, name, marks=[] if number % 4 == place else [pytest.mark.slow])
+        for number, name in enumerate(KINDS)
+        for place, inner in enumerate(("x", "\\\\", "[1], ", "\n"))
+    ],
+    ids=repr,
+)
 def test_time_of_pieces_is_linear(name: str, inner: str) -> None:
     """Reading or moving the arguments again with each piece would take minutes."""
     kind = KINDS[name]

@@ -1,13 +1,14 @@
 """A model on the fake device that says what a test wants, with tools in its chat template."""
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from tests.byte_tokenizer import ByteTokenizer
 from tests.jaxserve.server import harness
@@ -108,6 +109,23 @@ FORMS: dict[str, tuple[str, Callable[[str], str], str]] = {
         "{0}{0}",
     ),
 }
+
+
+def with_each_form(values: Sequence[object], names: Sequence[str] = ()) -> list[ParameterSet]:
+    """Return each form with each value as parameters; of each form all but one are marked slow.
+
+    The one is another value from form to form. `names` are for the ids, in place of the values.
+    """
+    return [
+        pytest.param(
+            form,
+            value,
+            marks=[] if number % len(values) == place else [pytest.mark.slow],
+            id=f"{form}-{names[place] if names else value}",
+        )
+        for number, form in enumerate(FORMS)
+        for place, value in enumerate(values)
+    ]
 
 
 class MarkedTokenizer(ByteTokenizer):

@@ -115,7 +115,7 @@ def test_every_field_with_every_kind_of_value(tmp_path: Path, path: str) -> None
                         assert response.status_code in (400, 404), (name, value, error)
                         assert "incident" not in error["message"], error
                         assert field_of(error) in (name, "prompt"), error
-                        assert await http.canary() == canary
+                assert await http.canary() == canary, name
                 assert 400 in statuses, name
                 status = (await http.post(path, good | {name: None})).status_code
                 assert status == (400 if name in good and name in required else 200), name

@@ -19,7 +19,16 @@ from jaxserve.chat.bounds import MAX_DIGITS, MAX_TEXT_DEPTH
 from jaxserve.client import AsyncClient, ToolCall
 from jaxserve.tokenizer import MARK
 from tests.byte_tokenizer import ByteTokenizer
-from tests.jaxserve.server.http.scripted_model import ASKED, FORMS, PATH, TURNS, Says, speaking
+from tests.jaxserve.server.http.scripted_model import (
+    ASKED,
+    FORMS,
+    PATH,
+    TURNS,
+    Says,
+    speaking,
+    with_each_form,
+)
+from tests.slow_cases import slow_but
 
 pytestmark = pytest.mark.system
 # The format of calls is told by the mark, and the arguments are objects or texts in the template.
@@ -102,8 +111,7 @@ def called(message: dict[str, Any]) -> tuple[str, str]:
     return call["id"], call["function"]["arguments"]
 
 
-@pytest.mark.parametrize("turns", [TURNS, TEXTS], ids=["objects", "texts"])
-@pytest.mark.parametrize("form", list(FORMS))
+@pytest.mark.parametrize(("form", "turns"), with_each_form([TURNS, TEXTS], ["objects", "texts"]))
 def test_every_call_can_be_rendered_again(tmp_path: Path, form: str, turns: str) -> None:
     _, call, _ = FORMS[form]
     chance = random.Random(f"{form} {turns}")
@@ -124,7 +132,8 @@ def test_every_call_can_be_rendered_again(tmp_path: Path, form: str, turns: str)
             assert "CALL" in chat.render([*ASKED, message]).text
 
 
-@pytest.mark.parametrize("form", list(FORMS))
+# Ids of another form, ids in the text, arguments without quotes.
+@pytest.mark.parametrize("form", slow_but(list(FORMS), ["mistral", "kimi_k2", "qwen3_coder"]))
 def test_every_door_takes_back_what_it_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says, form: str
 ) -> None:
@@ -153,8 +162,7 @@ def test_every_door_takes_back_what_it_said(
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("form", list(FORMS))
-@pytest.mark.parametrize("value", TOO_MUCH, ids=["digits", "levels"])
+@pytest.mark.parametrize(("form", "value"), with_each_form(TOO_MUCH, ["digits", "levels"]))
 def test_beyond_the_bounds_a_call_is_content(tmp_path: Path, form: str, value: str) -> None:
     _, call, _ = FORMS[form]
     answer = Reading(TOOL_FORMATS[form], {"add": SCHEMA}).read(call(f'{{"a": {value}}}'))

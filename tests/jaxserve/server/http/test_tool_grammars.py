@@ -21,7 +21,9 @@ from tests.jaxserve.server.http.scripted_model import (
     Says,
     function,
     speaking,
+    with_each_form,
 )
+from tests.slow_cases import slow_but
 
 pytestmark = pytest.mark.system
 ROOT = Path(__file__).parents[4]
@@ -38,7 +40,9 @@ BOTH: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("form", list(FORMS))
+@pytest.mark.parametrize(
+    "form", slow_but(list(FORMS), ["hermes", "mistral", "qwen3_coder", "kimi_k2"])
+)
 def test_a_required_call_is_made_and_follows_its_schema(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says, form: str
 ) -> None:
@@ -81,8 +85,8 @@ def test_a_required_call_is_made_and_follows_its_schema(
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("form", list(FORMS))
-@pytest.mark.parametrize("parallel", [True, False])
+# Mistral without parallel calls is the exception.
+@pytest.mark.parametrize(("form", "parallel"), with_each_form([False, True]))
 def test_a_strict_call_that_the_model_begins_follows_its_schema(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says, form: str, parallel: bool
 ) -> None:

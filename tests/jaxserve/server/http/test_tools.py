@@ -30,14 +30,15 @@ from tests.jaxserve.server.http.scripted_model import (
     function,
     joined,
     speaking,
+    with_each_form,
 )
+from tests.slow_cases import slow_but
 
 pytestmark = pytest.mark.system
 ROOT = Path(__file__).parents[4]
 
 
-@pytest.mark.parametrize("form", list(FORMS))
-@pytest.mark.parametrize("before", ["", "I add.\n"])
+@pytest.mark.parametrize(("form", "before"), with_each_form(["", "I add.\n"]))
 def test_one_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says, form: str, before: str
 ) -> None:
@@ -85,8 +86,7 @@ def test_one_call(
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("form", list(FORMS))
-@pytest.mark.parametrize("parallel", [True, False, None])
+@pytest.mark.parametrize(("form", "parallel"), with_each_form([True, False, None]))
 def test_two_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says, form: str, parallel: bool | None
 ) -> None:
@@ -125,8 +125,7 @@ def holding_back(monkeypatch: pytest.MonkeyPatch, last: int) -> threading.Event:
     return goes_on
 
 
-@pytest.mark.parametrize("form", list(FORMS))
-@pytest.mark.parametrize("why", ["required", "strict"])
+@pytest.mark.parametrize(("form", "why"), with_each_form(["required", "strict"]))
 def test_a_call_that_follows_a_grammar_is_told_while_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says, form: str, why: str
 ) -> None:
@@ -175,7 +174,7 @@ def test_a_call_that_follows_a_grammar_is_told_while_it_is_written(
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("form", list(FORMS))
+@pytest.mark.parametrize("form", slow_but(list(FORMS), ["llama", "mistral", "glm45", "kimi_k2"]))
 def test_a_required_call_that_is_cut_is_told_as_far_as_it_came(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says, form: str
 ) -> None:
@@ -305,8 +304,7 @@ def test_what_was_called_goes_back_to_the_template(
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("form", list(FORMS))
-@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize(("form", "nested"), with_each_form([False, True]))
 def test_only_allowed_tools_are_called(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says, form: str, nested: bool
 ) -> None:

@@ -116,9 +116,12 @@ def test_schemas_inside_of_a_grammar(compiler: Grammars) -> None:
         '{"const":{"' + "k" * 20_000 + '\U0001f600":[' + "0," * 20_000 + "0]}}",
         '{"$ref":"a","$defs":{' + ",".join(f'"a{i}":{{"$ref":"a"}}' for i in range(2800)) + "}}",
         '{"anyOf":[' + "0," * 15_000 + '0],"oneOf":[' + '{"$ref":"#/anyOf"},' * 300 + "{}]}",
-        '{"$ref":"#/$defs/a0","$defs":{'
-        + ",".join(f'"a{i}":{{"$ref":"#/$defs/a{i + 1}"}}' for i in range(1400))
-        + "}}",
+        pytest.param(
+            '{"$ref":"#/$defs/a0","$defs":{'
+            + ",".join(f'"a{i}":{{"$ref":"#/$defs/a{i + 1}"}}' for i in range(1400))
+            + "}}",
+            marks=pytest.mark.slow,
+        ),
         '{"allOf":[{"$ref":"#/allOf/' + "1" * 5000 + '"}]}',
         '{"type":"number","multipleOf":12345678.9}',  # the library does not come to an end
         '{"a":' * 5000 + "1" + "}" * 5000,

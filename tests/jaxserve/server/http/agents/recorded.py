@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,24 @@ LENGTH = re.compile(r"<text of (\d+) characters>")
 WORDS = "the quick brown fox jumps over the lazy dog and "
 
 
-def recordings(start: str) -> list[Any]:
-    """Return the recordings whose names begin so, as parameters of a test that skips without."""
+def recordings(start: str, slow: Collection[str] = ()) -> list[Any]:
+    """Return the recordings whose names begin so, as parameters of a test that skips without.
+
+    Those of the names in `slow` are marked so.
+    """
     folder = os.environ.get("JAXSERVE_TEST_DATA")
     if folder is None:
         return [pytest.param({}, marks=pytest.mark.skip(reason="JAXSERVE_TEST_DATA is not set"))]
     files = sorted(Path(folder, "agents").glob(f"{start}*.json"))
     assert files
-    return [pytest.param(json.loads(file.read_text()), id=file.stem) for file in files]
+    return [
+        pytest.param(
+            json.loads(file.read_text()),
+            marks=[pytest.mark.slow] if file.stem in slow else [],
+            id=file.stem,
+        )
+        for file in files
+    ]
 
 
 def filled(value: Any, key: str = "") -> Any:

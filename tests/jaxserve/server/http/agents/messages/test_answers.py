@@ -24,6 +24,7 @@ from tests.jaxserve.server.http.agents.messages.asking import (
 )
 from tests.jaxserve.server.http.harness import Http, serving
 from tests.jaxserve.server.http.scripted_model import ARGUMENTS, FORMS, Says, speaking
+from tests.slow_cases import slow_but
 
 pytestmark = pytest.mark.system
 THOUGHT = "7, and 5 more."
@@ -112,7 +113,7 @@ def test_thoughts_without_their_text(
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("form", list(FORMS))
+@pytest.mark.parametrize("form", slow_but(list(FORMS), ["llama", "mistral", "glm45"]))
 def test_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says, form: str) -> None:
     mark, call, two = FORMS[form]
     both_calls = two.format(call(ARGUMENTS), call(ARGUMENTS).replace("<|python_tag|>", ""))

@@ -106,7 +106,16 @@ def test_keys(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("recorded", [*recordings("claude_"), *recordings("opencode_providers_04")])
+# Long ones whose kinds of blocks and tools others have.
+SLOW = (
+    *("claude_2.1.197_03", "claude_2.1.197_more_07", "claude_2.1.197_more_12"),
+    "claude_2.1.197_apikey_16",
+)
+
+
+@pytest.mark.parametrize(
+    "recorded", [*recordings("claude_", SLOW), *recordings("opencode_providers_04")]
+)
 def test_what_agents_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says, recorded: dict[str, Any]
 ) -> None:

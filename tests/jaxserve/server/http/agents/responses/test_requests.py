@@ -475,10 +475,16 @@ def test_thoughts_are_sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sa
 
 # ---- requests as they were recorded
 
+SLOW = ("codex_0.169.0_00", "codex_0.169.0_known_00", "codex_0.169.0_known_11")
+
 
 @pytest.mark.parametrize(
     "recorded",
-    [*recordings("codex"), *recordings("sdk_responses"), *recordings("opencode_providers_01")],
+    [
+        *recordings("codex", SLOW),
+        *recordings("sdk_responses"),
+        *recordings("opencode_providers_01"),
+    ],
 )
 def test_recorded_requests_are_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says, recorded: Any
