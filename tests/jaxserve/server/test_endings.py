@@ -273,9 +273,7 @@ def test_a_deadline_that_cannot_be_met_is_refused_at_once(tmp_path: Path) -> Non
             # Not over gRPC, which ends a call at its deadline whatever the server says.
             with pytest.raises(DeadlineError, match="at the best pace so far"):
                 await server.service.answer(IncomingRequest(prompt="x" * 400, timeout=0.1))
-            with pytest.raises(
-                QueueFullError, match="s long, and an answer takes"
-            ) as refused:
+            with pytest.raises(QueueFullError, match="s long, and an answer takes") as refused:
                 await server.service.answer(IncomingRequest(prompt="x" * 10, timeout=0.5))
             assert (refused.value.retry_after or 0) > 0
             first = start(server, "unary", text="x" * 10, timeout=60)

@@ -41,4 +41,3 @@ async def undisturbed(server: Running, token: str | None = None) -> AsyncIterato
 def held(server: Running) -> int:
     """Return the bytes of messages that the server counts as received and not done with."""
     return server.process.listeners._inputs.held
-
