@@ -380,9 +380,15 @@ def imported_names(node: ast.AST) -> list[str]:
     return []
 
 
+def called(node: ast.AST) -> str:
+    """Name of the function that is called; "" for one with a dot, and for anything else."""
+    is_named = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    return node.func.id if is_named else ""
+
+
 def names_in_calls(node: ast.AST) -> list[str]:
     """Names of modules in calls of `files` and `import_module`."""
-    if isinstance(node, ast.Call) and ast.unparse(node.func) in ("files", "import_module"):
+    if called(node) in ("files", "import_module"):
         return [str(a.value) for a in node.args if isinstance(a, ast.Constant)]
     return []
 
@@ -448,7 +454,7 @@ def test_folders_beside_jaxserve_are_imported_as_its_parts(folder: str) -> None:
 def unsafe_code(source: str) -> Iterator[str]:
     """Statements that evaluate text, or import a module that makes objects from bytes."""
     for node in ast.walk(ast.parse(source)):
-        call = isinstance(node, ast.Call) and ast.unparse(node.func) in UNSAFE_CALLS
+        call = called(node) in UNSAFE_CALLS
         names = imported_names(node)
         if call or any(is_under(name, unsafe) for name in names for unsafe in UNSAFE_MODULES):
             yield ast.unparse(node)

@@ -63,6 +63,7 @@ def test_none_keeps_nothing(
     assert compiled and not found and not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_cache_of_the_program_wins(no_cache: None, tmp_path: Path) -> None:
     own = tmp_path / "own"
     jax.config.update("jax_compilation_cache_dir", str(own))

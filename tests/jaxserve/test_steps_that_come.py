@@ -111,6 +111,7 @@ def test_an_llm_made_while_another_one_s_steps_come_keeps_its_own_folder(tmp_pat
     assert all(any(folder.glob("*-cache")) for folder in folders)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_cache")
 def test_what_the_program_sets_meanwhile_stays(tmp_path: Path) -> None:
     with LLM(BUNDLED, options=SMALL, compilation_cache=tmp_path / "ours") as llm:

@@ -46,10 +46,23 @@ def read_line(process: Process) -> str:
     return process.stdout.readline()
 
 
+KILLED = (signal.SIGKILL, "UNAVAILABLE")
+STOPPED = (signal.SIGSTOP, "DEADLINE_EXCEEDED")
+
+
 @pytest.mark.parametrize(
-    "number, code", [(signal.SIGKILL, "UNAVAILABLE"), (signal.SIGSTOP, "DEADLINE_EXCEEDED")]
+    ("stage", "number", "code"),
+    [
+        ("before", *KILLED),
+        ("between two pieces", *STOPPED),
+        ("in the midst of one", *KILLED),
+        ("after", *STOPPED),
+        pytest.param("before", *STOPPED, marks=pytest.mark.slow),
+        pytest.param("between two pieces", *KILLED, marks=pytest.mark.slow),
+        pytest.param("in the midst of one", *STOPPED, marks=pytest.mark.slow),
+        pytest.param("after", *KILLED, marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("stage", ["before", "between two pieces", "in the midst of one", "after"])
 def test_a_sender(stage: str, number: signal.Signals, code: str) -> None:
     async def main(sender: Process) -> None:
         budget = ByteBudget(200 * MEBI)
