@@ -21,7 +21,7 @@ from jaxserve.plan.plot import Chart, Line, picture
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-OVERLOAD = RESULTS / "overload_cpu_2026-11-27.json"
+OVERLOAD = RESULTS / "overload_cpu_2026-12-01.json"
 CPU = RESULTS / "offline_cpu_zen5_2026-11-29.json"
 OURS, PEER = "#2563eb", "#9ca3af"
 COUNTED = {"h200": "url(#hatched)", "v6e": "url(#hatched-amber)"}  # by chip
