@@ -16,8 +16,8 @@ FIELDS = frozenset({"name", "description", "parameters", "strict"})  # of a func
 TOOL = "a function tool"
 ALLOWED = "allowed_tools"  # type of a choice of several tools
 FUNCTION = "function"  # type of the tools and calls that are supported
-# Name of the text in a part of a message, by the part's type. The last two come from clients that
-# send back what they were answered.
+# Name of the text in a part of a message, by the part's type. Clients of /v1/responses know it as
+# input_text; a refusal is in OpenAI's answers, which come back as history.
 TEXT_IN = {"text": "text", "input_text": "text", "refusal": "refusal"}
 NO_CHOICE = Choice()  # what a body without tool_choice asks for
 

@@ -53,7 +53,7 @@ def test_whole(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_parts_that_clients_send_back_are_text(tmp_path: Path) -> None:
+def test_other_parts_that_are_text(tmp_path: Path) -> None:
     parts = [
         {"type": "input_text", "text": "h"},
         {"type": "refusal", "refusal": "i", "cache_control": {"type": "ephemeral"}},
